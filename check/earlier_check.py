@@ -29,7 +29,7 @@ from cutline.snapshots.operations.ended_operations import (
     read_checks,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.operation_records import CONFLICTS, ReadTimes, operation_key
+from cutline.snapshots.records.operation_records import CONFLICTS, OUTCOMES, ReadTimes
 from cutline.snapshots.records.store_identity import FLEET_KEY, FOLDER_URL
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -66,16 +66,15 @@ class EarlierCheck:
 def store_digest(location: StoreLocation, fleet_id: str) -> str:
     """Return a digest that identifies the store by its address; for a folder, also by the file of its fleet.json.
 
-    A copy of a folder has another file there, even under the same path.
+    A copy of a folder has another file there, even under the same path. A copy of the file system's blocks has the same
+    file; nothing that is stable distinguishes it: device numbers change when a file system is mounted again, and file
+    system ids do for some kinds.
     """
     url, parts = location.open().url, [fleet_id]
-    client = location.options.get("client_kwargs")
-    of_client = client.get("endpoint_url") if isinstance(client, Mapping) else None
-    endpoint = location.options.get("endpoint_url") or of_client
     if url.startswith(FOLDER_URL):
         with suppress(OSError):
             parts.append(str((Path(url.removeprefix(FOLDER_URL)) / FLEET_KEY).stat().st_ino))
-    return hashlib.sha256("\n".join([url, str(endpoint or ""), *parts]).encode()).hexdigest()
+    return hashlib.sha256("\n".join([url, location.endpoint, *parts]).encode()).hexdigest()
 
 
 @cache
@@ -153,6 +152,7 @@ def find_earlier(
         try:
             times = _check_usable(chain, check, read, checks.by_snapshot[chain.name], now)
             _check_belongs(check, read, store, store_id)
+            _check_no_unread_conflicts(read, checks.unread_conflicts, store)
         except UnusableError as error:
             problems.append(f"the record of check {check.operation} can't be used: {error}")
         else:
@@ -164,10 +164,24 @@ def _check_belongs(check: EndedCheck, read: ReadTimes, store: ObjectStore, store
     """Raise UnusableError if the check read another store, or its clock was ahead of the store's."""
     if read.store != store_id:
         raise UnusableError("that check read the store at another address, or the store that this one was copied from")
-    key = operation_key(check.operation, "outcome")
-    stored_at = [listed.created_at for listed in store.inventory(key.rpartition("/")[0]) if listed.key == key]
-    if not stored_at or check.moment > stored_at[0] + AHEAD_MAX:
+    stored_at = _stored_at(store, check.operation)
+    if stored_at is None or check.moment > stored_at + AHEAD_MAX:
         raise UnusableError("its times are later than the time at which the store received it")
+
+
+def _check_no_unread_conflicts(read: ReadTimes, operations: Iterable[str], store: ObjectStore) -> None:
+    """Raise UnusableError if one of the checks with conflicts, which can't be read, may have ended since the record."""
+    compared_at = datetime.fromisoformat(read.compared_at)
+    for operation in operations:
+        stored_at = _stored_at(store, operation)
+        if stored_at is not None and stored_at >= compared_at - AHEAD_MAX:
+            raise UnusableError(f"check {operation} has found conflicts since then, and its record can't be read")
+
+
+def _stored_at(store: ObjectStore, operation: str) -> datetime | None:
+    """Return when the store received the outcome of the operation, by the store's clock; None if it has none."""
+    listed = store.inventory(f"operations/{operation}")
+    return max((entry.created_at for entry in listed if entry.key.rpartition("/")[2] in OUTCOMES), default=None)
 
 
 def _check_usable(
@@ -181,8 +195,10 @@ def _check_usable(
         raise UnusableError("the chain no longer begins with the commits that were checked, or was repaired since")
     compared_at = datetime.fromisoformat(read.compared_at)
     for other in checks:
-        if other.point.result == CONFLICTS and other.moment >= compared_at:
-            raise UnusableError(f"check {other.operation} has found conflicts since everything was compared")
+        # The clock of the machine that found them may be behind.
+        if other.point.result == CONFLICTS and other.moment >= compared_at - AHEAD_MAX:
+            when = "since" if other.moment >= compared_at else "less than five minutes before, or since"
+            raise UnusableError(f"check {other.operation} has found conflicts {when} everything was compared")
     try:
         times = LastReads.of(read)
     except ValueError as error:

@@ -16,7 +16,8 @@ from types import FrameType
 from cutline.cli.output.failure import CANCELLED, INTERRUPTED
 
 # The same document that `cli.output.failure.report` writes.
-DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "", "details": {}}\n'
+DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "%s", "details": {}}\n'
+HINT = "nothing had begun yet: repeat the command"
 
 
 def main() -> None:
@@ -37,5 +38,6 @@ def _end(number: int, _frame: FrameType | None) -> None:
     words = sys.argv[1:]
     is_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     with suppress(OSError):
-        os.write(1 if is_json else 2, (DOCUMENT % (code, slug, message) if is_json else f"error: {message}\n").encode())
+        text = DOCUMENT % (code, slug, message, HINT) if is_json else f"error: {message}\nhint: {HINT}\n"
+        os.write(1 if is_json else 2, text.encode())
     os._exit(code)

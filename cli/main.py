@@ -51,7 +51,7 @@ from cutline.cli.output.help import WIDTH_MAX, help_text
 from cutline.cli.output.results import write_document
 from cutline.cli.output.tables import printable
 from cutline.cli.process.detaching import find_starter
-from cutline.cli.process.stopping import NUDGE, begin_stopping, nudge_until_handled
+from cutline.cli.process.stopping import NUDGE, begin_stopping, cancel_request, nudge_until_handled, owner_text
 from cutline.cli.process.streams import secure_streams, unwritten
 from cutline.columns.allocator import choose_allocator
 from cutline.spark.session_folder import begin_session, end_session
@@ -404,8 +404,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _unwind(number: int, _frame: object) -> None:
-    if not begin_stopping() and _is_repeated():
+    is_requested = begin_stopping()
+    if not is_requested and _is_repeated():
         return
     # Only KeyboardInterrupt aborts a call into the JVM. SystemExit would wait until the job ends.
     _signals.append(number)
-    raise KeyboardInterrupt(number)
+    request = cancel_request() if is_requested else None
+    raise KeyboardInterrupt(number, *([owner_text(request.by)] if request else []))

@@ -28,6 +28,7 @@ class StoreEncryption(Hashable, Protocol):
 
 S3_PROTOCOLS = ("s3", "s3a")
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+AWS_DOMAINS = ("amazonaws.com", "amazonaws.com.cn", "api.aws")
 AUTHORITY_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 
 
@@ -58,6 +59,21 @@ class StoreLocation:
     def open_raw(self) -> ObjectStore:
         """Open the underlying store, without decryption; see `open`."""
         return open_store(self.url, self.options, is_made=self.is_made)
+
+    @property
+    def endpoint(self) -> str:
+        """The service that the store is reached through; "" if the URL alone determines it.
+
+        For S3 this is the client's own endpoint, because a configuration file may name it. All endpoints of AWS in one
+        partition show the same buckets, so they count as one.
+        """
+        named = str(self.options.get("endpoint_url") or _client_options(self.options).get("endpoint_url") or "")
+        if self.url.partition("://")[0] not in S3_PROTOCOLS:
+            return named
+        from cutline.storage.s3 import S3Store  # s3fs is imported only for stores that need it
+
+        raw = self.open_raw()
+        return _service_of(raw.client.endpoint_url) if isinstance(raw, S3Store) else named
 
     @property
     def warnings(self) -> list[str]:
@@ -134,6 +150,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def _service_of(endpoint: str) -> str:
+    """Return the endpoint, or a name of the AWS partition whose buckets it shows."""
+    host = urlsplit(endpoint).hostname or ""
+    for domain in AWS_DOMAINS:
+        if host.endswith(f".{domain}"):
+            return f"{domain}/us-gov" if "us-gov-" in host else domain
+    return endpoint
 
 
 def _origin(endpoint: str) -> str:

@@ -81,6 +81,17 @@ class S3Client:
         loop: asyncio.AbstractEventLoop = self.s3fs.loop
         return loop
 
+    @property
+    def endpoint_url(self) -> str:
+        """The URL to which requests go, from the options, the environment or the AWS configuration file.
+
+        Contacts nothing, except for sources of credentials if no request has been sent yet.
+        """
+        return wait_for(self, self._endpoint())
+
+    async def _endpoint(self) -> str:
+        return str((await self.s3fs.set_session()).meta.endpoint_url)
+
     def tries(self, size_bytes: int = 0) -> Tries:
         """Return the Tries for a request that starts now."""
         return Tries(self.policy, self.pace, size_bytes)

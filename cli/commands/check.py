@@ -231,8 +231,11 @@ class LiveOptions:
             return None
         try:
             return int(Size.from_document(self.max_rate))
-        except ValueError as error:
-            raise UsageError(f"--max-rate: {error}", hint="for example: --max-rate 20MB") from None
+        except ValueError:
+            raise UsageError(
+                f"--max-rate must be a size above 0 with its unit, not {self.max_rate[:100]!r}",
+                hint="for example: --max-rate 20MB",
+            ) from None
 
 
 def run_live(context: typer.Context, options: LiveOptions, name: str | None, rows: int, junit: Path | None) -> None:

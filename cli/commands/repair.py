@@ -11,7 +11,7 @@ from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
-from cutline.cli.output.confirmation import Yes, require_confirmation
+from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import CONFLICTS, DONE
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text
@@ -99,14 +99,28 @@ def repair(
             answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
             raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
         _check_repairable(plan)
-        if confirmation.is_given:
-            show_preview(context, plan_lines(plan))
-        else:
-            confirmation.ask(plan_lines(plan), "" if plan.is_empty else f"repair {name}?")
-        report = _run(context, fleet, plan, spark)
+        report = _confirm_and_run(context, fleet, plan, spark, confirmation)
+        earlier: list[RepairReport] = []
+        while report.plan.commits:
+            # Only now that the commits are back can the damage of their objects be seen.
+            earlier.append(report)
+            with progress(context) as shown:
+                plan = plan_repair(fleet, request, spark, shown)
+            report = _confirm_and_run(context, fleet, plan, spark, confirmation)
     code = CONFLICTS if report.unrepaired else DONE
-    emit(context, document_of(report), lines_of(report), code=code)
+    emit(context, document_of(report, earlier), lines_of(report, earlier), code=code)
     raise typer.Exit(code)
+
+
+def _confirm_and_run(
+    context: typer.Context, fleet: Fleet, plan: RepairPlan, spark: SparkOnDemand, confirmation: Confirmation
+) -> RepairReport:
+    """Show the plan, ask for confirmation unless it is given, and run it."""
+    if confirmation.is_given:
+        show_preview(context, plan_lines(plan))
+    else:
+        confirmation.ask(plan_lines(plan), "" if plan.is_empty else f"repair {plan.request.name}?")
+    return _run(context, fleet, plan, spark)
 
 
 def _run(context: typer.Context, fleet: Fleet, plan: RepairPlan, spark: SparkOnDemand) -> RepairReport:
@@ -141,7 +155,7 @@ def plan_lines(plan: RepairPlan) -> list[str]:
     lines += [step_line(step, url) for step in plan.steps]
     lines += [f"can't be repaired: object {one.key}: {one.why}" for one in plan.unrepairable]
     if plan.commits:
-        lines.append("other damage can be found only once the commit files are back: then repeat the command")
+        lines.append("other damage can be found only once the commit files are back: another plan follows")
     elif not plan.damages:
         lines.append(f"no damaged object was found in {plan.request.name}")
     if not plan.read_all:
@@ -165,16 +179,18 @@ def plan_document(plan: RepairPlan) -> dict[str, Any]:
     }
 
 
-def document_of(report: RepairReport) -> dict[str, Any]:
-    """Return the command's JSON output."""
+def document_of(report: RepairReport, earlier: Iterable[RepairReport] = ()) -> dict[str, Any]:
+    """Return the command's JSON output; `earlier` are the reports of the plans that put commit files back."""
+    earlier = list(earlier)
     return {
         "schema": SCHEMA,
         "dry_run": False,
         "snapshot": report.plan.request.name,
-        "operation": report.operation or None,
+        "operation": next((one.operation for one in (report, *reversed(earlier)) if one.operation), None),
         "repair": report.number,
         **_damage_documents(report.plan),
-        "put_back": report.put_back,
+        "commits": [commit.key for one in (*earlier, report) for commit in one.plan.commits],
+        "put_back": [key for one in (*earlier, report) for key in one.put_back],
         "replaced": [
             {
                 "node": one.node,
@@ -186,7 +202,7 @@ def document_of(report: RepairReport) -> dict[str, Any]:
             for one in report.replaced
         ],
         "unrepaired": _unrepairable_documents(report.unrepaired),
-        "seconds": round(report.seconds, 3),
+        "seconds": round(sum(one.seconds for one in (*earlier, report)), 3),
     }
 
 
@@ -216,23 +232,22 @@ def _unrepairable_documents(unrepairable: Iterable[Unrepairable]) -> list[dict[s
     return [{"object": one.key, "why": one.why} for one in unrepairable]
 
 
-def lines_of(report: RepairReport) -> list[str]:
-    """Return the human-readable output."""
-    name = report.plan.request.name
-    lines = [f"put back: {key}" for key in report.put_back]
+def lines_of(report: RepairReport, earlier: Iterable[RepairReport] = ()) -> list[str]:
+    """Return the human-readable output; `earlier` are the reports of the plans that put commit files back."""
+    name, earlier = report.plan.request.name, list(earlier)
+    seconds = sum(one.seconds for one in (*earlier, report))
+    lines = [f"put back: {key}" for one in (*earlier, report) for key in one.put_back]
     for one in report.replaced:
         source = f"rebuilt from the copy of {one.copy}" if one.copy else "taken from the other store"
         old, new = quantity_text(len(one.replaced), "objects"), quantity_text(len(one.new), "objects")
         lines.append(f"replaced {old} of {one.node} by {new}, {source}")
     lines += [f"warning: still damaged: object {one.key}: {one.why}" for one in report.unrepaired]
-    if report.plan.commits:
-        lines.append(f"to find other damage, repeat: snapshot repair {name}")
-    elif report.objects and not report.plan.read_all:
-        lines += [f"what was found in {name} is repaired in {seconds_text(report.seconds)}", NOT_READ]
-    elif report.objects:
-        lines.append(
-            f"{name} is repaired in {seconds_text(report.seconds)}; to compare its copies: snapshot check {name}"
-        )
+    if (report.objects or earlier) and report.unrepaired:
+        lines.append(f"{name} is repaired in part")
+    elif (report.objects or earlier) and not report.plan.read_all:
+        lines += [f"what was found in {name} is repaired in {seconds_text(seconds)}", NOT_READ]
+    elif report.objects or earlier:
+        lines.append(f"{name} is repaired in {seconds_text(seconds)}; to compare its copies: snapshot check {name}")
     else:
         lines.append(f"nothing in {name} was repaired")
     return lines

@@ -6,6 +6,7 @@ A SnapshotError carries its code as `exit_code`. No command may exit with a code
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -42,9 +43,10 @@ INTERRUPTED = 130
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
     CONFLICTS: "check found conflicts, repair left damaged objects, or an assertion failed in a drill",
-    USAGE: "usage error, in the arguments or in fleet.toml",
-    REFUSED: "refused: a precondition does not hold, or the question was not answered with yes, and nothing was"
-    " changed; or the store refused to delete objects",
+    USAGE: "usage error, in the arguments or in fleet.toml; also if a command needs confirmation, --yes is missing, and"
+    " there is no terminal to ask at",
+    REFUSED: "refused: a precondition does not hold, or the question at the terminal was not answered with yes, and"
+    " nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it, and for a repair the next repair or gc",
@@ -71,6 +73,15 @@ STOPPED_HINTS: dict[str, str] = {
     "gc": "only garbage was removed; to remove the rest, repeat the command",
 }
 ERROR_SCHEMA = "cutline/error/1"
+
+# How typer's parser describes a value that it refuses, and what its requirements are called here.
+INVALID_VALUE = re.compile(r"Invalid value for '([^']+)'[^:]*: Input should be (.+)")
+REQUIREMENTS = {
+    "greater than or equal to ": "at least ",
+    "less than or equal to ": "at most ",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+}
 
 # typer does not export the base class of its parser's errors and has moved it before; BadParameter is public.
 _USAGE_MISTAKE: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
@@ -164,7 +175,19 @@ def _usage_mistake(error: Any) -> CommandFailure:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "snapshot"
     message = " ".join(str(error.format_message()).split()).removesuffix(".")
+    if match := INVALID_VALUE.fullmatch(message):
+        message = f"{match[1]} must be {_requirement(match[2])}"
+        return CommandFailure(USAGE, "usage", message, f"see: {path} --help")
     return CommandFailure(USAGE, "usage", message[:1].lower() + message[1:], f"see: {path} --help")
+
+
+def _requirement(text: str) -> str:
+    """Reword what the parser requires of a value."""
+    for before, after in REQUIREMENTS.items():
+        if text.startswith(before):
+            # After a comma it says how its own conversion failed.
+            return (after + text.removeprefix(before)).partition(",")[0]
+    return text
 
 
 def _bug(error: BaseException) -> CommandFailure:

@@ -6,7 +6,7 @@ logical decoding, slots, tables, the objects in the store. No check changes anyt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,12 +78,12 @@ def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
     return structs.replace(then, exclude=tuple(dict.fromkeys(exclude)), append_only=tuple(dict.fromkeys(append_only)))
 
 
-def check_commits(store: ObjectStore, chain: Chain, operations: Iterable[str] | None = None) -> None:
+def check_commits(store: ObjectStore, chain: Chain, documents: Mapping[str, Set[str]] | None = None) -> None:
     """Raise SnapshotMissingError if an increment after the chain's last was committed but its commit file is gone.
 
     Continuing would reuse the number of an increment that was reported as committed.
     """
-    recorded = read_recorded_commits(store, chain.last.operation, operations=operations).get(chain.name, {})
+    recorded = read_recorded_commits(store, chain.last.operation, documents=documents).get(chain.name, {})
     if lost := sorted(number for number in recorded.values() if number > chain.last.increment):
         raise commit_missing_error(chain.name, lost[0])
 
@@ -101,14 +101,14 @@ class Continuable:
 
 
 def check_continuable(
-    store: ObjectStore, sessions: Sessions, chain: Chain, operations: Iterable[str] | None = None
+    store: ObjectStore, sessions: Sessions, chain: Chain, documents: Mapping[str, Set[str]] | None = None
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
-    The sessions are the ones on the nodes that `check_fleet_file` returned for the chain. `operations` is as in
+    The sessions are the ones on the nodes that `check_fleet_file` returned for the chain. `documents` is as in
     read_recorded_commits.
     """
-    check_commits(store, chain, operations)
+    check_commits(store, chain, documents)
     check_baseline(chain.baseline, sessions.identities)
     check_decoding(sessions)
     in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)

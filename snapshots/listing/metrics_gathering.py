@@ -365,7 +365,7 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield metrics.DAMAGED_MARKS.of(sum(entry.has_damaged_mark for entry in facts.entries))
     yield metrics.MISSING_POINTS.of(len(facts.missing))
     checks = NewestChecks()
-    checks.add_all(facts.ended.found)
+    checks.add_all((*facts.ended.found, *facts.ended.earlier_checks))
     conflicts = [
         entry.name for entry in facts.entries if checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     ]

@@ -41,6 +41,7 @@ from cutline.snapshots.records.operation_records import (
     SignOfLife,
     WatchState,
     operation_key,
+    outcome_name,
     read_cancel_request,
     read_intent,
     write_operation_record,
@@ -90,7 +91,7 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         watch=ending.watch,
     )
     with suppress(ObjectExistsError):
-        write_operation_record(store, "outcome", outcome)
+        write_operation_record(store, outcome_name(ending.checked), outcome)
 
 
 # How often the thread looks for requests to stop, and how often it stores a sign.

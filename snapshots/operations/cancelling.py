@@ -29,7 +29,7 @@ from cutline.snapshots.operations.settling import settle_operations, settle_repa
 from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
 from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import FAILED, REPAIR, CancelRequest, Outcome, read_outcome
+from cutline.snapshots.records.operation_records import FAILED, REPAIR, CancelRequest, Outcome, read_any_outcome
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, UnreachableError
@@ -106,8 +106,8 @@ def _await(store: ObjectStore, asked: list[UnderWay], wait_seconds: float, progr
         for way in list(waiting):
             # Look at the signs of life first, because they are deleted after the outcome is stored.
             is_over = watch.is_over(way)
-            if not is_open(store, way.id):
-                ended = _ended(way, read_outcome(store, way.id))
+            if not is_open(store, way.id, may_be_check=way.opened is None):
+                ended = _ended(way, read_any_outcome(store, way.id))
                 if ended.result is CancelResult.CANCELLED and way.opened is None:
                     ended = _with_unfinished_part(store, ended)
             elif is_over:
@@ -246,7 +246,7 @@ def _settled(
     store: ObjectStore, one: UnderWay, problem: BusyError | RefusedError | UnreachableError | None
 ) -> Cancelled:
     try:
-        outcome = read_outcome(store, one.id)
+        outcome = read_any_outcome(store, one.id)
     except ManifestError as error:
         return Cancelled(one, CancelResult.REFUSED, error.message)
     if outcome is not None:

@@ -10,7 +10,7 @@ checked. Records that can't be read in two attempts are skipped and listed; `his
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +25,10 @@ from cutline.fleet.record import Time, to_builtins
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
+    CHECK_OUTCOMES,
     CONFLICTS,
+    CONFLICTS_OUTCOME,
+    FULL_OUTCOME,
     INCONCLUSIVE,
     INTENTS,
     OUTCOMES,
@@ -33,8 +36,8 @@ from cutline.snapshots.records.operation_records import (
     CheckedPoint,
     Intent,
     Outcome,
+    read_any_outcome,
     read_intent,
-    read_outcome,
 )
 from cutline.storage.clock import utc_now
 from cutline.storage.ids import OPERATION_ID
@@ -179,14 +182,16 @@ def list_ended(documents: Mapping[str, Set[str]], *, has_intent: bool | None = N
     ]
 
 
-def read_ended(store: ObjectStore, operation: str, *, has_intent: bool = True) -> Ended | None:
-    """Read an operation that has ended; None if it has no outcome. Its intent is read only if `has_intent` is true."""
+def read_ended(
+    store: ObjectStore, operation: str, names: Iterable[str] = ("intent.json", *CHECK_OUTCOMES)
+) -> Ended | None:
+    """Read an operation that has ended; None if it has no outcome. `names` are its documents, if they are known."""
     intent: Intent | None = None
     try:
-        if has_intent:
+        if "intent.json" in names:
             with suppress(ObjectMissingError):
                 intent = read_intent(store, operation)
-        outcome = read_outcome(store, operation)
+        outcome = read_any_outcome(store, operation, names)
     except ManifestError as error:
         return Ended(operation, intent, None, error.message)
     return Ended(operation, intent, outcome) if outcome else None
@@ -203,9 +208,7 @@ def read_batches(
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
             batch = operations[first : first + AT_ONCE]
-            endeds = threads.map(
-                lambda operation: read_ended(store, operation, has_intent="intent.json" in documents[operation]), batch
-            )
+            endeds = threads.map(lambda operation: read_ended(store, operation, documents[operation]), batch)
             yield [ended for ended in endeds if ended is not None]
 
 
@@ -224,10 +227,14 @@ def _newest_first(read: Iterable[Ended]) -> Iterator[Ended]:
 
 @dataclass(frozen=True, slots=True)
 class EndedOperations:
-    """Operations that have ended, newest first; complete from `since` on, or as a whole if `since` is None."""
+    """Operations that have ended, newest first; complete from `since` on, or as a whole if `since` is None.
+
+    `earlier_checks` are further checks, which tell whether conflicts that a check found before that still stand.
+    """
 
     found: tuple[Ended, ...]
     since: datetime | None = None
+    earlier_checks: tuple[Ended, ...] = ()
 
 
 class EndedReader:
@@ -252,16 +259,36 @@ class EndedReader:
             for has_intent in (True, False)
         ]
         wanted = [operation for ids in classes for operation in ids[: self._count_max]]
-        self._known = {operation: self._known[operation] for operation in wanted if operation in self._known}
-        new = [operation for operation in wanted if operation not in self._known]
-        self._known |= {ended.id: ended for batch in read_batches(store, documents, new) for ended in batch}
+        earlier, self._known = self._known, {}
+        self._known |= {one.id: one for batch in _read_unless_known(store, documents, wanted, earlier) for one in batch}
+        found = tuple(self._known[operation] for operation in sorted(self._known, reverse=True))
+        checks, further = NewestChecks(), dict[str, Ended]()
+        checks.add_all(found)
+
+        def read(operations: Sequence[str]) -> Iterator[list[Ended]]:
+            for batch in _read_unless_known(store, documents, operations, earlier):
+                further.update((one.id, one) for one in batch)
+                yield batch
+
+        _add_beyond(checks, documents, classes[1], self._known.keys(), read)
+        self._known |= further
         cut_off = [ids[: self._count_max] for ids in classes if len(ids) > self._count_max]
         since = max((time for ids in cut_off if (time := self._first_end(ids)) is not None), default=None)
-        return EndedOperations(tuple(self._known[operation] for operation in sorted(self._known, reverse=True)), since)
+        return EndedOperations(found, since, tuple(further.values()))
 
     def _first_end(self, operations: Iterable[str]) -> datetime | None:
         ends = (self._known[operation].ended_at for operation in operations if operation in self._known)
         return min((end for end in ends if end is not None), default=None)
+
+
+def _read_unless_known(
+    store: ObjectStore, documents: Mapping[str, Set[str]], operations: Sequence[str], known: Mapping[str, Ended]
+) -> Iterator[list[Ended]]:
+    """Like read_batches, but what is `known` is not read again."""
+    for first in range(0, len(operations), AT_ONCE):
+        batch = operations[first : first + AT_ONCE]
+        read = read_batches(store, documents, [operation for operation in batch if operation not in known])
+        yield [known[operation] for operation in batch if operation in known] + list(chain.from_iterable(read))
 
 
 def _or(value: Value | UnsetType, default: Value) -> Value:
@@ -312,7 +339,7 @@ class NewestChecks:
     `passed` contains the newest of these that found nothing wrong, and `resting` the newest check that later checks may
     rest on. `unread` lists operations whose outcome can't be read, because they may be checks. It also lists checks
     that end in the future: the clock was ahead, so they may be older than other checks, and they count only if they
-    found conflicts.
+    found conflicts. `unread_conflicts` are those of them that found conflicts according to their names.
     """
 
     by_snapshot: dict[str, list[EndedCheck]] = field(default_factory=dict)
@@ -323,6 +350,7 @@ class NewestChecks:
     passed: dict[str, EndedCheck] = field(default_factory=dict)
     resting: dict[str, EndedCheck] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    unread_conflicts: list[str] = field(default_factory=list)
 
     def add(self, check: EndedCheck) -> None:
         """Add a check; the check that ended last is the newest."""
@@ -351,6 +379,26 @@ class NewestChecks:
                 elif ended.id not in unread:
                     unread.append(ended.id)
         return unread
+
+    @property
+    def unsettled(self) -> list[EndedCheck]:
+        """The checks with conflicts that no later check, of those that were read, has shown to be gone.
+
+        Of those up to the same increment, only the newest.
+        """
+        found: list[EndedCheck] = []
+        for checks in self.by_snapshot.values():
+            newest: dict[str, EndedCheck] = {}
+            for check in checks:
+                if check.point.result == CONFLICTS:
+                    _keep_newest(newest, str(check.point.increment), check)
+            passed = [check for check in checks if newest and check.point.full and check.point.result in PASSED]
+            found += [
+                check
+                for check in newest.values()
+                if not any(one.moment > check.moment and one.point.increment >= check.point.increment for one in passed)
+            ]
+        return found
 
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
         """Return the snapshot's standing check (of `count` restore points) if it found conflicts, otherwise None."""
@@ -416,18 +464,50 @@ def read_checks(
     *,
     count_max: int | None = None,
 ) -> NewestChecks:
-    """Read the newest checks in at most `count_max` operations (default READ_MAX); `documents` is from document_names.
+    """Read the newest checks, and every check that found conflicts; `documents` is the result of document_names.
 
-    With `wanted`, reading ends once a full and valid check of each of these snapshots is found.
+    The newest are those in at most `count_max` operations (default READ_MAX). With `wanted`, reading them ends once a
+    full and valid check of each of these snapshots is found. Operations are read in the order in which they began, so a
+    check that lasts long may end last and still not be among the newest. Checks with conflicts are therefore read in
+    any case, and so are full checks since then, until one is found that shows the conflicts to be gone.
     """
     checks = NewestChecks()
     ids = [operation for operation in list_ended(documents, has_intent=False) if OPERATION_ID.fullmatch(operation)]
     problems: list[str] = []
+    known: set[str] = set()
     for batch in read_batches(store, documents, ids[: READ_MAX if count_max is None else count_max]):
         problems += checks.add_all(batch)
+        known |= {ended.id for ended in batch}
         if wanted is not None and wanted <= checks.valid.keys():
             break
+    problems += _add_beyond(checks, documents, ids, known, lambda some: read_batches(store, documents, some))
     # Read the problematic operations again: the first read may have been cut short.
     for batch in read_batches(store, documents, problems):
         checks.unread.extend(checks.add_all(batch))
+    checks.unread_conflicts.extend(one for one in checks.unread if CONFLICTS_OUTCOME in documents[one])
     return checks
+
+
+def _add_beyond(
+    checks: NewestChecks,
+    documents: Mapping[str, Set[str]],
+    ids: Iterable[str],
+    known: Set[str],
+    read: Callable[[Sequence[str]], Iterable[list[Ended]]],
+) -> list[str]:
+    """Add the checks with conflicts that are not `known` yet, and full checks since then; return the unreadable ids.
+
+    `ids` are the operations without an intent that have ended, newest first.
+    """
+    problems: list[str] = []
+    unknown = [operation for operation in ids if operation not in known]
+    for batch in read([operation for operation in unknown if CONFLICTS_OUTCOME in documents[operation]]):
+        problems += checks.add_all(batch)
+    if unsettled := checks.unsettled:
+        oldest = min(check.operation for check in unsettled)
+        later = [operation for operation in unknown if operation > oldest and FULL_OUTCOME in documents[operation]]
+        for batch in read(later):
+            problems += checks.add_all(batch)
+            if not checks.unsettled:
+                break
+    return problems

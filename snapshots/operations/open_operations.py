@@ -22,6 +22,7 @@ from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.signs import newest_sign, shows_life
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
+    CHECK_OUTCOMES,
     CREATE,
     DRILL,
     FAILED,
@@ -30,6 +31,7 @@ from cutline.snapshots.records.operation_records import (
     Intent,
     Outcome,
     SignOfLife,
+    read_any_outcome,
     read_intent,
     read_outcome,
 )
@@ -90,10 +92,10 @@ def seems_open(names: Set[str]) -> bool:
     return "intent.json" in names and names.isdisjoint(OUTCOMES)
 
 
-def is_open(store: ObjectStore, operation_id: str) -> bool:
-    """Whether the operation has no outcome yet, or its outcome can't be read."""
+def is_open(store: ObjectStore, operation_id: str, *, may_be_check: bool = False) -> bool:
+    """Whether the operation has no outcome yet, or its outcome can't be read. A check has no intent."""
     try:
-        return read_outcome(store, operation_id) is None
+        return (read_any_outcome if may_be_check else read_outcome)(store, operation_id) is None
     except ManifestError:
         return True
 
@@ -108,14 +110,14 @@ def read_recorded_commits(
     store: ObjectStore,
     since: str = "",
     unread: list[ManifestError] | None = None,
-    operations: Iterable[str] | None = None,
+    documents: Mapping[str, Set[str]] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Read the increments that outcomes record as committed (0: the full snapshot), keyed by snapshot and operation id.
 
     For the arguments see `read_create_outcomes`. If a process died between its commit and its outcome, the commit is
     missing until the next command settles it.
     """
-    return recorded_commits(read_create_outcomes(store, since, unread, operations))
+    return recorded_commits(read_create_outcomes(store, since, unread, documents))
 
 
 def recorded_commits(outcomes: Mapping[str, Outcome]) -> dict[str, dict[str, int]]:
@@ -131,15 +133,15 @@ def read_create_outcomes(
     store: ObjectStore,
     since: str = "",
     unread: list[ManifestError] | None = None,
-    operations: Iterable[str] | None = None,
+    documents: Mapping[str, Set[str]] | None = None,
 ) -> dict[str, Outcome]:
     """Read the outcomes of creates, keyed by operation id.
 
     Operations that began in an earlier second than the operation `since` are not read. The errors for unreadable
-    records are added to `unread`; without that list, raises ManifestError. `operations` are the ids of all operations
-    in order, if the caller has them.
+    records are added to `unread`; without that list, raises ManifestError. `documents` are the names of the documents
+    of all operations (document_names), if the caller has them.
     """
-    outcomes = read_outcomes(store, since, unread, operations)
+    outcomes = read_outcomes(store, since, unread, documents)
     return {operation_id: outcome for operation_id, outcome in outcomes if outcome.kind == CREATE}
 
 
@@ -147,15 +149,17 @@ def read_outcomes(
     store: ObjectStore,
     since: str = "",
     unread: list[ManifestError] | None = None,
-    operations: Iterable[str] | None = None,
+    documents: Mapping[str, Set[str]] | None = None,
 ) -> Iterator[tuple[str, Outcome]]:
     """Read the outcomes of all operations; yield each with its operation id. See `read_create_outcomes`."""
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
-    listed = store.list_children("operations") if operations is None else operations
+    listed = store.list_children("operations") if documents is None else documents
     ids = [operation_id for operation_id in listed if operation_id >= second]
+    # An outcome may have been stored since the documents were listed, when the operation was settled.
+    names = [CHECK_OUTCOMES if documents is None else {*documents[one], "outcome.json"} for one in ids]
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        for operation_id, outcome in zip(ids, threads.map(partial(_read_recorded, store), ids), strict=True):
+        for operation_id, outcome in zip(ids, threads.map(partial(_read_recorded, store), ids, names), strict=True):
             if isinstance(outcome, ManifestError):
                 if unread is None:
                     raise outcome
@@ -164,9 +168,9 @@ def read_outcomes(
                 yield operation_id, outcome
 
 
-def _read_recorded(store: ObjectStore, operation_id: str) -> Outcome | ManifestError | None:
+def _read_recorded(store: ObjectStore, operation_id: str, names: Iterable[str]) -> Outcome | ManifestError | None:
     try:
-        return read_outcome(store, operation_id)
+        return read_any_outcome(store, operation_id, names)
     except ManifestError as error:
         return error
 

@@ -192,8 +192,13 @@ def begin(store: ObjectStore, intent: Intent) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason that an outcome records for the error that ended the operation."""
+    """Return the reason that an outcome records for the error that ended the operation.
+
+    An interrupt contains the number of a signal, and the user and host that asked to cancel the operation, if any.
+    """
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
+        if isinstance(owner := next(iter(interrupt.args[1:]), None), str):
+            return f"cancelled by {owner}"
         return "stopped externally" if interrupt.args else "stopped by Ctrl-C"
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
 

@@ -198,10 +198,15 @@ def read_one(store: ObjectStore, operation: str) -> UnderWay | None:
 
 def _read(store: ObjectStore, operation: str, names: Set[str]) -> UnderWay | None:
     seems_one = seems_open(names) or (names.isdisjoint(OUTCOMES) and bool(sign_numbers(names)))
+    has_intent = "intent.json" in names
     # A listing may be out of date.
-    if not seems_one or not OPERATION_ID.fullmatch(operation) or not is_open(store, operation):
+    if (
+        not seems_one
+        or not OPERATION_ID.fullmatch(operation)
+        or not is_open(store, operation, may_be_check=not has_intent)
+    ):
         return None
-    opened = read_open_operation(store, operation, names) if "intent.json" in names else None
+    opened = read_open_operation(store, operation, names) if has_intent else None
     problems = [opened.problem] if opened and opened.problem else []
 
     def read(one: Callable[[], Found], missing: Found) -> Found:

@@ -9,6 +9,7 @@ format tag; their keys distinguish them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Final, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -344,7 +345,12 @@ OperationRecord: TypeAlias = Intent | Outcome | Failure | Decision | LeaseRenewa
 # The documents that end an operation. An increment that stored only its commit has an increment.json: an outcome that
 # also contains the data of the intent, which is deleted.
 IDLE_OUTCOME = "increment.json"
-OUTCOMES = frozenset({"outcome.json", IDLE_OUTCOME})
+# The outcome of a check that found conflicts, and of any other check that read a snapshot completely, have names of
+# their own: a listing shows them among any number of operations, however long ago the check began.
+CONFLICTS_OUTCOME, FULL_OUTCOME = "conflicts.json", "full-check.json"
+# `cancel` may have stored an outcome.json for a check that seemed dead; what the check itself found comes first.
+CHECK_OUTCOMES = (CONFLICTS_OUTCOME, FULL_OUTCOME, "outcome.json")
+OUTCOMES = frozenset({*CHECK_OUTCOMES, IDLE_OUTCOME})
 INTENTS = frozenset({"intent.json", IDLE_OUTCOME})
 
 
@@ -369,9 +375,29 @@ def read_intent(store: ObjectStore, operation_id: str) -> Intent:
     return intent
 
 
+def outcome_name(checked: Iterable[CheckedPoint]) -> str:
+    """Return the document name, without `.json`, for the outcome of a check with these findings; see CHECK_OUTCOMES."""
+    points = list(checked)
+    if any(point.result == CONFLICTS for point in points):
+        return CONFLICTS_OUTCOME.removesuffix(".json")
+    return (FULL_OUTCOME if any(point.full for point in points) else "outcome.json").removesuffix(".json")
+
+
 def read_outcome(store: ObjectStore, operation_id: str) -> Outcome | None:
-    """Return an outcome, or None if it is missing; raise ManifestError."""
+    """Return the outcome of an operation with an intent, or None if it is missing; raise ManifestError."""
     return _read(store, operation_id, "outcome", Outcome) or _read(store, operation_id, "increment", Outcome)
+
+
+def read_any_outcome(store: ObjectStore, operation_id: str, names: Iterable[str] = CHECK_OUTCOMES) -> Outcome | None:
+    """Return the outcome of an operation that may be a check, or None if it is missing; raise ManifestError.
+
+    `names` are the names of the operation's documents, if they are known; that saves requests.
+    """
+    stored = set(names)
+    for name in CHECK_OUTCOMES:
+        if name in stored and (found := _read(store, operation_id, name.removesuffix(".json"), Outcome)):
+            return found
+    return _read(store, operation_id, IDLE_OUTCOME.removesuffix(".json"), Outcome)
 
 
 def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:

@@ -62,6 +62,7 @@ from cutline.snapshots.records.operation_records import (
     OUTCOMES,
     REPAIR,
     Intent,
+    read_any_outcome,
     read_intent,
     read_outcome,
 )
@@ -531,7 +532,7 @@ class RecordJudge:
             or (is_idle and names[stored_object] == INTENT)
         )
         others = tuple(stored_object for stored_object in objects if stored_object not in signs)
-        folders = [RecordFolder(folder, others, self._verdict(folder, others[-1]))] if others else []
+        folders = [RecordFolder(folder, others, self._verdict(folder, others[-1], names.values()))] if others else []
         if signs:
             is_open = INTENT in names.values() and OUTCOMES.isdisjoint(names.values())
             newest = max(stored_object.created_at for stored_object in objects)
@@ -540,12 +541,12 @@ class RecordJudge:
             folders.append(RecordFolder(folder, signs, GarbageVerdict(why)))
         return folders
 
-    def _verdict(self, operation: str, last: Listed) -> GarbageVerdict:
+    def _verdict(self, operation: str, last: Listed, names: Iterable[str]) -> GarbageVerdict:
         is_closed = last.key.rpartition("/")[2] in OUTCOMES
         if operation in self.owners or not is_closed or last.created_at > self.now - timedelta(seconds=RECORD_SECONDS):
             return GarbageVerdict(GarbageReason.NEEDED)
         try:
-            outcome = read_outcome(self.store, operation)
+            outcome = read_any_outcome(self.store, operation, names)
         except ManifestError:
             outcome = None
         if outcome is None or not isinstance(outcome.snapshot, str):

@@ -43,6 +43,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.repair_records import next_repair_number
 from cutline.snapshots.records.repaired_chain import parts_of
 from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
+from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
 from cutline.snapshots.repair.base_rows import BaseUnit, list_bases
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, find_overlapping
 from cutline.snapshots.repair.second_store import SecondStore
@@ -135,10 +136,11 @@ class Unrepairable:
 
 @dataclass(frozen=True, slots=True)
 class MissingCommit:
-    """A missing commit file that another store has, and the label of the commit."""
+    """A missing commit file of a full snapshot (increment 0) or increment that another store has, and its label."""
 
     key: str
     what: str
+    increment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +396,9 @@ def _find_commits(
 ) -> tuple[list[MissingCommit], list[Unrepairable]]:
     """Find the commit files that `view` has and this store lacks.
 
-    Such a commit belongs here if a commit in this store names its digest, or an operation in this store recorded it:
-    the other store may belong to a fleet that went its own way.
+    Commits of a deleted snapshot or of pruned increments are not missing. Another commit belongs here if a commit in
+    this store names its digest, or an operation in this store recorded it: the other store may belong to a fleet that
+    went its own way.
     """
     recorded = read_recorded_commits(store, unread=[]).get(name, {})
     named = {
@@ -405,7 +408,9 @@ def _find_commits(
     }
     commits: list[MissingCommit] = []
     unrepairable: list[Unrepairable] = []
-    for number in sorted({0, *listed_numbers(view, name)}, reverse=True):
+    check_not_deleted(store, name)
+    numbers = {0} if is_only_full(store, name) else {0, *listed_numbers(view, name)}
+    for number in sorted(numbers, reverse=True):
         commit = _read_present(view, name, number)
         place = find_place(view, name, number)
         if commit is None or store.exists(place.key):
@@ -417,7 +422,7 @@ def _find_commits(
             unrepairable.append(Unrepairable(place.key, why))
             continue
         named |= _names_of(commit)
-        commits.append(MissingCommit(place.key, increment_label(name, number)))
+        commits.append(MissingCommit(place.key, increment_label(name, number), number))
     return commits[::-1], unrepairable[::-1]
 
 

@@ -42,7 +42,7 @@ from cutline.snapshots.records.repair_records import (
 )
 from cutline.snapshots.records.repaired_chain import apply_repairs
 from cutline.snapshots.records.store_identity import read_identity
-from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
 from cutline.snapshots.repair.base_rows import rebuild_base
 from cutline.snapshots.repair.planning import LocatedEntry, Method, RepairPlan, RepairStep, Unrepairable
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, rebuild_segment
@@ -154,10 +154,14 @@ def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
         and chain.commits[: len(planned.commits)] == planned.commits
     ):
         return chain
-    raise RepairOutdatedError(
-        f"snapshot {planned.name} has changed since its repair was planned; nothing was changed",
-        hint=f"to see the new plan: snapshot repair {planned.name} --dry-run",
-        details={"snapshot": planned.name},
+    raise _outdated_error(planned.name, f"snapshot {planned.name} has changed")
+
+
+def _outdated_error(name: str, what: str) -> RepairOutdatedError:
+    return RepairOutdatedError(
+        f"{what} since the repair was planned; nothing was changed",
+        hint=f"to see the new plan: snapshot repair {name} --dry-run",
+        details={"snapshot": name},
     )
 
 
@@ -165,6 +169,10 @@ def _put_back_commits(store: ObjectStore, plan: RepairPlan, report: RepairReport
     progress.step("put back commit files", total=len(plan.commits), unit="objects")
     if plan.other is None:
         raise RuntimeError("commits are read from another store")
+    check_not_deleted(store, plan.request.name)
+    fulls = {commit.key for commit in plan.commits if not commit.increment}
+    if is_only_full(store, plan.request.name) and len(fulls) < len(plan.commits):
+        raise _outdated_error(plan.request.name, f"the increments of {plan.request.name} were pruned")
     # The full snapshot's commit comes first, so that the chain is never longer than what is there.
     for commit in plan.commits:
         size = plan.other.raw.size(commit.key)

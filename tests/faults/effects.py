@@ -30,7 +30,7 @@ STATEMENT = re.compile(r"(?:statement|execute [^:]*|received replication command
 
 OBJECTS: Mapping[str, str] = {
     r"operations/[^/]+/intent\.json": "intent",
-    r"operations/[^/]+/outcome\.json": "outcome",
+    r"operations/[^/]+/(outcome|conflicts|full-check)\.json": "outcome",
     r"snapshots/[^/]+/base/.*": "base object",
     r"snapshots/[^/]+/lists/.*": "object list",
     r"snapshots/[^/]+/schema/.*": "schema object",

@@ -105,7 +105,7 @@ def test_a_create_is_seen_and_stopped_from_another_process(runs: Runs) -> None:
     assert (code, document["error"], document["details"]["state"]) == (3, "not-under-way", "failed")
     code, document = run_command(runs.fleet, "history", "--name", "stopped")
     assert [(one["state"], one["code"], one["reason"]) for one in document["operations"]] == [
-        ("failed", 8, "stopped externally")
+        ("failed", 8, f"cancelled by {owner.user}@{owner.host}")
     ]
 
 

@@ -30,7 +30,7 @@ KEYS = {
     "lost": re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"),
     "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),
     "intent": re.compile(r"operations/[^/]+/intent\.json"),
-    "outcome": re.compile(r"operations/[^/]+/(outcome|increment)\.json"),
+    "outcome": re.compile(r"operations/[^/]+/(outcome|increment|conflicts|full-check)\.json"),
     "failure": re.compile(r"operations/[^/]+/failure\.json"),
     "decision": re.compile(r"operations/[^/]+/decision\.json"),
     "sign": re.compile(r"operations/[^/]+/sign-\d+\.json"),

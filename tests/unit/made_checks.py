@@ -13,6 +13,8 @@ from cutline.snapshots.records.operation_records import (
     ReadIncrement,
     ReadPart,
     ReadTimes,
+    operation_key,
+    outcome_name,
     write_operation_record,
 )
 from cutline.storage.ids import new_operation_id
@@ -43,6 +45,16 @@ def ended_at(store: ObjectStore, moment: datetime, *points: CheckedPoint) -> str
     return _store(store, new_operation_id(moment), moment, points, "check")
 
 
+def outcome_key(operation: str, *points: CheckedPoint) -> str:
+    """The key of the outcome of a check with these findings."""
+    return operation_key(operation, outcome_name(points))
+
+
+def ended_after(store: ObjectStore, began: datetime, moment: datetime, *points: CheckedPoint) -> str:
+    """Store the outcome of a check that began and ended then; return its id."""
+    return _store(store, new_operation_id(began), moment, points, "check")
+
+
 def _store(store: ObjectStore, operation: str, moment: datetime, points: tuple[CheckedPoint, ...], kind: str) -> str:
     at = Time.of(moment)
     outcome = Outcome(operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at)
@@ -50,5 +62,5 @@ def _store(store: ObjectStore, operation: str, moment: datetime, points: tuple[C
         outcome = Outcome(
             operation=operation, kind=kind, snapshot="", state="done", reason="", ended_at=at, checked=points
         )
-    write_operation_record(store, "outcome", outcome)
+    write_operation_record(store, outcome_name(points), outcome)
     return operation

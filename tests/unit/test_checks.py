@@ -17,6 +17,7 @@ from cutline.fleet.record import Time
 from cutline.snapshots.listing.listing import Entry
 from cutline.snapshots.operations.ended_operations import (
     EndedCheck,
+    EndedReader,
     NewestChecks,
     newest_covering,
     read_checks,
@@ -25,9 +26,9 @@ from cutline.snapshots.operations.ended_operations import (
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.chain import summary_of
-from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult, operation_key
+from cutline.snapshots.records.operation_records import CheckedPoint, CheckResult
 from cutline.storage.memory import InMemoryStore
-from tests.unit.made_checks import ended, ended_at, point
+from tests.unit.made_checks import ended, ended_after, ended_at, outcome_key, point
 from tests.unit.made_commits import increment_commit, unused_url
 
 
@@ -170,7 +171,7 @@ def test_records_of_operations_with_an_intent_are_not_read() -> None:
     one = ended(store, 1, point("daily", 3))
     store.read_keys.clear()
     assert read(store).valid["daily"].operation == one
-    assert store.read_keys == [operation_key(one, "outcome")]
+    assert store.read_keys == [outcome_key(one, point("daily", 3))]
 
 
 def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
@@ -180,7 +181,7 @@ def test_reading_ends_with_a_full_valid_check_of_every_snapshot_and_is_bounded(
     monkeypatch.setattr(checks, "READ_MAX", 6)
     store = ReadingStore(unused_url())
     ids = [ended(store, minute, point("a", minute)) for minute in range(20)]
-    keys = [operation_key(one, "outcome") for one in ids]
+    keys = [outcome_key(one, point("a", 0)) for one in ids]
     for wanted, count in ((["a"], 2), (["a", "never checked"], 6), ([], 6)):
         store.read_keys.clear()
         assert read(store, *wanted).valid["a"].operation == ids[-1]
@@ -194,8 +195,8 @@ def test_a_record_that_can_not_be_read_hides_no_other() -> None:
     store = ReadingStore(unused_url())
     one = ended(store, 1, point("a", 1))
     damaged = ended(store, 2, point("a", 2))
-    store.delete(operation_key(damaged, "outcome"))
-    store.create(operation_key(damaged, "outcome"), b"{" * 500)
+    store.delete(outcome_key(damaged, point("a", 2)))
+    store.create(outcome_key(damaged, point("a", 2)), b"{" * 500)
     store.create("operations/somebody's/outcome.json", b"x" * 500)
     assert [check.operation for check in read(store).last.values()] == [one]
     assert read(store).unread == [damaged]
@@ -217,7 +218,7 @@ def test_a_record_whose_read_ends_early_is_read_again() -> None:
     found = read(store)
     assert [check.operation for check in found.last.values()] == [one]
     assert found.unread == []
-    assert store.read_keys == [operation_key(one, "outcome")] * 2
+    assert store.read_keys == [outcome_key(one, point("a", 1, "conflicts"))] * 2
 
 
 def test_of_checks_from_the_future_only_conflicts_count() -> None:
@@ -234,3 +235,63 @@ def test_of_checks_from_the_future_only_conflicts_count() -> None:
     standing = read_checks(store, document_names(store)).standing_conflicts("daily", 1)
     assert standing is not None
     assert standing.operation == ahead
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def many_checks_and_a_long_one(store: InMemoryStore, now: datetime) -> str:
+    """A check that lasts 300 minutes ends with conflicts; 290 checks of less have begun and ended meanwhile."""
+    long = ended_after(store, now - 300 * MINUTE, now - 5 * MINUTE, point("daily", 1, "conflicts"))
+    for minutes in range(295, 5, -1):
+        ended_at(store, now - minutes * MINUTE, point("daily", 1, full=False))
+    return long
+
+
+def test_conflicts_stand_however_many_checks_have_begun_since_that_check_began() -> None:
+    store, now = InMemoryStore(unused_url()), datetime.now(UTC)
+    long = many_checks_and_a_long_one(store, now)
+    for wanted in ((), ("daily",)):
+        standing = read(store, *wanted).standing_conflicts("daily", 2)
+        assert standing is not None
+        assert standing.operation == long
+
+
+def test_a_full_check_settles_conflicts_however_many_checks_have_begun_since_then() -> None:
+    store, now = ReadingStore(unused_url()), datetime.now(UTC)
+    ended_at(store, now - 900 * MINUTE, point("daily", 1, "conflicts"))
+    ended_at(store, now - 800 * MINUTE, point("daily", 1))
+    for minutes in range(300, 0, -1):
+        ended_at(store, now - minutes * MINUTE, point("daily", 1, full=False))
+    store.read_keys.clear()
+    assert read(store, "daily").standing_conflicts("daily", 2) is None
+    # The newest, and the two that matter, which a listing shows.
+    assert len(store.read_keys) == checks.READ_MAX + 2
+
+
+def test_the_metrics_count_conflicts_of_checks_that_are_not_among_the_newest() -> None:
+    store, now = ReadingStore(unused_url()), datetime.now(UTC)
+    many_checks_and_a_long_one(store, now)
+    reader = EndedReader(20)
+    for has_been_read in (False, True):
+        store.read_keys.clear()
+        ended = reader.read(store, ())
+        found = NewestChecks()
+        found.add_all((*ended.found, *ended.earlier_checks))
+        assert found.standing_conflicts("daily", 2) is not None
+        assert len(ended.found) == 20
+        # Outcomes are read once.
+        assert len(store.read_keys) == (0 if has_been_read else 21)
+    ended_at(store, now, point("daily", 1))
+    ended = reader.read(store, ())
+    found = NewestChecks()
+    found.add_all((*ended.found, *ended.earlier_checks))
+    assert found.standing_conflicts("daily", 2) is None
+
+
+def test_what_a_check_has_found_counts_if_it_was_taken_for_dead_before() -> None:
+    store = InMemoryStore(unused_url())
+    long = ended(store, 1, point("daily", 1, "conflicts"))
+    ended(store, 1)
+    assert document_names(store)[long] == {"conflicts.json", "outcome.json"}
+    assert read(store).standing_conflicts("daily", 2) is not None

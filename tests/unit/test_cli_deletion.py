@@ -15,14 +15,13 @@ from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.majority import claim_majority, forget_nodes
-from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune, prune_locked
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.drain.slots import slot_name
 from tests.unit.made_chains import FLEET, InMemoryNodes, new_removal_run, nodes_of, store_chain
-from tests.unit.made_checks import ended, point
+from tests.unit.made_checks import ended, outcome_key, point
 from tests.unit.made_commits import identity, memory
 
 SLOT = slot_name("op-old-0")
@@ -224,8 +223,9 @@ def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
 def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     store, _ = new_store_of_two_chains()
     check = ended(store, 7, point("new", 0, "conflicts"))
-    store.delete(operation_key(check, "outcome"))
-    store.create(operation_key(check, "outcome"), b"{" * 500)
+    key = outcome_key(check, point("new", 0, "conflicts"))
+    store.delete(key)
+    store.create(key, b"{" * 500)
     plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
     assert plan.warnings == [
         "check records that can't be read or that end in the future (their conflicts count, other results don't):"

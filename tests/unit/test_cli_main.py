@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 
 import cutline.cli.main
 import cutline.cli.output.failure as failure
+from cutline.cli.entry import HINT
 from cutline.cli.main import COMMANDS, hoist_shared_options, run
 from cutline.cli.output.failure import MEANINGS, STOPPED_HINTS
 from cutline.storage.errors import UsageError
@@ -281,7 +283,9 @@ def test_a_signal_during_the_imports_ends_the_command_as_later_ones_do(
 ) -> None:
     done = _run([sys.executable, "-c", IMPORTING], (str(int(number)), *words), {})
     interrupt = KeyboardInterrupt() if number == signal.SIGINT else KeyboardInterrupt(number)
-    code = failure.report(failure.failure_of(interrupt), interrupt, json=words == ["--json"], verbose=False)
+    # Nothing had begun, and the message says so.
+    expected = replace(failure.failure_of(interrupt), hint=HINT)
+    code = failure.report(expected, interrupt, json=words == ["--json"], verbose=False)
     assert (done.returncode, (done.stdout, done.stderr)) == (code, capsys.readouterr())
 
 

@@ -136,7 +136,11 @@ def fleet(tmp_path: Path) -> Fleet:
         (["--live", "--metadata-only"], "--live and --metadata-only are mutually exclusive"),
         (["--live", "--metrics", "metrics.prom"], "--live and --metrics are mutually exclusive"),
         (["daily", "--live", "--increment", "1"], "--live and --increment are mutually exclusive"),
-        (["--live", "--max-rate", "fast"], "is not a size"),
+        (["--live", "--max-rate", "fast"], "--max-rate must be a size above 0 with its unit, not 'fast'"),
+        (["--live", "--max-rate", "0"], "--max-rate must be a size above 0 with its unit, not '0'"),
+        (["--max-seconds", "-1"], "--max-seconds must be at least 0"),
+        (["--rows", "abc"], "--rows must be a whole number"),
+        (["--rows", "9999999"], "--rows must be at most 1000"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(fleet: Fleet, words: list[str], text: str) -> None:

@@ -14,6 +14,7 @@ from msgspec import structs
 from cutline.check.commit_entries import check_entries
 from cutline.check.report import Conflict, Doubt, Findings, SnapshotReport
 from cutline.cli.commands.show import document_of, lines_of
+from cutline.cli.output.arguments import CommandContext
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.listing import Entry
@@ -48,6 +49,7 @@ from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import AnswerLostError, ObjectMissingError, ObjectStore
 from cutline.wal.segments.segments import read_events
+from tests.commands.in_process import run_here
 from tests.unit import made_repairs
 from tests.unit.made_commits import increment_commit, unused_url
 from tests.unit.made_garbage import preview_gc, run_gc
@@ -642,3 +644,67 @@ def test_a_repair_that_changes_the_tables_of_an_object_is_refused() -> None:
     damage(shard, repair_key(NAME, 1), seal(changed(stored, objects=(structs.replace(objects[0], rows={7: 1}),))))
     with pytest.raises(ManifestError, match="rows of other groups"):
         read_chain(shard.store, NAME)
+
+
+def test_pruned_increments_do_not_come_back_from_a_store_that_was_not_pruned() -> None:
+    shard = new_shard()
+    shard.take()
+    other = copy_of(shard)
+    removed = {listed.key for listed in increments_of(shard.store, NAME)}
+    shard.builder.put_only_full(NAME)
+    for key in removed:
+        shard.store.delete(key)
+    only = read_chain(shard.store, NAME)
+    damage(shard, only.base_entries("a")[0].key)
+    planned = plan(shard, other=other.url)
+    assert (planned.commits, [step.method for step in planned.steps]) == ((), [Method.FETCH])
+    report = run(shard, planned)
+    assert report.unrepaired == []
+    assert not any(shard.store.exists(key) for key in removed)
+    assert restored(shard, read_chain(shard.store, NAME), "a") == shard.state_at(1000)
+
+
+def test_increments_that_were_pruned_after_the_plan_was_made_do_not_come_back() -> None:
+    shard = new_shard()
+    shard.take()
+    other = copy_of(shard)
+    damage(shard, commit_key(NAME, 2), None)
+    planned = plan(shard, other=other.url)
+    shard.builder.put_only_full(NAME)
+    with pytest.raises(RepairOutdatedError, match="were pruned since the repair was planned"):
+        run(shard, planned)
+    assert not shard.store.exists(commit_key(NAME, 2))
+
+
+def test_the_command_repairs_what_it_finds_once_the_commits_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    for key in (commit_key(NAME, 1), commit_key(NAME, 2)):
+        damage(shard, key, None)
+    lost, altered = chain.segments("a")[2].key, chain.base_entries("b")[0].key
+    damage(shard, lost, None)
+    damage(shard, altered)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    code, document = run_here(shard.fleet, "repair", NAME, "--from", other.url, "--yes")
+    assert (code, document["unrepaired"]) == (0, [])
+    assert document["commits"] == [commit_key(NAME, 1), commit_key(NAME, 2)]
+    assert document["put_back"] == [*document["commits"], lost]
+    assert [old["object"] for one in document["replaced"] for old in one["objects"]] == [altered]
+    check_whole(shard)
+    assert plan(shard).damages == ()
+
+
+def test_the_command_ends_with_1_if_damage_remains_once_the_commits_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    damage(shard, commit_key(NAME, 2), None)
+    for node in ("a", "b"):
+        for entry in chain.base_entries(node):
+            damage(shard, entry.key)
+            other.open_raw().delete(entry.key)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    code, document = run_here(shard.fleet, "repair", NAME, "--from", other.url, "--yes")
+    assert (code, document["put_back"]) == (1, [commit_key(NAME, 2)])
+    assert len(document["unrepaired"]) == len(chain.base_entries("a")) + len(chain.base_entries("b"))

@@ -34,13 +34,15 @@ from cutline.snapshots.records.operation_records import (
     ReadTimes,
 )
 from cutline.storage.location import StoreLocation
+from cutline.storage.open import _open_once as open_once
 from cutline.storage.store import ObjectStore
-from tests.unit.made_checks import ended_at, point
+from tests.unit.made_checks import ended_after, ended_at, outcome_key, point
 from tests.unit.made_commits import as_read, increment_commit
 from tests.unit.test_rereading import made_chain
 
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
+MINUTE = timedelta(minutes=1)
 NAME, FLEET_ID = "daily", "f1"
 REREAD_SECONDS = 30 * 86400.0
 
@@ -330,9 +332,46 @@ def test_after_conflicts_everything_is_compared_again(case: Case) -> None:
     assert case.rest(check)
 
 
+def test_conflicts_that_a_machine_whose_clock_is_two_minutes_behind_has_found_count(case: Case) -> None:
+    case.record(age=10 * MINUTE)
+    # Found at 9 minutes ago, which that machine calls 11 minutes ago.
+    found_by = ended_at(case.store, NOW - 11 * MINUTE, point(NAME, 1, "conflicts"))
+    assert f"check {found_by} has found conflicts less than five minutes before, or since" in case.why_not()
+    # Clocks differ by five minutes at most.
+    case.record(age=5 * MINUTE)
+    assert case.rest(case.check())
+
+
+def test_conflicts_that_a_long_check_has_found_count_although_many_checks_have_begun_since(case: Case) -> None:
+    case.record(age=2 * DAY)
+    found_by = ended_after(case.store, NOW - 300 * MINUTE, NOW - MINUTE, point(NAME, 1, "conflicts"))
+    # Until then, a check of what is new ran each minute, and found nothing.
+    for minutes in range(290, 1, -1):
+        case.record(age=minutes * MINUTE, compared_by="x-1", compared_at=Time.of(NOW - 2 * DAY))
+    assert f"check {found_by} has found conflicts since" in case.why_not()
+
+
+@pytest.mark.parametrize(("minutes", "is_used"), [(0, False), (4, False), (6, True)])
+def test_conflicts_of_which_the_record_can_not_be_read_count_from_when_it_was_stored(
+    case: Case,
+    minutes: int,
+    is_used: bool,  # noqa: FBT001  # a parameter
+) -> None:
+    key = outcome_key("20261101T000000Z-000000000a", point(NAME, 1, "conflicts"))
+    case.record(age=10 * MINUTE)
+    case.store.create(key, b"{" * 500)
+    path = Path(case.location.url.removeprefix("file://"), key)
+    stored_at = NOW - (10 + minutes) * MINUTE
+    os.utime(path, times=(path.stat().st_atime, stored_at.timestamp()))
+    if is_used:
+        assert case.rest(case.check())
+    else:
+        assert "has found conflicts since then, and its record can't be read" in case.why_not()
+
+
 def test_a_record_from_a_clock_that_was_ahead_is_not_used_even_when_that_time_has_come(case: Case) -> None:
     operation = case.record(age=DAY)
-    path = Path(case.location.url.removeprefix("file://"), "operations", operation, "outcome.json")
+    path = Path(case.location.url.removeprefix("file://"), outcome_key(operation, point(NAME, 1)))
     # The store received it a week earlier than it says.
     os.utime(path, times=(path.stat().st_atime, (NOW - 8 * DAY).timestamp()))
     assert "later than the time at which the store received it" in case.why_not()
@@ -375,3 +414,29 @@ def test_commits_since_an_hour_before_the_last_checked_one_are_looked_for(case: 
     # Then the record before that counts.
     case.record(age=DAY / 2, last_operation="not an id")
     assert case.commits_since() == "20261124T183137Z-65c4c093aa"
+
+
+def test_services_that_only_the_aws_configuration_distinguishes_are_different_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digest(endpoint: str, region: str = "us-east-1") -> str:
+        # As in a new process: within one, the store stays open.
+        open_once.cache_clear()
+        file = tmp_path / "config"
+        line = f"endpoint_url = {endpoint}\n" if endpoint else ""
+        file.write_text(f"[default]\nregion = {region}\n{line}")
+        return store_digest(StoreLocation("s3://bucket/folder"), "f")
+
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "AWS_CONFIG_FILE": str(tmp_path / "config"), "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    first, second, aws = digest("http://127.0.0.1:1"), digest("http://127.0.0.1:2"), digest("")
+    assert len({first, second, aws}) == 3
+    assert digest("http://127.0.0.1:1") == first
+    # All endpoints of a partition of AWS show the same buckets.
+    assert digest("", "eu-central-1") == digest("https://vpce-1.s3.us-east-1.vpce.amazonaws.com") == aws
+    assert digest("", "us-gov-west-1") != aws
+    open_once.cache_clear()

@@ -87,7 +87,11 @@ def test_an_operation_has_a_span_and_each_step_one_below_it() -> None:
 
 @pytest.mark.parametrize(
     ("error", "reason", "code"),
-    [(BusyError("secret", hint=""), "busy", 7), (KeyboardInterrupt(15), "stopped externally", 8)],
+    [
+        (BusyError("secret", hint=""), "busy", 7),
+        (KeyboardInterrupt(15), "stopped externally", 8),
+        (KeyboardInterrupt(15, "root@vm"), "cancelled by root@vm", 8),
+    ],
 )
 def test_an_error_has_its_name_and_exit_code_and_no_message(error: BaseException, reason: str, code: int) -> None:
     kept = InMemorySpanExporter()

@@ -230,6 +230,15 @@ def tids_of(lines: BytesColumn) -> tuple[Ints, Ints]:
     return pages, items
 
 
+def versions_of(lines: BytesColumn) -> tuple[Ints, Ints, Ints]:
+    """Return the pages, item numbers and xmins of lines that begin with the columns of VERSION."""
+    pages, ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
+    items, ends = numbers_at(lines.data, ends + 1)
+    # After the parenthesis and the tab.
+    xmins, _ = numbers_at(lines.data, ends + 2)
+    return pages, items, xmins
+
+
 def numbers_at(data: Bytes, starts: Ints) -> tuple[Ints, Ints]:
     """Parse the decimal numbers of at most 10 digits that begin at `starts`; return them, and where they end."""
     values, ends = np.zeros(len(starts), np.int64), starts.copy()
@@ -519,10 +528,12 @@ def _name(task: ConfirmTask, oid: int, group: Group, missing: Versions, extra: V
 
 @dataclass(frozen=True, slots=True)
 class LineAt:
-    """The key and the line of the row version at a place."""
+    """The key and the line of the row version at a place, its xmin, and the table's file, in which the place is."""
 
     key: bytes
     line: bytes
+    xmin: int = 0
+    file: int | None = None
 
 
 def lines_at(reading: ImportedSnapshot, part: PageRange, places: Sequence[str]) -> dict[str, LineAt]:
@@ -532,15 +543,17 @@ def lines_at(reading: ImportedSnapshot, part: PageRange, places: Sequence[str]) 
     def collect(_: PageRange, lines: BytesColumn) -> dict[str, LineAt]:
         rows = fields_after(lines, len(VERSION))
         keys = keys_of(rows, group.key_width, len(group.columns))
-        tids = zip(*(column.tolist() for column in tids_of(lines)), strict=True)
+        pages, items, xmins = (column.tolist() for column in versions_of(lines))
+        file = read.filenodes.get(part.oid)
         return {
-            f"({page},{item})": LineAt(value_at(keys, number), value_at(rows, number))
-            for number, (page, item) in enumerate(tids)
+            f"({page},{item})": LineAt(value_at(keys, number), value_at(rows, number), xmin, file)
+            for number, (page, item, xmin) in enumerate(zip(pages, items, xmins, strict=True))
         }
 
     found: dict[str, LineAt] = {}
+    read = NodeRead()
     with open_exported(reading.node, reading.exported) as connection:
-        begin_reading(connection, reading.node, [part], NodeRead())
+        begin_reading(connection, reading.node, [part], read)
         # If the row can't be printed although it was a moment ago, it stays without its line.
         with suppress(StoppedAtRowError):
             for lines in copy_lines(connection, reading.node, part, places_query(group, places)):

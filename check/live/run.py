@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 
 from cutline.check.live.changes_since import ChangesSince, running_transactions
-from cutline.check.live.cut_comparison import CutComparison, CutSource, RowAtCut, match_tables, read_stored
+from cutline.check.live.cut_comparison import CutComparison, CutSource, match_tables
 from cutline.check.live.entries import CutShard
 from cutline.check.live.indexes import check_indexes
 from cutline.check.live.ordered_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
@@ -48,6 +48,7 @@ from cutline.check.live.report import (
     amounts_text,
     pages_text,
 )
+from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
@@ -628,7 +629,7 @@ class _LiveRun:
         detail = f"{pages_text(pages, len(pages))} can't be read: {damaged[0].text}"
         self.report.conflicts.append(LiveConflict(UNREADABLE, detail, node, group=check.name(oid), pages=pages))
 
-    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, str]:
+    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, LineAtCut]:
         """Return what the cut has of the named rows."""
         wanted = {
             _NamedRow(primary, oid, row.identity): at
@@ -642,7 +643,7 @@ class _LiveRun:
             return {}
         self.progress.step("name the rows that differ")
         found = read_stored(self.session, chain, fleet.store, wanted.values(), self.progress)
-        return {place: found[at].text for place, at in wanted.items() if at in found}
+        return {place: found[at] for place, at in wanted.items() if at in found}
 
     def _rows_of(
         self,
@@ -650,14 +651,16 @@ class _LiveRun:
         standby: str,
         oid: int,
         finding: _Finding,
-        evidence: Mapping[_NamedRow, str],
+        evidence: Mapping[_NamedRow, LineAtCut],
     ) -> tuple[LiveRow, ...]:
         primary = check.shard.primary.id
         rows: list[LiveRow] = []
         for row in finding.rows:
             copies = [LiveCopy(primary, row.primary), LiveCopy(standby, row.standby)]
-            if row.identity is not None and (text := evidence.get(_NamedRow(primary, oid, row.identity))):
-                copies.append(LiveCopy(f"{self.report.snapshot} at increment {self.report.increment}", text))
+            if row.identity is not None and (at_cut := evidence.get(_NamedRow(primary, oid, row.identity))):
+                label = f"{self.report.snapshot} at increment {self.report.increment}"
+                note = f"can't be shown: {at_cut.unknown}" if at_cut.unknown else ""
+                copies.append(LiveCopy(label, None if note else at_cut.text, note))
             rows.append(LiveRow(row.key, row.place, tuple(copies)))
         return tuple(rows)
 

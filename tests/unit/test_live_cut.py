@@ -6,16 +6,18 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.check.live.changes_since import Touched
-from cutline.check.live.cut_comparison import TableVerdict, identity_of, is_continued, judge_rows, place_text
+from cutline.check.live.cut_comparison import TableVerdict, entry_of, is_continued, judge_rows, place_text
 from cutline.check.live.entries import (
     ENTRY_SCHEMA,
     FILES,
     NO_PLACE,
     OVERFLOW,
+    PLACES_MAX,
     SUMMARY_SCHEMA,
     TOTALS,
     Summary,
     compared_rows,
+    entry_batch,
     fact_batch,
     merged,
 )  # fmt: skip
@@ -30,7 +32,7 @@ def rows_of(*rows: tuple[int, int, int, int]) -> pa.Table:
     """Return compared rows, given as group, equal, left and more; the identity is the row's number."""
     values = [
         {"node": 0, "group": group, "partition": 0, "identity": number, "equal": equal, "left": left, "more": more,
-         "place": NO_PLACE, "problem": None}
+         "places": None, "entries": None, "problem": None}
         for number, (group, equal, left, more) in enumerate(rows)
     ]  # fmt: skip
     return pa.Table.from_pylist(values, SUMMARY_SCHEMA)
@@ -67,10 +69,10 @@ def test_rows_are_compared_by_their_identity() -> None:
         (2, 5, 50, 3, 0), (2, 5, 50, 0, 1), (2, 5, 50, 0, 4),  # a line that occurs more often
     )  # fmt: skip
     found = compared_rows(pa.Table.from_batches(batches)).to_pylist()
-    names = ("group", "identity", "equal", "left", "more", "place")
+    names = ("group", "identity", "equal", "left", "more", "places", "entries")
     assert [tuple(row[name] for name in names) for row in found] == [
-        (1, 5, 1, 0, 0, NO_PLACE), (1, 6, 0, 1, 1, 7), (1, 7, 0, 1, 0, NO_PLACE), (1, 8, 0, 0, 1, 7),
-        (2, 5, 3, 0, 2, 7),
+        (1, 5, 1, 0, 0, [], []), (1, 6, 0, 1, 1, [7], [61]), (1, 7, 0, 1, 0, [], []), (1, 8, 0, 0, 1, [7], [80]),
+        (2, 5, 3, 0, 2, [7, 7], [50, 50]),
     ]  # fmt: skip
     assert len(compared_rows(ENTRY_SCHEMA.empty_table())) == 0
 
@@ -80,6 +82,18 @@ def test_equal_lines_are_counted_before_they_are_sent() -> None:
     ).to_batches()  # fmt: skip
     found = sorted((row["identity"], row["stored"], row["live"]) for row in merged(batch).to_pylist())
     assert found == [(5, 2, 0), (6, 1, 0)]
+    assert len(merged(batch.slice(0, 0))) == 0
+
+
+def test_places_of_equal_lines_are_kept_up_to_a_number() -> None:
+    count = PLACES_MAX + 3
+    identity = np.array([5] * count + [6], np.uint64)
+    batch = entry_batch(0, np.full(count + 1, 2), np.zeros(count + 1), identity, identity, live=np.arange(count + 1))
+    found = merged(batch).to_pylist()
+    assert [row["live"] for row in found] == [1] * (PLACES_MAX - 1) + [4, 1]
+    assert [row["place"] for row in found] == [*range(PLACES_MAX), count]
+    (first, second) = compared_rows(pa.Table.from_batches([merged(batch)])).to_pylist()
+    assert (first["more"], first["places"], second["places"]) == (count, list(range(PLACES_MAX)), [count])
 
 
 def test_a_summary_has_the_rows_that_differ_and_the_totals() -> None:
@@ -136,12 +150,10 @@ def test_a_table_continues_if_all_of_its_changes_are_in_the_wal_and_its_values_l
     assert not is_continued(group, group, state, None)
 
 
-def test_a_row_is_identified_by_its_key_or_its_line() -> None:
-    keyed = Group(1, "s", "t", "default", 1, (Column("id", "integer", 23, -1, 0),))
-    full = Group(1, "s", "t", "full", 0, (Column("id", "integer", 23, -1, 0),))
-    line = LineAt(b"7", b"7\n")
-    expected = xxhash64(from_list([b"7", b"7\n"])).view(np.int64).tolist()
-    assert [identity_of(line, keyed), identity_of(line, full)] == expected
+def test_the_entry_of_a_version_is_that_of_its_key_and_line() -> None:
+    lines = from_list([b"7\ta\n"])
+    expected = xxhash64(lines, xxhash64(from_list([b"7"]))).view(np.int64).tolist()
+    assert [entry_of(LineAt(b"7", b"7\ta\n", 1, 2))] == expected
 
 
 def test_a_place_is_a_ctid() -> None:

@@ -69,6 +69,10 @@ if TYPE_CHECKING:
 OTHER_DATABASE = (
     "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
 )
+LONG_RUNNING = (
+    "a transaction has been running since before the check, and may have written them long ago: if it waits for a"
+    " synchronous standby, they belong to the cut (pg_stat_activity, wait_event SyncRep)"
+)
 PLACE_UNKNOWN = "can't be shown: the table is copied whole, so the places of its rows are not known"
 UNKNOWN = "it was not found when the snapshot was read again"
 # The columns of a table that are GENERATED ALWAYS AS IDENTITY, which refuse an UPDATE.
@@ -178,6 +182,18 @@ def judge_rows(rows: pa.Table, is_written: Any, *, is_multiset: bool) -> tuple[T
     return TableVerdict(written, int(changed.sum()), int(lost.sum()), int(unknown.sum())), wrong
 
 
+def _judge_tables(
+    shard: CutShard, of_tables: Mapping[int, pa.Table], touched: Touched | None
+) -> dict[int, tuple[TableVerdict, pa.Table]]:
+    """Judge the rows of each table that differ, by number; None: nobody knows what was written."""
+    judged: dict[int, tuple[TableVerdict, pa.Table]] = {}
+    for number, rows in of_tables.items():
+        identities = to_numpy(rows["identity"]).view(np.uint64)
+        is_written = touched.covers(number, identities) if touched is not None else np.zeros(len(rows), np.bool_)
+        judged[number] = judge_rows(rows, is_written, is_multiset=shard.groups[number].is_multiset)
+    return judged
+
+
 class _Verdicts(NamedTuple):
     """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
 
@@ -281,15 +297,20 @@ class CutComparison:
                 why = error.message
         rows = verdicts.rows.filter(to_mask(to_numpy(verdicts.rows["node"]) == shard.number))
         group = to_numpy(rows["group"])
-        for number, definition in shard.groups.items():
-            if number in skipped:
-                continue
-            of_table = rows.filter(to_mask(group == number))
-            identities = to_numpy(of_table["identity"]).view(np.uint64)
-            is_written = (
-                touched.covers(number, identities) if touched is not None else np.zeros(len(of_table), np.bool_)
-            )
-            verdict, wrong = judge_rows(of_table, is_written, is_multiset=definition.is_multiset)
+        of_tables = {number: rows.filter(to_mask(group == number)) for number in shard.groups if number not in skipped}
+        judged = _judge_tables(shard, of_tables, touched)
+        if touched is not None and source.since is not None and any(verdict.wrong for verdict, _ in judged.values()):
+            # Perhaps transactions wrote these rows that belong to the cut, and that no session sees yet.
+            try:
+                why = "" if source.since.add_unseen(self.store.open(), touched) else LONG_RUNNING
+            except ObjectDamagedError:
+                raise
+            except SnapshotError as error:
+                why = error.message
+            judged = _judge_tables(shard, of_tables, touched)
+            touched = None if why else touched
+        for number, (verdict, wrong) in judged.items():
+            definition = shard.groups[number]
             verdicts.of_table[shard.number, number] = verdict
             if len(wrong):
                 verdicts.wrong[shard.number, number] = wrong

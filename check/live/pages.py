@@ -11,6 +11,7 @@ differs in every reading.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,8 +58,12 @@ SELECT oid, pg_relation_filenode(oid::regclass),
        pg_relation_size(oid::regclass) / current_setting('block_size')::bigint
   FROM unnest(%s::bigint[]) oid
 """
-# SQLSTATEs of damaged data and of faulty disks.
-DAMAGED = ("XX", "58")
+# SQLSTATEs of damaged data and of faulty disks. Others of their classes have other causes as well: concurrent DDL
+# (XX000), or a library that is missing on the server.
+DAMAGED = ("XX001", "XX002", "58030")
+# A missing file has this state; it is damage if the file belongs to tables or to the states of transactions.
+MISSING_FILE = "58P01"
+DATA_FILE = re.compile(r'"(?:base|global|pg_tblspc|pg_xact|pg_multixact|pg_subtrans)/')
 
 
 def versions_query(part: PageRange) -> str:
@@ -217,10 +222,15 @@ def begin_reading(
 def _bad_range(node: Node, part: PageRange, error: StoppedAtRowError | CopyError) -> BadRange:
     """Return the range that could not be printed; raise the error if its cause is not in the table."""
     state = error.sqlstate if isinstance(error, StoppedAtRowError) else str(error.details.get("sqlstate", ""))
-    is_damaged = state.startswith(DAMAGED)
+    is_damaged = proves_damage(state, str(error))
     if isinstance(error, CopyError) and not is_damaged:
         raise error
     return BadRange(node.id, part.oid, part.low, part.high, str(error), is_damaged)
+
+
+def proves_damage(state: str, text: str) -> bool:
+    """Whether an error with this SQLSTATE and message proves that data is damaged, or that a disk is faulty."""
+    return state in DAMAGED or (state == MISSING_FILE and DATA_FILE.search(text) is not None)
 
 
 def tids_of(lines: BytesColumn) -> tuple[Ints, Ints]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,7 +61,7 @@ from cutline.nodes.groups import Group, Table, read_tables
 from cutline.nodes.left_out import find_planned_code
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
-from cutline.nodes.table_state import read_table_states
+from cutline.nodes.table_state import read_printed, read_table_states
 from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
 from cutline.snapshots.records.chain import Chain
@@ -97,6 +97,9 @@ CONFLICT_HINT = (
     "if replay cancelled the query, set hot_standby_feedback = on there, or raise max_standby_streaming_delay"
 )
 RECOVERY_CONFLICT = "conflict with recovery"
+RENAMED = (
+    "labels of an enum, attributes of a type, or objects whose names the table contains were renamed during the check"
+)
 WHY_UNPROVEN = (
     "because its indexes call functions of users, the table can only be read as a whole, which proves no difference:"
     " compare its rows yourself"
@@ -349,6 +352,34 @@ class _Confirmation(NamedTuple):
     task: ConfirmTask
 
 
+# What identifies how the values of a table are printed, by node and oid.
+_Stamps = Mapping[tuple[str, int], frozenset[str]]
+
+
+def _read_stamps(work: Iterable[_Confirmation]) -> _Stamps:
+    """Read how the values of the tables are printed on their primaries and standbys now.
+
+    Names of enum labels, regclass and the like come from the newest catalog of each server, and not from the snapshot.
+    """
+    wanted: dict[Node, set[int]] = {}
+    connections: dict[str, psycopg.Connection[Any]] = {}
+    for one in work:
+        for reading in one.task.turns[:2]:
+            wanted.setdefault(reading.node, set()).update(part.oid for part in one.task.ranges)
+            connections[reading.node.id] = one.check.shard.connections[reading.node.id]
+    stamps: dict[tuple[str, int], frozenset[str]] = {}
+    for node, oids in wanted.items():
+        with raising_unreachable(node):
+            found = read_printed(connections[node.id], sorted(oids))
+        stamps |= {(node.id, oid): some for oid, some in found.items()}
+    return stamps
+
+
+def is_unsteady(oid: int, nodes: Sequence[str], before: _Stamps, after: _Stamps) -> bool:
+    """Whether the nodes may have printed equal values of the table differently between two readings of the stamps."""
+    return len({stamps.get((node, oid)) for stamps in (before, after) for node in nodes}) > 1
+
+
 class _NamedRow(NamedTuple):
     """A row of the table `oid` on a primary; `identity` is the hash of its key."""
 
@@ -530,9 +561,13 @@ class _LiveRun:
                             work.append(_Confirmation(check, some, self._confirm_task(check, node, some, taken)))
             dealing = Dealing[ConfirmTask](lambda _: 1, lambda task: task.nodes, self.limits)
             tasks = [one.task for one in work]
+            before = _read_stamps(work)
             reports = run_tasks(self.session, confirm_ranges, tasks, Silent(), dealing, self.sessions.watch)
+            after = _read_stamps(work)
         for confirmation, found in zip(work, reports, strict=True):
-            self._conclude_pages(confirmation.check, confirmation.suspects, found)
+            nodes = confirmation.check.shard.primary.id, confirmation.suspects[0].standby
+            unsteady = {one.oid for one in confirmation.suspects if is_unsteady(one.oid, nodes, before, after)}
+            self._conclude_pages(confirmation.check, confirmation.suspects, found, unsteady)
 
     def _choose(self, check: _ShardCheck) -> list[Suspects]:
         """Take the suspects of the next job, without pages of tables about which enough is known."""
@@ -580,14 +615,20 @@ class _LiveRun:
             self.request.bytes_per_second,
         )
 
-    def _conclude_pages(self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport) -> None:
+    def _conclude_pages(
+        self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport, unsteady: Collection[int]
+    ) -> None:
+        """Keep what is proven; read again what is not. Differences of `unsteady` tables (oids) prove nothing."""
         unproven = {one.oid for one in found.differences if one.unproven}
+        renamed = {one.oid for one in found.differences if one.oid in unsteady}
         for one in some:
-            is_unknown = found.problem is not None or one.oid in found.moved
+            is_unknown = found.problem is not None or one.oid in found.moved or one.oid in renamed
             if not is_unknown and one.oid not in unproven:
                 continue
             if one.tries + 1 < TRIES:
                 check.suspects.append(replace(one, tries=one.tries + 1))
+            elif one.oid in renamed:
+                self.report.skip(f"{check.name(one.oid)} on {one.standby}", RENAMED)
             elif one.oid in unproven:
                 lines = next(difference.unproven for difference in found.differences if difference.oid == one.oid)
                 why = f"{lines:,} rows differ from {check.shard.primary.id} in every reading; {WHY_UNPROVEN}"
@@ -599,7 +640,7 @@ class _LiveRun:
         if found.problem is None:
             self._note_bad(check, found.bad)
         for difference in found.differences:
-            if not difference.unproven:
+            if not difference.unproven and difference.oid not in renamed:
                 finding = check.findings.setdefault((some[0].standby, difference.oid), _Finding())
                 finding.add(difference, self.request.rows)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from cutline.check.live.changes_since import Touched
+from cutline.check.live import changes_since
+from cutline.check.live.changes_since import ChangesSince, ChangesUnknownError, Touched
 from cutline.check.live.cut_comparison import TableVerdict, entry_of, is_continued, judge_rows, place_text
 from cutline.check.live.entries import (
     ENTRY_SCHEMA,
@@ -25,7 +30,7 @@ from cutline.check.live.pages import LineAt
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.table_state import TableState
-from cutline.wal.segments.segments import DELETE, SEGMENT_SCHEMA, TRUNCATE, UPSERT
+from cutline.wal.segments.segments import COMMIT, DELETE, INSERT, PREPARE, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 
 def rows_of(*rows: tuple[int, int, int, int]) -> pa.Table:
@@ -130,6 +135,87 @@ def test_rows_are_written_by_their_keys_or_lines_and_all_at_once_by_a_truncate()
     assert touched.covers(2, hashes).tolist() == [False, False, False, True]
     assert touched.covers(3, hashes).all()
     assert not touched.covers(4, hashes).any()
+
+
+def test_hashes_of_lines_are_kept_only_where_they_may_identify_rows_and_not_without_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    touched = Touched()
+    touched.add(changes((UPSERT, 1, b"7", b"7\tx\n"), (INSERT, 2, b"", b"line\n"), (DELETE, 1, b"8", b"9\n")))
+    hashes = xxhash64(from_list([b"7", b"8", b"9\n", b"7\tx\n"]))
+    assert touched.covers(1, hashes).tolist() == [True, True, True, False]
+    assert touched.covers(2, xxhash64(from_list([b"line\n"]))).all()
+    monkeypatch.setattr(changes_since, "HASHES_MAX", 10)
+    # The same keys again and again take no more room; new ones do.
+    for _ in range(30):
+        touched.add(changes((UPSERT, 1, b"7", b"7\ty\n")))
+    many = changes(*((UPSERT, 1, str(number).encode(), b"x\n") for number in range(30)))
+    with pytest.raises(ChangesUnknownError, match="rows were written since the cut: take an increment"):
+        touched.add(many)
+
+
+class Archive:
+    """Segments of ten bytes of WAL each, one for each transaction, which is given as op and xid."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, transactions: list[tuple[int, int]]) -> None:
+        self.transactions = transactions
+        self.read: list[int] = []
+        monkeypatch.setattr(changes_since, "segment_sources", lambda *_: self.sources())
+        monkeypatch.setattr(
+            changes_since, "read_events", lambda _, segment: self.table(segment.number, *self.event(segment))
+        )
+        monkeypatch.setattr(
+            changes_since, "read_at_cut", lambda _, source, __: [self.changes_of(source.segment.number)]
+        )
+
+    def sources(self) -> list[Any]:
+        count = len(self.transactions)
+        return [SimpleNamespace(segment=SimpleNamespace(number=n, after=10 * n, open=None)) for n in range(count)]
+
+    def event(self, segment: Any) -> tuple[int, int]:
+        self.read.append(segment.number)
+        return self.transactions[segment.number]
+
+    def table(self, number: int, op: int, xid: int) -> pa.Table:
+        row = {"lsn": 10 * number + 5, "end_lsn": 10 * number + 6, "seq": 1, "xid": xid, "global_id": None, "op": op,
+               "group": 1, "partition": 0, "key": str(number).encode(), "row": b"x"}  # fmt: skip
+        return pa.Table.from_pylist([row], SEGMENT_SCHEMA)
+
+    def changes_of(self, number: int) -> pa.Table:
+        return self.table(number, UPSERT, self.transactions[number][1])
+
+    def search(self, running: set[int], excluded: frozenset[int] = frozenset()) -> tuple[bool, list[int]]:
+        """Return whether everything is known, and the segments whose changes count as written."""
+        last = 10 * len(self.transactions)
+        chain = SimpleNamespace(position=lambda _: last, excluded=lambda _: excluded)
+        since = ChangesSince(
+            SimpleNamespace(id="s1"), chain, {}, {}, frozenset(running), (), "", None  # type: ignore[arg-type]
+        )  # fmt: skip
+        touched = Touched()
+        is_known = since.add_unseen(None, touched)  # type: ignore[arg-type]
+        keys = [str(number).encode() for number in range(len(self.transactions))]
+        return is_known, np.flatnonzero(touched.covers(1, xxhash64(from_list(keys)))).tolist()
+
+
+def test_a_transaction_that_no_session_sees_yet_is_found_however_old_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive(monkeypatch, [(COMMIT, xid) for xid in range(100)])
+    archive.transactions[3] = (PREPARE, 3)
+    assert archive.search({2, 3}) == (True, [2, 3])
+    archive.read.clear()
+    assert archive.search({99}) == (True, [99])
+    assert len(archive.read) <= changes_since.SEGMENTS_AT_ONCE
+    # A transaction that has not ended is nowhere in the archive, which was searched as a whole.
+    assert archive.search({500}) == (True, [])
+    # What the cut leaves out counts as written anyway.
+    assert archive.search({2}, frozenset({25})) == (True, [])
+
+
+def test_beyond_the_limit_of_the_search_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive(monkeypatch, [(COMMIT, xid) for xid in range(100)])
+    monkeypatch.setattr(changes_since, "SEGMENTS_READ_MAX", 50)
+    assert archive.search({2, 70}) == (False, [70])
+    assert archive.search({70}) == (True, [70])
+    assert archive.search(set()) == (True, [])
 
 
 def test_a_table_continues_if_all_of_its_changes_are_in_the_wal_and_its_values_look_the_same() -> None:

@@ -32,8 +32,8 @@ HEADER = (
     "Decide for each row which side is right. Sections for a primary end with ROLLBACK: replace it with COMMIT.",
     "Take a snapshot before you run it.",
     "Triggers of the tables run, and foreign keys apply: a DELETE can delete rows of other tables (ON DELETE CASCADE),"
-    " and an INSERT can be refused because the row that it refers to comes later. To write only the rows themselves, let"
-    " a superuser run it, with the line about session_replication_role: foreign keys are not checked then.",
+    " and an INSERT can be refused because the row that it refers to comes later. To write only the rows themselves,"
+    " let a superuser run it, with the line about session_replication_role: foreign keys are not checked then.",
 )
 # The settings under which values were read, as far as they decide how a value is parsed, and row_security: with off, a
 # statement fails if policies would hide rows from it.

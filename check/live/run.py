@@ -9,7 +9,7 @@ what was only being changed. Nothing is stopped or stored.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,15 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import Dealing, SparkSource, cores_of, limited_sessions, run_tasks, start_session
+from cutline.spark.spark_jobs import (
+    Dealing,
+    NodeShares,
+    SparkSource,
+    cores_of,
+    limited_sessions,
+    run_tasks,
+    start_session,
+)
 from cutline.storage.errors import ErrorReport, RefusedError
 from cutline.wal.drain.waiting import ReplayState
 
@@ -78,8 +86,8 @@ if TYPE_CHECKING:
 # How much of a shard is read in one round. With a limit on the rate, a round takes ROUND_SECONDS, and a task, which
 # locks tables against DDL, UNIT_SECONDS.
 ROUND_BYTES = 1 << 30
-ROUND_SECONDS, UNIT_SECONDS = 20, 5
-PIECE_PAGES_MIN = 256
+ROUND_SECONDS, UNIT_SECONDS = 10, 5
+PIECE_PAGES_MIN = 32
 # A range that a node could not read is tried this often, in other rounds.
 TRIES = 3
 # Pages that are read again by one task, and in one job of a shard.
@@ -405,15 +413,25 @@ class _LiveRun:
         if not any(check.left for check in self.checks):
             return
         self.progress.step("compare standbys", total=sum(len(check.left) for check in self.checks), unit="tasks")
+        totals = Counter[str]()
+        shares = NodeShares[CompareTask](
+            self.progress, totals, lambda task: task.primary.node.id, lambda task: task.size
+        )
+        done = Counter[str]()
         while any(check.left for check in self.checks):
-            self._compare_round()
+            # Units that could not be read, and tables that were rewritten, are read again.
+            for check in self.checks:
+                totals[check.shard.primary.id] = done[check.shard.primary.id] + sum(unit.size for unit in check.left)
+            shares.begin()
+            done += self._compare_round(shares)
             while any(check.suspects for check in self.checks):
                 self._confirm_round()
             for check in self.checks:
                 if not check.left:
                     self._restart_rewritten(check)
 
-    def _compare_round(self) -> None:
+    def _compare_round(self, shares: NodeShares[CompareTask]) -> Counter[str]:
+        """Compare the units of a round; return their bytes by primary."""
         taken = [(check, check.take(self.request.round_bytes)) for check in self.checks if check.left]
         with self._turns([check for check, _ in taken], 1) as turns:
             work: list[_UnitTask] = []
@@ -423,7 +441,7 @@ class _LiveRun:
                     work += [_UnitTask(check, unit, self._compare_task(check, unit, turn)) for unit in units]
             dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
             tasks = [one.task for one in work]
-            reports = run_tasks(self.session, compare_ranges, tasks, self.progress, dealing, self.sessions.watch)
+            reports = run_tasks(self.session, compare_ranges, tasks, shares, dealing, self.sessions.watch)
         failed: dict[str, list[tuple[_Unit, CompareReport]]] = {}
         for one, found in zip(work, reports, strict=True):
             if found.problem is not None:
@@ -433,6 +451,7 @@ class _LiveRun:
         for check in self.checks:
             if units_failed := failed.get(check.shard.primary.id):
                 self._try_again(check, units_failed)
+        return Counter({check.shard.primary.id: sum(unit.size for unit in units) for check, units in taken})
 
     def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: SnapshotTurn) -> CompareTask:
         taken = turn.standbys

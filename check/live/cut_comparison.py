@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -197,13 +197,13 @@ def _judge_tables(
 class _Verdicts(NamedTuple):
     """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
 
-    `unproven` are the tables of which nobody knows what was written.
+    `unproven` are the tables of which nobody knows what was written, with the reason.
     """
 
     rows: pa.Table
     of_table: dict[tuple[int, int], TableVerdict]
     wrong: dict[tuple[int, int], pa.Table]
-    unproven: set[tuple[int, int]]
+    unproven: dict[tuple[int, int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class CutComparison:
             bad |= self._note_rewritten(found.filter(to_mask(group == FILES)), report)
             bad |= self._note_overflow(found.filter(to_mask(group == OVERFLOW)), report)
             progress.step("read the WAL since the cut")
-            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, set())
+            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, {})
             for source in self.sources:
                 self._judge(source, verdicts, bad, report)
         except (CutComparisonError, ObjectDamagedError) as error:
@@ -255,7 +255,7 @@ class CutComparison:
         for row in found.filter(to_mask(group == TOTALS)).select(["node", "partition", "equal"]).to_pylist():
             place = row["node"], row["partition"]
             equal[place] = equal.get(place, 0) + row["equal"]
-        named = self._name(session, verdicts.wrong, report, progress)
+        named = self._name(session, verdicts, report, progress)
         for source in self.sources:
             self._report(source, verdicts, equal, named, report)
 
@@ -318,7 +318,7 @@ class CutComparison:
                 place = f"{definition.name} on {shard.node.id}"
                 differing = amounts_text({"row differs|rows differ": verdict.wrong})
                 report.skip(place, f"{differing} from the cut, but {why}")
-                verdicts.unproven.add((shard.number, number))
+                verdicts.unproven[shard.number, number] = why
 
     def _report(
         self,
@@ -398,12 +398,12 @@ class CutComparison:
     def _name(
         self,
         session: SparkSession,
-        wrong: Mapping[tuple[int, int], pa.Table],
+        verdicts: _Verdicts,
         report: LiveReport,
         progress: Progress,
     ) -> dict[tuple[int, int], tuple[LiveRow, ...]]:
         """Read some of the wrong rows on both sides; add repairs, and return up to `rows_max` rows of each table."""
-        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in wrong.items()}
+        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in verdicts.wrong.items()}
         if not self.examples_max or not chosen:
             return {}
         progress.step("name the rows that differ")
@@ -420,7 +420,8 @@ class CutComparison:
                 found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
             fixed = frozenset(name for (name,) in found)
             repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
-            report.repairs += [repair for _, repair in repairs]
+            doubt = verdicts.unproven.get((number, group), "")
+            report.repairs += [replace(repair, doubt=doubt) for _, repair in repairs]
             named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])
         return named
 

@@ -93,7 +93,8 @@ class RowRepair:
 
     The cut has `left` rows that the database lacks, all with the line `stored`; None if there are none, or if the line
     is not known, for the reason `why`. The database has `more` rows that the cut lacks; those whose place is known are
-    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY.
+    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `doubt` is the reason why
+    nobody knows whether these rows were written since the cut.
     """
 
     node: str
@@ -104,6 +105,7 @@ class RowRepair:
     versions: tuple[LiveVersion, ...] = ()
     why: str = ""
     fixed: frozenset[str] = frozenset()
+    doubt: str = ""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -240,13 +240,21 @@ def tids_of(lines: BytesColumn) -> tuple[Ints, Ints]:
     return pages, items
 
 
-def versions_of(lines: BytesColumn) -> tuple[Ints, Ints, Ints]:
-    """Return the pages, item numbers and xmins of lines that begin with the columns of VERSION."""
+class VersionColumns(NamedTuple):
+    """The places and the xmins of row versions."""
+
+    pages: Ints
+    items: Ints
+    xmins: Ints
+
+
+def versions_of(lines: BytesColumn) -> VersionColumns:
+    """Return the places and xmins of lines that begin with the columns of VERSION."""
     pages, ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
     items, ends = numbers_at(lines.data, ends + 1)
     # After the parenthesis and the tab.
     xmins, _ = numbers_at(lines.data, ends + 2)
-    return pages, items, xmins
+    return VersionColumns(pages, items, xmins)
 
 
 def numbers_at(data: Bytes, starts: Ints) -> tuple[Ints, Ints]:

@@ -78,7 +78,7 @@ class LineAtCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedLines:
     """The rows that a task looks for, as arrays that belong together, and how much of a line it returns."""
 
     groups: Ints
@@ -155,7 +155,7 @@ def read_stored(
     for node in sorted({row.node for row in wanted}):
         rows = [row for row in wanted if row.node == node]
         sources = sources_of(chain, (node,), store.open(), chosen={node: frozenset(row.group for row in rows)})
-        looked_for = Wanted(
+        looked_for = WantedLines(
             np.array([row.group for row in rows], np.int64),
             np.array([row.identity for row in rows], np.int64),
             sources.multisets,
@@ -189,7 +189,7 @@ def states_of(rows: Iterable[RowAtCut], found: pa.Table, problems: Iterable[Erro
 
 
 def _read_lines(
-    session: SparkSession, sources: Sources, wanted: Wanted, store: StoreLocation
+    session: SparkSession, sources: Sources, wanted: WantedLines, store: StoreLocation
 ) -> tuple[pa.Table, list[ErrorReport]]:
     """Fold the sources, and return the wanted lines as LINES_SCHEMA, and the fold's problems."""
     folded = fold(session, sources, store)
@@ -230,7 +230,7 @@ def _once(frame: DataFrame) -> Any:
     return frame.dropDuplicates(["group", "identity", "problem"])
 
 
-def _filter_long(session: SparkSession, folded: Fold, wanted: Wanted) -> None:
+def _filter_long(session: SparkSession, folded: Fold, wanted: WantedLines) -> None:
     """Leave out long images of other rows, as far as their keys are known without reading them."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 

@@ -259,7 +259,7 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
 
 
 def script_mode(script: Path) -> int | None:
-    """Return the permissions of a new repair script, which contains rows: only its user's. None keeps what a file has."""
+    """Return the permissions of a new repair script, which contains rows: only its user's. None: keep a file's own."""
     return None if script.exists() else 0o600
 
 

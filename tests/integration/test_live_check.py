@@ -430,8 +430,8 @@ def test_a_label_that_was_renamed_while_the_standby_lags_is_no_conflict(
 
 def test_reading_is_slow_if_it_shall_be(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
-    monkeypatch.setattr(live_run, "ROUND_SECONDS", 0.25)
-    monkeypatch.setattr(live_run, "UNIT_SECONDS", 0.25)
+    monkeypatch.setattr(live_run, "ROUND_SECONDS", 0.05)
+    monkeypatch.setattr(live_run, "UNIT_SECONDS", 0.05)
     fast, slow = check(runs), check_live(runs.fleet, LiveRequest(bytes_per_second=4_000_000), runs.spark, told)
     assert slow.result == "valid"
     # The amount that was read grows in steps of some seconds, and ends with everything.

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutline.check.live.stored_lines import INCOMPLETE, LINES_SCHEMA, LineAtCut, RowAtCut, Wanted, states_of
+from cutline.check.live.stored_lines import INCOMPLETE, LINES_SCHEMA, LineAtCut, RowAtCut, WantedLines, states_of
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.snapshots.fold.sources import PROBLEM
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, report_of
@@ -27,9 +27,9 @@ def at(group: int, value: bytes) -> RowAtCut:
     return RowAtCut("s1", group, 0, identity(value))
 
 
-def wanted(*rows: RowAtCut, line_bytes: int = 100) -> Wanted:
+def wanted(*rows: RowAtCut, line_bytes: int = 100) -> WantedLines:
     groups, identities = [row.group for row in rows], [row.identity for row in rows]
-    return Wanted(np.array(groups, np.int64), np.array(identities, np.int64), frozenset({FULL}), line_bytes)
+    return WantedLines(np.array(groups, np.int64), np.array(identities, np.int64), frozenset({FULL}), line_bytes)
 
 
 def test_wanted_rows_are_picked_once_and_cut_off() -> None:

@@ -17,9 +17,9 @@ import pyarrow as pa
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.required_values import check_required
 from cutline.check.sequence_values import KeyExtremes, add_extremes
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError
+from cutline.check.stored_rows import BaseChecks, RowsInvalidError, salted
 from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.bytes_column import from_arrow, xxhash64
+from cutline.columns.bytes_column import Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
@@ -34,6 +34,7 @@ class BaseHashTask:
 
     `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
     largest keys are wanted, and `required` a broadcast of the columns that are NOT NULL (required_values.places_of).
+    `expected` is a broadcast of the ExpectedRows, which changes delete.
     """
 
     base: BaseSource
@@ -42,17 +43,23 @@ class BaseHashTask:
     store: StoreLocation
     fed: frozenset[int] = frozenset()
     required: Any = None
+    expected: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class BaseHashReport:
-    """The object's combined hashes, keyed by (node number, group, partition), or the problem with the object."""
+    """The object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
+
+    `deleted` are the indexes of those of the node's expected rows that it has; `number` is the node's.
+    """
 
     sums: Sums | None
     rows: int = 0
     bytes: int = 0
     problem: ErrorReport | None = None
     extremes: KeyExtremes = field(default_factory=dict)
+    number: int = 0
+    deleted: Ints | None = None
 
 
 def hash_base(task: BaseHashTask) -> BaseHashReport:
@@ -60,12 +67,12 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     parts: list[Sums] = []
     rows: dict[int, int] = {}
-    checks, extremes = BaseChecks(task.forms.value), KeyExtremes()
+    checks, extremes, deleted = BaseChecks(task.forms.value), KeyExtremes(), list[Ints]()
     try:
         for table in _read(task):
             _count_rows(table, rows)
             for batch in table.to_batches():
-                parts += _hash_batch(task, batch, changed, checks, extremes)
+                parts += _hash_batch(task, batch, changed, checks, extremes, deleted)
         _check_rows(task, rows)
         checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
     except RowsInvalidError as error:
@@ -74,7 +81,14 @@ def hash_base(task: BaseHashTask) -> BaseHashReport:
         return BaseHashReport(None, problem=report_of(damage))
     except SnapshotError as error:
         return BaseHashReport(None, problem=report_of(error))
-    return BaseHashReport(combine_all(parts, 3), sum(rows.values()), task.base.source.size, extremes=extremes)
+    return BaseHashReport(
+        combine_all(parts, 3),
+        sum(rows.values()),
+        task.base.source.size,
+        extremes=extremes,
+        number=task.base.source.number,
+        deleted=np.concatenate(deleted) if deleted else None,
+    )
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:
@@ -107,16 +121,17 @@ def _hash_batch(
     changed: Mapping[int, Keys],
     checks: BaseChecks,
     extremes: KeyExtremes,
+    deleted: list[Ints],
 ) -> Iterator[Sums]:
     """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
     checks.add(batch, key_hashes)
     if task.base.mapping is None:
-        yield _hash(task, batch, changed, key_hashes, extremes)
+        yield _hash(task, batch, changed, key_hashes, extremes, deleted)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
         for to_batch in table.to_batches():
-            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))), extremes)
+            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))), extremes, deleted)
 
 
 def _hash(
@@ -125,6 +140,7 @@ def _hash(
     changed: Mapping[int, Keys],
     key_hashes: npt.NDArray[np.uint64],
     extremes: KeyExtremes,
+    deleted: list[Ints],
 ) -> Sums:
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
@@ -137,6 +153,9 @@ def _hash(
     if changed or task.base.truncated:
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
+        if task.expected is not None:
+            # Whatever is deleted has changed.
+            deleted.append(task.expected.value.find(salted(key_hashes[~holds], group[~holds])))
     add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
     if task.required is not None:
         check_required(task.forms.value, group, rows, task.required.value, holds)

@@ -5,28 +5,32 @@ Every finding names the node and the global id if the events show them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.check.report import Conflict
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.commit import CutRecord
 from cutline.wal.cut.cut_events import FleetEvents
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from cutline.wal.cut.resolve import NodeWindow
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
 
 FIELDS = ("local_transactions", "last_commit_at")
 TOTALS = ("global_transactions", "included_early", "in_flight")
 # At most this many transactions are named for each field of a node's cut.
 NAMED_MAX = 20
+# At most this many transactions that one node committed and another rolled back are looked at for a cut.
+DECIDED_MAX = 1000
 TRANSACTION = "transaction"
 
 
@@ -187,6 +191,54 @@ def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...])
         for one, at in zip(waiting[is_torn].tolist(), place[is_torn].tolist(), strict=True)
     )
     return SharedParts(_pairs(included // width), _pairs(waiting[~is_torn] // width), torn)
+
+
+class _Part(NamedTuple):
+    """A part of a global transaction: when it was prepared, and when it was committed or rolled back."""
+
+    prepared_at: float
+    ended_at: float
+
+
+def decided_differently(events: FleetEvents, windows: Mapping[str, NodeWindow]) -> Iterator[str]:
+    """Describe the global transactions that were committed on one node, and rolled back on another at the same time.
+
+    An attempt that was rolled back on a node does not count if the same gid was prepared there again, or if it ended,
+    by the clocks of the nodes, before the transaction was prepared on the other node.
+    """
+    nodes, width = tuple(windows), len(windows)
+    prepared, committed = events.prepared, events.committed
+    part = prepared.gid * width + prepared.node
+    gone = np.setdiff1d(part[events.undone], part[~events.undone])
+    gids = np.intersect1d(gone // width, committed.gid)[:DECIDED_MAX]
+    if not len(gids):
+        return
+    names = events.names.take(to_arrow(gids))
+    committed_on, rolled_back_on = dict[str, list[tuple[str, _Part]]](), dict[str, list[tuple[str, _Part]]]()
+    chosen = gone[np.isin(gone // width, gids)].tolist()
+    gone_on = {(events.names[one // width].as_py(), nodes[one % width]) for one in chosen}
+    for node, window in windows.items():
+        for global_id, is_commit, found in _decided_parts(window, names):
+            if is_commit:
+                committed_on.setdefault(global_id, []).append((node, found))
+            elif (global_id, node) in gone_on:
+                rolled_back_on.setdefault(global_id, []).append((node, found))
+    for global_id in sorted(committed_on.keys() & rolled_back_on.keys()):
+        for (has, one), (lacks, other) in product(committed_on[global_id], rolled_back_on[global_id]):
+            if one.prepared_at <= other.ended_at and other.prepared_at <= one.ended_at:
+                yield f"transaction {global_id!r} was committed on {has}, but rolled back on {lacks}"
+                break
+
+
+def _decided_parts(window: NodeWindow, names: pa.Array[Any]) -> Iterator[tuple[str, bool, _Part]]:
+    """Yield the parts of these transactions that end in a window, and whether they were committed."""
+    rows = window.events.filter(pc.is_in(window.events["global_id"], value_set=names))
+    events = rows.select(["op", "xid", "seq", "global_id"]).to_pylist()  # bounded by DECIDED_MAX
+    prepared_at = {one["xid"]: one["seq"] for one in events if one["op"] == PREPARE}
+    for one in events:
+        if one["op"] in (COMMIT, COMMIT_PREPARED, ROLLBACK_PREPARED):
+            began = one["seq"] if one["op"] == COMMIT else prepared_at.get(one["xid"], -math.inf)
+            yield one["global_id"], one["op"] != ROLLBACK_PREPARED, _Part(began, one["seq"])
 
 
 def _are_at(events: FleetEvents, cuts: list[NodeCut], positions: list[list[Lsn]]) -> Flags:

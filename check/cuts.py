@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from cutline.check.cut_findings import differences, lost_prepares, shared_parts, torn_conflict
-from cutline.check.report import Conflict, Findings
+from cutline.check.cut_findings import decided_differently, differences, lost_prepares, shared_parts, torn_conflict
+from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import note_marks
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.row_batches import from_stream
@@ -38,7 +38,7 @@ from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_
 # Reading a small segment consists mostly of waiting for the store.
 READS_AT_ONCE = 8
 # At most this many transactions of each kind are named for a cut.
-NAMED_MAX = 100
+NAMED_MAX, DOUBTS_MAX = 100, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,14 @@ def _compare_shared(
     if len(conflicts) > NAMED_MAX:
         detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
         findings.conflict(Conflict("transaction", detail))
+    # PostgreSQL lets everybody decide each part by itself.
+    decided = list(decided_differently(fleet, windows))
+    for detail in decided[:DOUBTS_MAX]:
+        what = "somebody decided its parts differently, used its gid twice, or changed the store"
+        findings.doubt(Doubt("transaction", f"cut {commit.cut.id}: {detail}: {what}"))
+    if len(decided) > DOUBTS_MAX:
+        detail = f"cut {commit.cut.id}: {len(decided) - DOUBTS_MAX} more such transactions are not listed"
+        findings.doubt(Doubt("transaction", detail))
     return shared.pairs + (shared.waiting if is_last else 0)
 
 

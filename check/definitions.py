@@ -20,7 +20,10 @@ from msgspec import structs
 
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Doubt, Findings
+from cutline.check.required_values import Since, follow_required, required_columns
 from cutline.check.shard_differences import ShardDifferences
+from cutline.check.stored_rows import invalid_older_values
+from cutline.check.table_forms import enum_labels
 from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -28,12 +31,12 @@ from cutline.snapshots.ddl.contradictions import (
     PREDEFINED,
     changed_columns,
     compare,
+    compare_database,
     compare_definitions,
     compare_sequences,
     is_only_ascii,
     labels_of,
 )
-from cutline.snapshots.ddl.database_facts import READ_ONLY, list_elements
 from cutline.snapshots.ddl.described_ddl import Description, describe
 from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
@@ -50,7 +53,7 @@ from cutline.snapshots.records.commit import (
     Sequence,
     StoredObject,
 )
-from cutline.snapshots.records.proven_chains import cut_time, point_label
+from cutline.snapshots.records.proven_chains import commit_key, cut_time, point_label
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
@@ -72,13 +75,15 @@ class StoredDefinitions:
     """What the stored DDL tells other passes about each shard.
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
-    are those that enum types have had, as COPY prints them, by shard and by the oid of the type. `roles` are all roles
-    that the servers have had, by shard; a shard whose globals can't be read has none.
+    are those that enum types have had, as COPY prints them, by shard and by the oid of the type; None for a composite
+    type. `roles` are all roles that the servers have had, by shard; a shard whose globals can't be read has none.
+    `required` says, by shard, since when columns have been NOT NULL.
     """
 
     newest: dict[str, Description] = field(default_factory=dict)
-    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     roles: dict[str, frozenset[str]] = field(default_factory=dict)
+    required: dict[str, Since] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -112,9 +117,13 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
     for object_list in [object_list for commit in part.commits for object_list in commit.object_lists]:
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
+    for shard in checking.shards:
+        labels = enum_labels(chain, shard, checking.labels.get(shard, {}))
+        for detail in invalid_older_values(chain.definitions(shard).values(), labels):
+            findings.conflict(Conflict("definition", detail, node=shard))
     newest = {name: shard.newest for name, shard in checking.shards.items() if shard.newest is not None}
     known = {name: shard.all_roles for name, shard in checking.shards.items() if not shard.lacks_roles}
-    return StoredDefinitions(newest, checking.labels, known)
+    return StoredDefinitions(newest, checking.labels, known, checking.required)
 
 
 @dataclass(slots=True)
@@ -125,9 +134,10 @@ class _Checking:
     part: NewPart
     findings: Findings
     shards: dict[str, _Shard]
-    labels: dict[str, dict[int, frozenset[bytes]]] = field(default_factory=dict)
+    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
     said: set[tuple[str, str]] = field(default_factory=set)
+    required: dict[str, Since] = field(default_factory=dict)
 
     @property
     def chain(self) -> Chain:
@@ -159,6 +169,7 @@ class _Checking:
                     self._contradicted(found, stored)
                     self.shards[name].newest = described
             self._check_newest(chain, before, newest, commit)
+            self._follow_required(before, chain, name)
         for name in self.shards.keys() - archives.keys():
             if before is not None:
                 self._check_unchanged(before, chain, name)
@@ -169,11 +180,20 @@ class _Checking:
         if archives:
             self.differences.add(chain, before, {name: shard.newest for name, shard in self.shards.items()})
 
+    def _follow_required(self, before: Chain | None, chain: Chain, name: str) -> None:
+        """Note which columns are NOT NULL after new DDL. Without new DDL, they are the same."""
+        known, described = self.required.pop(name, {}), self.shards[name].newest
+        if described is not None:
+            required = required_columns(chain, name, described)
+            self.required[name] = follow_required(before, chain, name, known, required)
+
     def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
-        """Check that a full snapshot lists DDL of all shards, and that a commit has one value of each sequence."""
+        """Check that a full snapshot has DDL of all shards, and that a commit names roles and sequences that fit."""
         if commit.increment == 0 and not self.chain.full.only_cut:
             for shard in sorted(self.shards.keys() - with_ddl):
                 self.findings.conflict(Conflict("definition", "the full snapshot lists no DDL", node=shard))
+        for shard in sorted(commit.databases.keys() & self.shards.keys()):
+            self._check_properties(commit, shard)
         for shard, sequences in commit.sequences.items():
             counts = Counter((one.schema, one.name) for one in sequences)
             for schema, name in sorted(key for key, count in counts.items() if count > 1):
@@ -202,7 +222,8 @@ class _Checking:
         described = describe(ddl)
         known = self.labels.setdefault(stored.node, {})
         for oid, labels in labels_of(described).items():
-            known[oid] = known.get(oid, frozenset()) | labels
+            known[oid] = (known.get(oid) or frozenset()) | labels
+        known.update(dict.fromkeys(described.composite_oids))
         return described
 
     def _count(self, stored: StoredObject, commit: Commit) -> None:
@@ -218,6 +239,9 @@ class _Checking:
                 shard.roles = frozenset(role.name for role in found.roles)
                 if len(shard.roles) < len(found.roles):
                     detail = "the stored roles of the server contain a role several times"
+                    self.findings.conflict(Conflict("roles", detail, node=stored.node, object=stored.key))
+                if unknown := found.unknown_roles:
+                    detail = f"the globals of the server name {list_some(unknown, NAMED_MAX)}, which is no role of it"
                     self.findings.conflict(Conflict("roles", detail, node=stored.node, object=stored.key))
                 shard.all_roles |= shard.roles
             elif stored.kind == EXTENSION_ROWS:
@@ -263,33 +287,8 @@ class _Checking:
         for shard in self.shards.values():
             if shard.newest is not None and shard.listed is not None:
                 increment, stored = shard.listed
-                self._note_settings(self.chain.up_to(increment), shard.newest, stored)
                 self._note_unlisted(self.chain.up_to(increment), shard.newest, stored)
         self.differences.note(self.findings)
-
-    def _note_settings(self, chain: Chain, described: Description, stored: StoredObject) -> None:
-        """Note settings of the database that differ between the DDL and the commit, which were read at other times."""
-        properties = chain.database_properties(stored.node)
-        if properties is None or described.database is None:
-            return
-        ours = {(one.role, one.name.lower()): one.value for one in properties.settings}
-        theirs = {(role, name.lower()): value for (role, name), value in described.database.settings.items()}
-        for role, setting in sorted(ours.keys() | theirs.keys()):
-            given, dumped = ours.get((role, setting)), theirs.get((role, setting))
-            # A terminal snapshot sets this one, and commits leave it out.
-            if setting == READ_ONLY or (given is not None and dumped is not None and _is_value(given, dumped)):
-                continue
-            if is_only_ascii(chain, stored.node) and not (given or "").isascii():
-                # The DDL has the bytes of another encoding.
-                continue
-            where = f" for role {role}" if role else ""
-            ours_shown = "not set" if given is None else given
-            theirs_shown = "not set" if dumped is None else ", ".join(dumped)
-            detail = (
-                f"setting {setting} of the database{where} is {ours_shown} in the commit, but {theirs_shown} in the"
-                " DDL: somebody changed it while the snapshot was taken, or changed the store"
-            )
-            self.findings.doubt(Doubt("setting", detail, node=stored.node, object=stored.key))
 
     def _note_unlisted(self, chain: Chain, described: Description, stored: StoredObject) -> None:
         """Note tables that the rules exclude, but that the commit does not list as left out."""
@@ -321,7 +320,8 @@ class _Checking:
     def _check_values(self, chain: Chain, name: str, commit: Commit) -> None:
         """Compare the commit with the newest DDL of the shard, because a restore runs that.
 
-        If the commit changes no tables, compares only the values of sequences, except at the checked increment.
+        If the commit changes no tables, compares only the values of sequences and the properties of the database,
+        except at the checked increment.
         """
         described, listed = self.shards[name].newest, self.shards[name].listed
         if described is None or self.chain.full.only_cut:
@@ -330,6 +330,7 @@ class _Checking:
         is_changed = changes is not None and any(name in of for of in (changes.groups, changes.gone, changes.tables))
         is_whole = is_changed or commit.increment == self.chain.last.increment
         details = compare(chain, name, described) if is_whole else compare_sequences(chain, name, described)
+        details += [] if is_whole else compare_database(chain, name, described)
         for detail in details:
             if (name, detail) not in self.said:
                 self.said.add((name, detail))
@@ -346,6 +347,22 @@ class _Checking:
             detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the DDL needs"
             self.findings.conflict(Conflict("roles", detail, node=name, object=stored.key if stored else None))
 
+    def _check_properties(self, commit: Commit, name: str) -> None:
+        """Check that the server's globals contain the roles that the properties of the database name."""
+        known, properties = self.shards[name].roles, commit.databases[name].properties
+        if known is None or properties is None:
+            return
+        named = {properties.owner, *(setting.role for setting in properties.settings)}
+        named |= {role for one in properties.privileges or () for role in (one.grantee, one.grantor)}
+        missing = sorted(role for role in named - known - {""} if not role.startswith(PREDEFINED))
+        detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the database needs"
+        if missing and (name, detail) not in self.said:
+            self.said.add((name, detail))
+            key = commit_key(self.chain.name, commit.increment)
+            self.findings.conflict(
+                Conflict("roles", f"{point_label(commit.increment)}: {detail}", node=name, object=key)
+            )
+
 
 def _follows_at_once(chain: Chain, one: int, other: int) -> bool:
     """Whether two cuts were made so shortly after each other that the DDL may have been dumped in the same second."""
@@ -359,11 +376,6 @@ def _is_dumped_again(before: Chain, chain: Chain, shard: str) -> bool:
     if changes is None or shard not in changes.fingerprints or shard not in before.full.fingerprints:
         return False
     return before.fingerprint(shard) == chain.fingerprint(shard)
-
-
-def _is_value(value: str, elements: tuple[str, ...]) -> bool:
-    """Whether the elements, as DDL sets them, are the value of a setting as pg_db_role_setting has it."""
-    return elements == (value,) or tuple(list_elements(value, folds=False)) == elements
 
 
 def _changed_without_stamp(
@@ -385,7 +397,8 @@ def _changed_without_stamp(
 def _changed_sequences(was: Iterable[Sequence], now: Iterable[Sequence]) -> Iterator[str]:
     """Yield how the sequences differ, except for their values."""
     before, after = (
-        {(one.schema, one.name): (one.increment, one.cycles) for one in sequences} for sequences in (was, now)
+        {(one.schema, one.name): (one.increment, one.cycles, one.smallest, one.largest) for one in sequences}
+        for sequences in (was, now)
     )
     for schema, name in sorted(before.keys() - after.keys()):
         yield f"sequence {table_name(schema, name)} is gone"

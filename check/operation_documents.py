@@ -7,17 +7,27 @@ create stores an outcome that is `failed` only when its commit can never be ther
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from msgspec import UnsetType
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS, seconds_of
 from cutline.snapshots.operations.leases import LEASE_SECONDS, LEASED, read_lease
-from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.operations.open_operations import OpenOperation, recorded_commits
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import CREATE, FAILED, Intent, Outcome, operation_key, read_intent
+from cutline.snapshots.records.operation_records import (
+    CONFLICTS,
+    CREATE,
+    FAILED,
+    CheckedPoint,
+    Intent,
+    Outcome,
+    operation_key,
+    read_intent,
+)
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import slot_name
@@ -25,9 +35,66 @@ from cutline.wal.drain.slots import slot_name
 OPERATION = "operation"
 
 
-def check_outcomes(chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings) -> None:
-    """Compare the outcomes of creates, keyed by operation, with the commits of the chain."""
+@dataclass(frozen=True, slots=True)
+class RecordedPoints:
+    """What outcomes say of restore points.
+
+    `creates` are the outcomes of creates, keyed by operation. `seen` are the points that checks have read without
+    conflicts, by snapshot and by the operation of the check: they were there, even if no outcome of a create is left.
+    `others` are the kinds of the operations that are no creates.
+    """
+
+    creates: dict[str, Outcome] = field(default_factory=dict)
+    seen: dict[str, dict[str, CheckedPoint]] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, outcomes: Iterable[tuple[str, Outcome]]) -> RecordedPoints:
+        """Return what the outcomes, each with its operation, say."""
+        recorded = cls()
+        for operation, outcome in outcomes:
+            if outcome.kind == CREATE:
+                recorded.creates[operation] = outcome
+            else:
+                recorded.others[operation] = outcome.kind
+            for point in () if isinstance(outcome.checked, UnsetType) else outcome.checked:
+                # A check that could not read the chain reports a conflict at the increment that it was asked for.
+                if point.result != CONFLICTS:
+                    recorded.seen.setdefault(point.snapshot, {})[operation] = point
+        return recorded
+
+    @property
+    def commits(self) -> dict[str, dict[str, int]]:
+        """The increments that were committed, keyed by snapshot and by the operation that says so."""
+        commits = recorded_commits(self.creates)
+        for snapshot, points in self.seen.items():
+            commits.setdefault(snapshot, {}).update({operation: point.increment for operation, point in points.items()})
+        return commits
+
+
+def check_seen(chain: Chain, points: Mapping[str, CheckedPoint], findings: Findings) -> None:
+    """Compare the points of the chain that checks have read, keyed by the operation of the check, with its commits."""
+    second = chain.full.operation.rpartition("-")[0]
+    for operation, point in points.items():
+        if operation < second or isinstance(point.read, UnsetType) or point.increment > chain.last.increment:
+            continue
+        maker, read = chain.commits[point.increment].operation, point.read.last_operation
+        if read != maker:
+            detail = f"it read increment {point.increment} of operation {read}, but operation {maker} made that commit"
+            findings.conflict(_conflict(operation, detail))
+
+
+def check_outcomes(
+    chain: Chain, outcomes: Mapping[str, Outcome], findings: Findings, others: Mapping[str, str] | None = None
+) -> None:
+    """Compare the outcomes of creates, keyed by operation, with the commits of the chain.
+
+    `others` are the kinds of the operations that have an outcome and are no creates.
+    """
     commits = {commit.operation: commit for commit in chain.commits}
+    for operation in commits.keys() & (others or {}).keys():
+        detail = f"it was a {(others or {})[operation]} according to its outcome, but its commit is in the store"
+        findings.conflict(_conflict(operation, detail))
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:
             for detail in _contradictions(commit, outcome):
@@ -52,6 +119,8 @@ def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
         yield f"it failed according to its outcome ({outcome.reason})"
     if (outcome.snapshot, outcome.increment) != (commit.snapshot, commit.increment):
         yield f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome"
+    if not isinstance(outcome.began_at, UnsetType) and outcome.began_at != commit.created_at:
+        yield f"it began at {outcome.began_at} according to its outcome, not at {commit.created_at}"
     if not isinstance(outcome.volumes, UnsetType) and outcome.volumes != commit.counts:
         names = sorted({name for name, _ in outcome.volumes.items() ^ commit.counts.items()})
         yield f"it has other counts of {', '.join(names)} according to its outcome"

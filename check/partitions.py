@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.check.base_hashes import BaseHashTask, hash_base
+from cutline.check.deleted_rows import note_missing
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Copies, Findings
@@ -18,7 +19,7 @@ from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node
 from cutline.check.streams import StreamHashes, last_by_node
 from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.bytes_column import BytesColumn, column_of, from_arrow, xxhash64
+from cutline.columns.bytes_column import BytesColumn, Flags, column_of, from_arrow, xxhash64
 from cutline.columns.python_workers import broadcast, map_batches
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
@@ -94,6 +95,7 @@ def hash_partitions(
     changed: dict[int, Any] = {}
     forms: dict[str, Any] = {}
     required: dict[int, Any] = {}
+    expected: dict[int, Any] = {}
     try:
         for problem in folded.problems:
             findings.damage(problem)
@@ -109,6 +111,7 @@ def hash_partitions(
             number: broadcast(session, places)
             for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
         }
+        expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
         tasks = (
             BaseHashTask(
                 base,
@@ -117,10 +120,13 @@ def hash_partitions(
                 store,
                 fed.get(base.source.number, frozenset()),
                 required.get(base.source.number),
+                expected.get(base.source.number),
             )
             for base in bases
         )
-        base = _hash_bases(session, tasks, findings, shares, extremes)
+        seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
+        base = _hash_bases(session, tasks, findings, shares, extremes, seen)
+        note_missing(streams.expected, seen, copies, findings)
         if reported:
             merge(extremes, reported.extremes)
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
@@ -135,7 +141,7 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:
         folded.release()
-        for sent in (*changed.values(), *forms.values(), *required.values()):
+        for sent in (*changed.values(), *forms.values(), *required.values(), *expected.values()):
             sent.unpersist()
 
 
@@ -204,8 +210,12 @@ def _hash_bases(
     findings: Findings,
     shares: NodeShares[BaseHashTask],
     extremes: KeyExtremes,
+    seen: Mapping[int, Flags],
 ) -> Sums:
-    """Return the combined hashes of all base rows, and add the keys of fed groups to `extremes`."""
+    """Return the combined hashes of all base rows, and add the keys of fed groups to `extremes`.
+
+    Also flags, by node number, the expected rows that are `seen`.
+    """
     sums = combine_all([], 3)
     for reports in run_many(session, hash_base, tasks, shares, Dealing(lambda task: task.base.source.size)):
         for report in reports:
@@ -214,6 +224,8 @@ def _hash_bases(
             elif report.sums is not None:
                 findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
                 merge(extremes, report.extremes)
+                if report.deleted is not None:
+                    seen[report.number][report.deleted] = True
         sums = combine_all([sums, *(report.sums for report in reports if report.sums is not None)], 3)
     return sums
 

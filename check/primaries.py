@@ -26,8 +26,11 @@ def check_primaries(store: ObjectStore, snapshots: Iterable[FullSnapshot]) -> li
         records = read_records(store)
     except ManifestError as error:
         return [Conflict(PRIMARIES, error.message, object=str(error.details["object"]))]
+    snapshots = list(snapshots)
     if not records:
-        return []
+        # Every create records the primaries that it has locked, before it begins.
+        detail = f"there is no record of the primaries, which {baseline_key(1)} should contain"
+        return [Conflict(PRIMARIES, detail, object=baseline_key(1))] if snapshots else []
     conflicts = [
         Conflict(PRIMARIES, detail, object=baseline_key(number))
         for number, record in records.items()
@@ -37,7 +40,7 @@ def check_primaries(store: ObjectStore, snapshots: Iterable[FullSnapshot]) -> li
     return conflicts + [
         Conflict(PRIMARIES, detail, object=baseline_key(newest))
         for full in snapshots
-        for detail in _compare(records[newest], full)
+        for detail in _compare(records[newest], full, is_first=newest == 1)
     ]
 
 
@@ -53,11 +56,15 @@ def _follows(before: BaselineRecord | None, record: BaselineRecord, number: int)
         yield f"record {number} has the same primaries as the one before"
 
 
-def _compare(record: BaselineRecord, full: FullSnapshot) -> Iterator[str]:
-    """Yield how the record contradicts a full snapshot that was begun after it; every create compares both."""
+def _compare(record: BaselineRecord, full: FullSnapshot, *, is_first: bool) -> Iterator[str]:
+    """Yield how the record contradicts a full snapshot that was begun after it; every create compares both.
+
+    No snapshot is older than the first record.
+    """
     began, recorded = time_of_id(full.operation), time_of_id(record.id)
     # A record gets its id shortly before the operation that stores it.
-    if began is None or recorded is None or began.timestamp() <= recorded.timestamp() + SLACK_SECONDS:
+    is_later = began is not None and recorded is not None and began.timestamp() > recorded.timestamp() + SLACK_SECONDS
+    if not is_first and not is_later:
         return
     known = {entry.node: entry.system_identifier for entry in record.primaries}
     locked = {one.node: one.system_identifier for one in full.baseline if one.backup_of is None}

@@ -329,29 +329,32 @@ class Copies:
     """A chain's copies: their nodes, and the shard of each node.
 
     What the DDL tells about rows, by shard: `labels` are those that enum columns may have, by group number and by the
-    place of the column, `fed` are the groups at the last commit whose keys come from a sequence, and `required` the
-    places of their columns that are NOT NULL.
+    place of the column, and None for a column of a composite type; `fed` are the groups at the last commit whose keys
+    come from a sequence, `required` the places of their columns that are NOT NULL, and `required_since` the positions
+    since which they have been.
     """
 
     nodes: tuple[str, ...]
     shard: Mapping[str, str]
     chain: Chain
-    labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes]]]] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] = field(default_factory=dict)
     fed: Mapping[str, Collection[int]] = field(default_factory=dict)
     required: Mapping[str, Mapping[int, frozenset[int]]] = field(default_factory=dict)
+    required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         chain: Chain,
-        labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes]]]] | None = None,
+        labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] | None = None,
         fed: Mapping[str, Collection[int]] | None = None,
         required: Mapping[str, Mapping[int, frozenset[int]]] | None = None,
+        required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] | None = None,
     ) -> Copies:
         """Return the copies of `chain`."""
         nodes = tuple(chain.baseline)
         shards = {node: chain.shard_of(node) for node in nodes}
-        return cls(nodes, shards, chain, labels or {}, fed or {}, required or {})
+        return cls(nodes, shards, chain, labels or {}, fed or {}, required or {}, required_since or {})
 
     def since(self, node: str) -> Lsn:
         """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""

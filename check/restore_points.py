@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.report import Findings
+from cutline.check.segment_transactions import SegmentTransactions
+from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.check.transactions import compare_transactions, reading_here
 from cutline.columns.arrow_numbers import to_mask, to_numpy
@@ -34,6 +36,7 @@ def check_restore_point(
     for segment in segments:
         try:
             events = _read_verified(store, segment)
+            _check_transactions(events, segment, chain)
         except ObjectDamagedError as error:
             findings.damage(report_of(error))
         else:
@@ -52,6 +55,15 @@ def _read_verified(store: ObjectStore, segment: Segment) -> pa.Table:
     """Verify every byte of the segment; return its events."""
     read_listed(store, segment.node, segment.key, (segment.size, segment.digest))
     return read_events(store, segment)
+
+
+def _check_transactions(events: pa.Table, segment: Segment, chain: Chain) -> None:
+    transactions = SegmentTransactions(segment, chain.full.base[segment.node])
+    try:
+        transactions.add(events)
+        transactions.end()
+    except RowsInvalidError as error:
+        raise ObjectDamagedError(key=segment.key, kind=error.kind, node=segment.node, detail=str(error)) from error
 
 
 def _markers(events: pa.Table) -> dict[bytes, Lsn]:

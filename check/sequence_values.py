@@ -28,6 +28,8 @@ from cutline.snapshots.records.proven_chains import point_label
 # The integer types, by oid.
 INTEGERS = frozenset({20, 21, 23})
 NAMED_MAX = 5
+# An application that resets a sequence does so again and again.
+STEPS_BACK_MAX = 2
 SEQUENCE = "sequence"
 # The smallest and the largest key in the state at the cut, by node number and group.
 KeyExtremes: TypeAlias = dict[tuple[int, int], tuple[int, int]]
@@ -130,14 +132,13 @@ def _behind(history: History, limits: tuple[int, int]) -> str:
 
 
 def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
-    """Yield how a sequence went back between two commits, if it did so once. A restart is a change of DDL."""
+    """Yield how a sequence went back between two commits, if it seldom did so. A restart is a change of DDL."""
     steps = [
         (before, after)
         for before, after in pairwise(history)
         if _reach(after[1]) < _reach(before[1]) and not after[1].cycles and not _has_new_ddl(chain, shard, after[0])
     ]
-    if len(steps) == 1:
-        (was_in, was), (now_in, now) = steps[0]
+    for (was_in, was), (now_in, now) in steps if len(steps) <= STEPS_BACK_MAX else ():
         name = table_name(now.schema, now.name)
         yield (
             f"sequence {name} was at {was.last_value} in {point_label(was_in)} and is at {now.last_value} in"

@@ -2,20 +2,25 @@
 
 Shards may have different definitions for good reasons, and a change reaches them one after another. So such a
 difference is a doubt, and never a conflict. What never was the same is not noted.
+
+What no shard had is the same, too: an object that is new, but not on all shards, is noted if the shards had the same
+tables and the same objects of its kind before, and still have the same tables. So nothing is noted of shards that have
+tables of their own.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cutline.check.report import Doubt, Findings
 from cutline.nodes.encodings import raw_bytes
 from cutline.nodes.groups import Column, Group, copy_text
 from cutline.snapshots.ddl.contradictions import is_constant
-from cutline.snapshots.ddl.described_ddl import Description
+from cutline.snapshots.ddl.ddl_archive import SEQUENCE, TABLE
+from cutline.snapshots.ddl.described_ddl import COMPARED, OF_OWNER, OWNER, Description
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import point_label
 
@@ -25,6 +30,8 @@ BOOL, TEXTS, INTEGERS = 16, frozenset({25, 1043}), frozenset({20, 21, 23})
 INTEGER = re.compile(r"(-?[0-9]+)|'(-?[0-9]+)'::[a-z]+")
 STRING = re.compile(r"'((?:[^']|'')*)'(?:::(?:\"text\"|character varying))?")
 Place = tuple[str, str]
+# A kind of objects, and the label of an object (Description.digests).
+Label = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +46,19 @@ class AddedColumn:
 class ShardDifferences:
     """What the shards of a chain have in common.
 
-    `_equal` maps the kind and name of an object to the last increment at which it was the same on all shards, and
-    `_since` to the first after that. `_digests` are those of all shards at the last increment with new DDL; None if the
+    `_equal` maps the kind and label of an object to the last increment at which it was the same on all shards,
+    `_value` to its digest there, and `_since` to the first increment after that; objects in `_new` were on no shard
+    then. `_alike` maps the kinds of which all shards had the same objects, and the same tables, when they were last
+    compared, to that increment. `_digests` are those of all shards at the last increment with new DDL; None if the
     shards can't be compared there. `_added` are columns by table and name, and by shard.
     """
 
-    _equal: dict[str, int] = field(default_factory=dict)
-    _since: dict[str, int] = field(default_factory=dict)
-    _digests: Mapping[str, Mapping[str, int]] | None = None
+    _equal: dict[Label, int] = field(default_factory=dict)
+    _value: dict[Label, int] = field(default_factory=dict)
+    _since: dict[Label, int] = field(default_factory=dict)
+    _new: set[Label] = field(default_factory=set)
+    _alike: dict[str, int] = field(default_factory=dict)
+    _digests: Mapping[str, Mapping[Label, int]] | None = None
     _added: dict[Place, dict[str, AddedColumn]] = field(default_factory=dict)
     _doubts: list[Doubt] = field(default_factory=list)
 
@@ -62,14 +74,31 @@ class ShardDifferences:
             self._digests = None
             return
         self._digests = {shard: described.digests for shard, described in known.items()}
+        self._compare_kinds(self._digests.values(), increment)
         first, *others = self._digests.values()
         for name, digest in first.items():
             if all(other.get(name) == digest for other in others):
-                self._equal[name] = increment
+                self._equal[name], self._value[name] = increment, digest
                 self._since.pop(name, None)
+                self._new.discard(name)
         for name, last in self._equal.items():
             if last < increment:
                 self._since.setdefault(name, increment)
+
+    def _compare_kinds(self, shards: Collection[Mapping[Label, int]], increment: int) -> None:
+        """Find objects that only some shards have, and that no shard had when all had the same objects of the kind."""
+        objects = [digests.keys() for digests in shards]
+        differing = frozenset().union(*objects).difference(frozenset(objects[0]).intersection(*objects[1:]))
+        kinds = {kind for kind, _ in differing}
+        if TABLE in kinds:
+            self._alike = {}
+            return
+        for name in differing:
+            # A commit lists tables and sequences itself, and an owner is new together with its object.
+            if name[0] in self._alike and name not in self._equal and name[0] not in (OWNER, SEQUENCE):
+                self._equal[name] = self._alike[name[0]]
+                self._new.add(name)
+        self._alike = dict.fromkeys(COMPARED - kinds, increment)
 
     def _add_columns(self, before: Chain, chain: Chain, shard: str, described: Description) -> None:
         """Compare the older values of columns that this commit adds with the defaults in its DDL."""
@@ -107,15 +136,29 @@ class ShardDifferences:
             for name in sorted(self._since)
             if len({digests.get(name) for digests in self._digests.values()}) > 1
         ]
+        lost = {label for (kind, label), values in found if kind != OWNER and None in values}
+        found = [
+            (name, values)
+            for name, values in found
+            # The owner of an object is missing together with it.
+            if name[0] != OWNER or name[1].removeprefix(OF_OWNER) not in lost
+        ]
         for name, values in found[:NAMED_MAX]:
-            usual = values.most_common(1)[0][0]
+            since, last = self._since[name], self._equal[name]
+            if name in self._new:
+                here = ", ".join([shard for shard, digests in self._digests.items() if name in digests][:NAMED_MAX])
+                detail = f"{name[1]} was on no shard up to {point_label(last)}; since increment {since}, it is only on"
+                findings.doubt(Doubt("shards", f"{detail} {here}"))
+                continue
+            # With two shards, there is no majority.
+            was = self._value[name]
+            usual = was if was in values else values.most_common(1)[0][0]
             others = [
                 f"{'missing from' if digests.get(name) is None else 'different on'} {shard}"
                 for shard, digests in self._digests.items()
                 if digests.get(name) != usual
             ]
-            since, last = self._since[name], self._equal[name]
-            detail = f"{name} was the same on all shards up to {point_label(last)}; since increment {since}, it is"
+            detail = f"{name[1]} was the same on all shards up to {point_label(last)}; since increment {since}, it is"
             findings.doubt(Doubt("shards", f"{detail} {', '.join(others[:NAMED_MAX])}"))
         if len(found) > NAMED_MAX:
             more = len(found) - NAMED_MAX

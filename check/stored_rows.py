@@ -20,17 +20,22 @@ import pyarrow.compute as pc
 
 from cutline.check.table_forms import (
     BOOL,
+    DATE,
     INT2,
     INT4,
     INT8,
+    LIMITED,
     OID,
     TEXTS,
     TIMES,
+    TIMESTAMPTZ,
     UUID,
     EnumType,
+    Labels,
     Numbers,
     TableForms,
 )
+from cutline.check.value_forms import NAMES, find_misprinted, find_other_composite
 from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     Bytes,
@@ -41,25 +46,24 @@ from cutline.columns.bytes_column import (
     column_of,
     from_arrow,
     gather,
+    offsets_of,
     xxhash64,
 )
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
-from cutline.fleet.lsn import Lsn
+from cutline.nodes.groups import Group, copy_line
 from cutline.wal.segments.segments import (
     CHANGES,
-    COMMIT,
     DELETE,
     EVERY_PARTITION,
     INSERT,
     PARTIAL,
-    PREPARE,
     TRUNCATE,
     UPSERT,
-    OpenTransaction,
 )
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
+DATE_CHARACTERS, TIMESTAMP_CHARACTERS, UTC_OFFSET = len("2000-01-01"), len("2000-01-01 00:00:00"), b"+00"
 # The most digits that a number may have, and the first digit from which on a number with so many digits is parsed.
 DIGITS: Mapping[int, tuple[int, int]] = {
     INT2: (5, ord("3")), INT4: (10, ord("2")), INT8: (19, ord("9")), OID: (10, ord("4"))
@@ -69,6 +73,8 @@ PARSED: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: p
 FIELDS_PER_BLOCK = 1 << 16
 # The changes of a segment are checked in parts, because the rows of some kinds are copied.
 PART_BYTES = 16 * BLOCK_BYTES
+# At most this many bytes of values are matched or parsed at once, and longer values are not.
+PARSED_BYTES_MAX = 16 * BLOCK_BYTES
 # At most this many keys whose hashes occur twice are compared at once.
 COMPARED_KEYS = 100_000
 WORD_BYTES = 8
@@ -84,9 +90,21 @@ _FIRST_SEPARATOR, _SEPARATORS = np.uint8(min(ESCAPES)), 6
 # The bytes after a backslash; COPY reads octal and hexadecimal escapes, but never prints them.
 _IS_LETTER = np.zeros(256, np.bool_)
 _IS_LETTER[[letter[0] for letter in ESCAPES.values()]] = True
-# The characters of ISO dates and times, of infinity, and of BC.
-_TIME = np.zeros(256, np.bool_)
-_TIME[list(b"0123456789-+:. BCinfty")] = True
+# The words of a timestamp whose digits are all 0; and what may be added to each byte, once these are removed, without
+# making it larger than 15: 6 to a digit, 15 to a separator.
+_YEAR_MONTH, _DAY_HOUR_MINUTE, _SECOND = (
+    np.uint64(int.from_bytes(text, "little")) for text in (b"0000-00-", b"00 00:00", b":00")
+)
+_IN_YEAR_MONTH, _IN_DAY_HOUR_MINUTE, _IN_SECOND = (
+    np.uint64(int.from_bytes(bytes(6 if byte == ord("0") else 15 for byte in text), "little"))
+    for text in (b"0000-00-", b"00 00:00", b":00")
+)
+_TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = (np.uint64((1 << 8 * count) - 1) for count in (2, 3, 4))
+# What makes the first of the last n bytes of a word a digit if it is a point.
+_POINTS = np.array([0, *((ord(".") ^ ord("0")) << 8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
+_DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0])
+# The types with known forms, of which the usual values are recognised at a glance.
+GLANCED = TIMES
 # To distinguish the keys of different tables, and changes with different positions, by hash.
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
@@ -119,8 +137,8 @@ class BaseChecks:
         _check_places(self.forms, forms, rows, key_hashes, partition)
         _check_lines(self.forms, forms, rows, keys)
         has_key = self.forms.key_widths[forms] > 0
-        salted = _salted(key_hashes, group)
-        self._keys.append(salted if has_key.all() else salted[has_key])
+        hashes = salted(key_hashes, group)
+        self._keys.append(hashes if has_key.all() else hashes[has_key])
 
     def end(self, read_again: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Check that no key occurs twice; `read_again` yields the batches once more, to compare keys of equal hash."""
@@ -138,7 +156,8 @@ class BaseChecks:
                 )
 
 
-def _salted(key_hashes: Hashes, group: npt.NDArray[Any]) -> Hashes:
+def salted(key_hashes: Hashes, group: npt.NDArray[Any]) -> Hashes:
+    """Return hashes of keys that also distinguish the keys of different tables."""
     return key_hashes ^ (group.astype(np.uint64) * _SALT)
 
 
@@ -147,7 +166,7 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
     found: set[tuple[int, bytes]] = set()
     for batch in batches:
         group, keys = to_numpy(batch.column("group")), batch.column("key")
-        chosen = np.isin(_salted(xxhash64(from_arrow(keys)), group), hashes)
+        chosen = np.isin(salted(xxhash64(from_arrow(keys)), group), hashes)
         chosen[chosen] = forms.key_widths[forms.find(group[chosen].astype(np.int64))] > 0
         # These are only the keys that share a hash with others.
         for number, key in zip(group[chosen].tolist(), keys.filter(to_mask(chosen)).to_pylist(), strict=True):
@@ -157,30 +176,37 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
     return None
 
 
+def invalid_older_values(groups: Iterable[Group], labels: Labels) -> list[str]:
+    """Describe values of added columns in older rows (Column.missing) that their types do not accept.
+
+    `labels` are those of enum columns.
+    """
+    found: list[str] = []
+    for group in groups:
+        if all(column.missing is None for column in group.columns):
+            continue
+        values = [NULL_MARK if column.missing is None else copy_line(column.missing) for column in group.columns]
+        line = column_of(pa.array([b"\t".join(values) + b"\n"], pa.large_binary()))
+        try:
+            _check_lines(TableForms.of([group], labels), np.zeros(1, np.int64), line, None)
+        except RowsInvalidError as error:
+            found.append(f"the value of older rows: {error}")
+    return list(dict.fromkeys(found))
+
+
 @dataclass(slots=True)
 class SegmentChecks:
     """The checks of a segment that is read table by table; `forms` are those of the node's tables.
 
-    `open` is the transaction of which the segment has only the beginning, and `continued` the one of which the segment
-    before it has the beginning. `is_open_prepared` says whether `open` is a two-phase transaction; None if the segment
-    has none of its changes. Every method raises RowsInvalidError.
+    Every method raises RowsInvalidError.
     """
 
     forms: TableForms
-    open: OpenTransaction | None = None
-    continued: OpenTransaction | None = None
-    is_open_prepared: bool | None = None
-    _changed: list[Ints] = field(default_factory=list)
-    _ended: list[Ints] = field(default_factory=list)
     _changes: list[Hashes] = field(default_factory=list)
 
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
-        op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
-        is_change, is_end = np.isin(op, CHANGES), np.isin(op, (COMMIT, PREPARE))
-        self._ended.append(_without_repeats(lsn[is_end]))
-        if self.open is not None and (lsn[is_end] >= self.open.lsn).any():
-            raise RowsInvalidError(f"it contains the end of the transaction at {self.open.lsn}, or of a later one")
+        is_change = np.isin(to_numpy(table["op"]), CHANGES)
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
@@ -188,36 +214,12 @@ class SegmentChecks:
         for batch in changes.to_batches():
             for at in _slices_of_bytes(from_arrow(batch.column("row")).offsets, PART_BYTES):
                 _check_changes(batch.slice(at.start, at.stop - at.start), self.forms)
-        self._check_spanning(changes)
-        self._changed.append(_without_repeats(lsn[is_change]))
         # A TRUNCATE of several tables is a change of each of them, all with the same number.
         position, number, group = (to_numpy(changes[name]).astype(np.uint64) for name in ("lsn", "seq", "group"))
         self._changes.append((position * _SALT + number) * _MIX + group)
 
-    def _check_spanning(self, changes: pa.Table) -> None:
-        """Check the changes of transactions that span segments: each segment has those after the segment before it."""
-        lsn, seq = to_numpy(changes["lsn"]), to_numpy(changes["seq"])
-        if self.continued is not None and ((lsn == self.continued.lsn) & (seq <= self.continued.seq)).any():
-            known = f"up to change {self.continued.seq}"
-            raise RowsInvalidError(f"it repeats changes of the transaction at {self.continued.lsn}, {known}")
-        if self.open is None:
-            return
-        is_open = lsn == self.open.lsn
-        if (seq[is_open] > self.open.seq).any():
-            detail = f"it contains changes of the transaction at {self.open.lsn} after change {self.open.seq}"
-            raise RowsInvalidError(f"{detail}, up to which it should contain them")
-        if self.is_open_prepared is None and is_open.any():
-            self.is_open_prepared = changes["global_id"].filter(to_mask(is_open)).null_count == 0
-
-    @property
-    def lacks_end(self) -> bool:
-        """Whether the segment neither ends the transaction that it continues, nor leaves it open, once it was read."""
-        if self.continued is None or (self.open is not None and self.open.lsn == self.continued.lsn):
-            return False
-        return not any(np.isin(int(self.continued.lsn), ended) for ended in self._ended)
-
     def end(self, read_again: Callable[[], Iterator[pa.Table]]) -> None:
-        """Check what only the whole segment shows: each change once, and each transaction with its end.
+        """Check that each change occurs once, which only the whole segment shows.
 
         `read_again` yields the tables once more, to compare changes of equal hash.
         """
@@ -226,18 +228,6 @@ class SegmentChecks:
         hashes = np.sort(np.concatenate(self._changes))
         if (hashes[1:] == hashes[:-1]).any() and _has_equal_changes(read_again()):
             raise RowsInvalidError("it contains the same change of a transaction twice")
-        changed = np.concatenate(self._changed)
-        # No change has the position -1.
-        ended = np.sort(np.concatenate([*self._ended, np.asarray([int(self.open.lsn) if self.open else -1], np.int64)]))
-        has_end = ended[np.minimum(np.searchsorted(ended, changed), len(ended) - 1)] == changed
-        if not has_end.all():
-            without = Lsn(int(changed[~has_end].min()))
-            raise RowsInvalidError(f"it contains changes at {without}, where no transaction ends")
-
-
-def _without_repeats(values: Ints) -> Ints:
-    """Drop values that are equal to the one before: a transaction's changes are next to each other."""
-    return values[np.concatenate([[True], values[1:] != values[:-1]])] if len(values) else values
 
 
 def _has_equal_changes(tables: Iterable[pa.Table]) -> bool:
@@ -332,7 +322,8 @@ class _Block:
     """Complete lines, split into fields, which are numbered across all lines.
 
     `form` is the form of each line's table, and `first` the line's first field. `starts` and `ends` of the fields are
-    offsets into `data`. `words[i]` are the 8 bytes from offset i on; None if the data is too long to be copied.
+    offsets into `data`; a separator follows each field. `words[i]` are the 8 bytes from offset i on; None if the data
+    is too long to be copied.
     """
 
     forms: TableForms
@@ -349,10 +340,14 @@ class _Block:
         if (self.form != form).any():
             found = columns.of_forms(self.form)
             fields = np.repeat(self.first, columns.counts(self.form)) + columns.places[found]
-            return fields, columns.limits[found] if oid in TEXTS else None
+            return fields, columns.limits[found] if oid in LIMITED else None
         chosen = slice(int(columns.offsets[form]), int(columns.offsets[form + 1]))
         fields = (self.first.reshape(-1, 1) + columns.places[chosen]).reshape(-1)
-        return fields, np.tile(columns.limits[chosen], len(self.first)) if oid in TEXTS else None
+        return fields, np.tile(columns.limits[chosen], len(self.first)) if oid in LIMITED else None
+
+    def with_separators(self, fields: Ints) -> BytesColumn:
+        """Copy fields, each with the separator that follows it; faster than copying them alone."""
+        return BytesColumn(self.data, np.append(self.starts, len(self.data))).take(fields)
 
     def locate(self, field: int) -> tuple[int, int]:
         """Return the form of a field's table, and the place of its column."""
@@ -513,14 +508,35 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
         if not len(others):
             continue
         given = limits[others] if limits is not None else None
-        values = gather(block.data, starts[others], lengths[others])
-        if (at := _find_invalid(values, oid, given, block.forms.enums.get(oid))) is not None:
+        if oid in NAMES or oid in block.forms.composites:
+            at = _find_misprinted(block, oid, fields[others], lengths[others], given)
+        else:
+            values = gather(block.data, starts[others], lengths[others])
+            at = _find_invalid(values, oid, given, block.forms.enums.get(oid))
+        if at is not None:
             form, place = block.locate(int(fields[others[at]]))
             type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
             raise RowsInvalidError(
                 f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
                 f" {type_} does not accept or print"
             )
+
+
+def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limits: Numbers | None) -> int | None:
+    """Return the index of the first field that does not have the form of its type; long values are not parsed."""
+    rows = np.arange(len(fields))
+    if len(block.data) > BLOCK_BYTES:
+        rows = rows[lengths <= PARSED_BYTES_MAX]
+    for at in _slices_of_bytes(offsets_of(lengths[rows]), PARSED_BYTES_MAX):
+        part = rows[at]
+        values = block.with_separators(fields[part])
+        if oid in block.forms.composites:
+            found = find_other_composite(values)
+        else:
+            found = find_misprinted(values, oid, None if limits is None else limits[part])
+        if found is not None:
+            return int(part[found])
+    return None
 
 
 def _are_marks(data: Bytes, starts: Ints, lengths: Ints, marks: tuple[bytes, ...]) -> Flags:
@@ -557,7 +573,9 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> None:
 
 def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Numbers | None) -> Flags:
     """Flag values that are valid at a glance. Others, except for booleans and UUIDs, may be valid, too."""
-    if limits is not None:
+    if (oid in NAMES and oid not in GLANCED) or oid in block.forms.composites:
+        return np.zeros(len(starts), np.bool_)
+    if oid in TEXTS and limits is not None:
         # A character has at least one byte.
         is_short: Flags = lengths <= limits
         return is_short
@@ -572,7 +590,7 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
     if oid == UUID:
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:
-        return _are_usual_times(words, starts, lengths)
+        return _are_usual_times(words, oid, starts, lengths)
     if oid in block.forms.enums:
         return _are_short_labels(words, starts, lengths, block.forms.enums[oid])
     return _are_usual_numbers(words, oid, starts, lengths)
@@ -613,19 +631,45 @@ def _are_uuids(words: Any, starts: Ints, lengths: Ints) -> Flags:
     return found
 
 
-def _are_usual_times(words: Any, starts: Ints, lengths: Ints) -> Flags:
-    """Flag values of at least 8 bytes without letters."""
-    found: Flags = (lengths >= WORD_BYTES) & (lengths <= GLANCE_BYTES_MAX)
-    if not found.any():
-        return found
-    starts, lengths = starts[found], lengths[found]
-    characters = _characters(words, starts, lengths, int(lengths.max()))
-    # Digits and colons, signs and full stops, but not slashes; spaces.
-    is_fitting = (characters - np.uint8(ord("/")) < 12) & (characters != ord("/"))
-    is_fitting |= (characters - np.uint8(ord("+")) < 4) & (characters != ord(","))
-    is_fitting |= characters == ord(" ")
-    found[found] = is_fitting.all() or is_fitting.all(axis=1)
+def _are_usual_times(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags:
+    """Flag dates with four digits of years after 1 BC, other than leap days, and timestamps of such dates in UTC."""
+    offset = len(UTC_OFFSET) if oid == TIMESTAMPTZ else 0
+    # The point and digits of seconds.
+    fraction = lengths - (DATE_CHARACTERS if oid == DATE else TIMESTAMP_CHARACTERS + offset)
+    found: Flags = (fraction == 0) | ((fraction > 1) & (fraction < WORD_BYTES) & (oid != DATE))
+    rows: Any = slice(None) if found.all() else np.flatnonzero(found)
+    starts, fraction = starts[rows], fraction[rows]
+    # Digits become their value, and separators 0.
+    first, second = words[starts] ^ _YEAR_MONTH, words[starts + WORD_BYTES] ^ _DAY_HOUR_MINUTE
+    if oid == DATE:
+        second &= _TWO_BYTES
+    is_fitting = _are_values(first, _IN_YEAR_MONTH) & _are_values(second, _IN_DAY_HOUR_MINUTE)
+    month, day = _two_digits(first, 5), _two_digits(second, 0)
+    is_fitting &= ((first & _FOUR_BYTES) > 0) & (day > 0) & (day <= _DAYS[np.minimum(month, len(_DAYS) - 1)])
+    if oid != DATE:
+        third = (words[starts + 2 * WORD_BYTES] & _THREE_BYTES) ^ _SECOND
+        is_fitting &= _are_values(third, _IN_SECOND) & (_two_digits(third, 1) < 60)
+        is_fitting &= (_two_digits(second, 3) < 24) & (_two_digits(second, 6) < 60)
+        if fraction.any():
+            last = words[starts + TIMESTAMP_CHARACTERS] << _SHIFTS[fraction]
+            is_fitting &= _are_digits((last | _ZEROS[fraction]) ^ _POINTS[fraction])
+    if offset:
+        zone = words[starts + TIMESTAMP_CHARACTERS + fraction] & _THREE_BYTES
+        is_fitting &= zone == int.from_bytes(UTC_OFFSET, "little")
+    found[rows] = is_fitting
     return found
+
+
+def _are_values(words: npt.NDArray[np.uint64], highest: np.uint64) -> Flags:
+    """Whether no byte of a word is above 15, nor above 15 less the same byte of `highest`."""
+    found: Flags = ((words | (words + highest)) & _HIGH) == 0
+    return found
+
+
+def _two_digits(words: npt.NDArray[np.uint64], place: int) -> Ints:
+    """Return the number whose digits are the bytes at this place and after it."""
+    tens, units = ((words >> np.uint64(8 * at)) & np.uint64(15) for at in (place, place + 1))
+    return (tens * np.uint64(10) + units).astype(np.int64)
 
 
 def _are_short_labels(words: Any, starts: Ints, lengths: Ints, enum: EnumType) -> Flags:
@@ -653,11 +697,6 @@ def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, enum: E
     if enum is not None:
         known = pa.array(sorted(enum.labels), pa.large_binary())
         is_wrong = ~to_flags(pc.is_in(values.to_large_arrow(), known))
-        return int(is_wrong.argmax()) if is_wrong.any() else None
-    if oid in TIMES:
-        is_wrong = values.lengths == 0
-        others = np.flatnonzero(~_TIME[values.data])
-        is_wrong[np.searchsorted(values.offsets, others, side="right") - 1] = True
         return int(is_wrong.argmax()) if is_wrong.any() else None
     if oid in PARSED:
         texts = values.to_large_arrow()

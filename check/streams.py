@@ -18,9 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.cuts import READS_AT_ONCE
+from cutline.check.deleted_rows import CHANGES_MAX, DeletedKeys, ExpectedRows, KeyDeletes, expected_rows
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
-from cutline.check.report import Copies, Findings
+from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.required_values import RequiredSince, check_changes
+from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
@@ -38,10 +41,13 @@ from cutline.snapshots.fold.sources import (
     SegmentSource,
     Sources,
     converted_to_cut,
+    declared_metadata,
+    open_body,
     open_object,
     own_definitions,
     read_opened,
 )
+from cutline.snapshots.records.chain import Chain
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
@@ -49,6 +55,7 @@ from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensSt
 from cutline.wal.segments.segments import (
     CHANGES,
     MARKER,
+    NO_GROUP,
     PARTIAL,
     READ_WHOLE_BYTES_MAX,
     ROLLBACK_PREPARED,
@@ -56,8 +63,11 @@ from cutline.wal.segments.segments import (
     TRUNCATE,
     OpenTransaction,
     Segment,
+    SegmentMetadata,
     events_offset,
+    has_place_of,
     read_events,
+    seal_fits,
 )
 
 if TYPE_CHECKING:
@@ -154,10 +164,12 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables. `continued` is the
-    transaction of which the segment before it has the beginning. `last` and `with_events` request additional results,
-    and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier check has compared
-    the segment's changes and events before `checked_to`, except those of the transactions at `decided`.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required`
+    of the columns that are NOT NULL. `continued` is the transaction of which the segment before it has the beginning,
+    and `base` the position at which the node's slot was created. `last`, `with_events` and `with_deletes` request
+    additional results, and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier
+    check has compared the segment's changes and events before `checked_to`, except those of the transactions at
+    `decided`.
     """
 
     segment: SegmentSource
@@ -170,6 +182,9 @@ class StreamTask:
     checked_to: Lsn = ORIGIN
     decided: frozenset[Lsn] = frozenset()
     continued: OpenTransaction | None = None
+    base: Lsn = ORIGIN
+    with_deletes: bool = False
+    required: Any = None
 
 
 class MarkerMessage(NamedTuple):
@@ -184,7 +199,9 @@ class StreamReport:
     """Combined hashes, keyed by (node number, group), where group 0 holds the events; or the problem with the segment.
 
     `last` (from LastChanges) and `events` (SEGMENT_SCHEMA) are Arrow streams. `parts` reduces the parts of global
-    transactions. `lacks_end` and `is_open_prepared` are those of SegmentChecks.
+    transactions, and `groups` are the numbers under which changes are stored. `lacks_end` and `is_open_prepared` are
+    those of SegmentTransactions. `first_changes` are the positions of the first changes under the segment's own
+    definitions.
     """
 
     sums: Sums | None
@@ -196,6 +213,9 @@ class StreamReport:
     parts: PartReport | None = None
     lacks_end: bool = False
     is_open_prepared: bool | None = None
+    deletes: KeyDeletes | None = None
+    groups: frozenset[int] = frozenset()
+    first_changes: Mapping[int, Lsn] = field(default_factory=dict)
 
 
 def hash_stream(task: StreamTask) -> StreamReport:
@@ -203,24 +223,38 @@ def hash_stream(task: StreamTask) -> StreamReport:
     store, source = HeldObjects.of(task.store), task.segment.source
     parts: list[Sums] = []
     markers: list[MarkerMessage] = []  # two per cut
-    counts = np.zeros(len(ROW_COUNTS), np.int64)
+    counts, groups = np.zeros(len(ROW_COUNTS), np.int64), set[int]()
     last = LastChanges(task.last) if task.last else None
+    transactions = SegmentTransactions(task.segment.segment, task.base, task.continued)
     try:
-        file = open_object(store.open(), source)
+        body = read_listed(store.open(), source.node, source.key, (source.size, source.digest))
+        file = open_body(body, source)
+        metadata = declared_metadata(file)
+        _check_seal(body, metadata, task.segment.segment)
+        del body
         forms = known_forms(task.forms.value, own_definitions(file).values())
-        checks = SegmentChecks(forms, task.segment.segment.open, task.continued)
+        checks = SegmentChecks(forms)
+        deletes = DeletedKeys(task.segment, forms) if task.with_deletes else None
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
+            transactions.add(table)
             op = np.asarray(table["op"].to_numpy())
             counts += _count_rows(op)
+            groups |= _groups_in(table)
             messages = table.filter(pa.array(op == MARKER))
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
-            parts += [_hash_table(task, converted) for converted in converted_to_cut(table, task.segment)]
+            for converted in converted_to_cut(table, task.segment):
+                parts.append(_hash_table(task, converted))
+                if task.required:
+                    check_changes(forms, converted, task.segment, task.required.value)
+                if deletes:
+                    deletes.add(converted)
             if last:
                 last.add(table)
         _check_counts(task, tuple(counts.tolist()))
         checks.end(lambda: read_opened(open_object(store.open(), source), source, SEGMENT_SCHEMA))
+        transactions.end()
         _check_events(store.open(), task.segment.segment, file.metadata)
         events = _read_events(store.open(), task.segment.segment)
     except RowsInvalidError as error:
@@ -235,8 +269,11 @@ def hash_stream(task: StreamTask) -> StreamReport:
         last=last.report() if last else None,
         events=to_stream(events) if task.with_events else None,
         parts=reduce_parts(events, source.node, task.parts.value) if task.parts else None,
-        lacks_end=checks.lacks_end,
-        is_open_prepared=checks.is_open_prepared,
+        lacks_end=transactions.lacks_end,
+        is_open_prepared=transactions.is_open_prepared,
+        deletes=deletes.report() if deletes else None,
+        groups=frozenset(groups - {NO_GROUP}),
+        first_changes=metadata.first_changes,
     )
 
 
@@ -249,6 +286,14 @@ def known_forms(forms: TableForms, own: Collection[Group]) -> TableForms:
         detail = f"its definition of group {other.number}, {other.name}, is not the commit's"
         raise RowsInvalidError(detail, kind="definition")
     return forms.adding(own)
+
+
+def _check_seal(body: bytes, metadata: SegmentMetadata, segment: Segment) -> None:
+    """Check the parts of a segment's metadata that are read only until a commit lists it: its key and its seal."""
+    if not has_place_of(metadata.key, segment.key):
+        raise RowsInvalidError(f"key is {metadata.key} in its metadata, but {segment.key} in its commit")
+    if not seal_fits(metadata, body):
+        raise RowsInvalidError("the seal in its metadata is not the digest of its content", kind="digest")
 
 
 def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
@@ -304,6 +349,13 @@ def _hashes(table: pa.Table) -> Any:
     return hashes
 
 
+def _groups_in(table: pa.Table) -> set[int]:
+    group = to_numpy(table["group"])
+    # The changes of a table are next to each other.
+    starts = np.concatenate([[True], group[1:] != group[:-1]])[: len(group)]
+    return set(np.unique(group[starts]).tolist())
+
+
 def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
     """Count the rows of each kind, in the order of ROW_COUNTS."""
     changes = int(np.isin(op, CHANGES).sum())
@@ -329,7 +381,8 @@ class StreamHashes:
 
     `store` is where the segments were read. `last` maps object keys to the reports of last changes of `sources` until
     they are used. `events` maps object keys to the events from primaries, or to None if they were not kept. `parts`
-    are the reduced parts of global transactions, of every intact segment.
+    are the reduced parts of global transactions, of every intact segment. `expected` are the base rows that changes
+    delete, by node number.
     """
 
     sums: Sums
@@ -339,6 +392,7 @@ class StreamHashes:
     last: dict[str, bytes | None] = field(default_factory=dict)
     events: dict[str, bytes] | None = None
     parts: tuple[PartReport, ...] = ()
+    expected: Mapping[int, ExpectedRows] = field(default_factory=dict)
 
     @property
     def held(self) -> HeldObjects | None:
@@ -378,10 +432,17 @@ def hash_streams(
         copies.labels,
         lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
     )
+    required = {
+        shard: InDriver(found) if is_here else broadcast(spark.session(), found)
+        for shard, found in ((shard, RequiredSince.of(since)) for shard, since in copies.required_since.items())
+        if len(found.columns)
+    }
     of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
+    # A part of a chain can't tell: the base copies are not read again.
+    with_deletes = part.after is None and sum(segment.segment.changes for segment in segments) <= CHANGES_MAX
     tasks = [
         StreamTask(
             segment,
@@ -395,6 +456,9 @@ def hash_streams(
             ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
             decided[segment.source.node],
             before[segment.source.key].open if segment.source.key in before else None,
+            copies.chain.full.base[segment.source.node],
+            with_deletes,
+            required.get(copies.shard[segment.source.node]),
         )
         for segment in segments
     ]
@@ -406,11 +470,15 @@ def hash_streams(
     try:
         reports = _run_here(tasks, shares) if is_here else _run_tasks(spark.session(), tasks, shares)
     finally:
-        for sent in (*forms.values(), *([of_parts] if of_parts else [])):
+        for sent in (*forms.values(), *required.values(), *([of_parts] if of_parts else [])):
             sent.unpersist()
     parts: list[Sums] = []
     markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
-    last, events = dict[str, bytes | None](), dict[str, bytes]()
+    last, events, deletes = dict[str, bytes | None](), dict[str, bytes](), dict[int, list[KeyDeletes]]()
+    ended_before = {
+        (node, number): groups for node in copies.nodes for number, groups in find_ended(copies.chain, node).items()
+    }
+    continued = {node: continued_from(copies.chain, node) for node in copies.nodes}
     by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
     for segment, report in zip(segments, reports, strict=True):
         source = segment.source
@@ -418,6 +486,14 @@ def hash_streams(
             begun = by_key.get(before[source.key].key)
             if begun is not None and begun.is_open_prepared is False:
                 findings.damage(_lacks_end(segment, before[source.key]))
+        ended = ended_before.get((source.node, segment.segment.number), frozenset()) & report.groups
+        if ended:
+            findings.damage(_is_ended(copies.chain, segment, min(ended)))
+        for number, first in report.first_changes.items():
+            if first < (counted_from := continued[source.node].get(number, first)):
+                group = copies.chain.definitions(source.node)[number].name
+                detail = f"changes under group {number} count from {counted_from}, but one is at {first}"
+                findings.conflict(Conflict("commit", detail, node=source.node, group=group, object=source.key))
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
@@ -426,15 +502,57 @@ def hash_streams(
             last[source.key] = report.last
             if report.events is not None:
                 events[source.key] = report.events
+            if report.deletes is not None:
+                deletes.setdefault(source.number, []).append(report.deletes)
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
     reduced = tuple(report.parts for report in reports if report.parts is not None)
-    return StreamHashes(combine_all(parts, 2), markers, store, sources, last, events if with_events else None, reduced)
+    expected = {number: expected_rows(of_node) for number, of_node in deletes.items()}
+    return StreamHashes(
+        combine_all(parts, 2), markers, store, sources, last, events if with_events else None, reduced, expected
+    )
 
 
 def _segments_before(copies: Copies) -> dict[str, Segment]:
     """Return the segment before each in the archive of its node, by the later segment's key."""
     archives = (copies.chain.segments(node) for node in copies.nodes)
     return {later.key: earlier for archive in archives for earlier, later in pairwise(archive)}
+
+
+def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
+    """Return the definitions that no longer existed when each of a node's segments was written, by segment number.
+
+    A drain knows the definitions in the commit before it, and those that are new. Segments for which there are none are
+    left out.
+    """
+    found: dict[int, frozenset[int]] = {}
+    shard, ended = chain.shard_of(node), frozenset[int]()
+    for commit in chain.commits:
+        if ended:
+            found |= {segment.number: ended for segment in commit.segments.get(node, ())}
+        if commit.definition_changes:
+            ended |= set(commit.definition_changes.gone.get(shard, ()))
+    return found
+
+
+def continued_from(chain: Chain, node: str) -> dict[int, Lsn]:
+    """Return the positions from which changes of a node count under definitions that continue others, by number.
+
+    A create sets them to the first change. Of a table that was copied, changes before the copy don't count.
+    """
+    shard = chain.shard_of(node)
+    changes = [commit.definition_changes for commit in chain.commits if commit.definition_changes]
+    return {
+        number: begun
+        for one in changes
+        for number, begun in one.begun.get(node, {}).items()
+        if number in one.successions.get(shard, {})
+    }
+
+
+def _is_ended(chain: Chain, segment: SegmentSource, number: int) -> ErrorReport:
+    group, node = chain.definitions(segment.source.node)[number], segment.source.node
+    detail = f"it contains changes of table {group.name} under a definition that had ended before (group {number})"
+    return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=node, detail=detail))
 
 
 def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:

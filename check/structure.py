@@ -8,7 +8,8 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-from cutline.check.report import Conflict, Skipped, SnapshotReport
+from cutline.check.report import Conflict, Doubt, Skipped, SnapshotReport
+from cutline.fleet.messages import list_some
 from cutline.fleet.units import size_text
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.ddl.dump import find_ddl
@@ -16,12 +17,14 @@ from cutline.snapshots.operations.committing import sizes_of
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import read_marks
+from cutline.snapshots.records.lost_chains import LostChain, lost_key, read_marks
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
+    find_place,
     increment_numbers,
     increments_pruned_error,
+    point_label,
     read_chain,
     snapshot_names,
 )
@@ -32,6 +35,7 @@ from cutline.storage.store import ObjectStore
 
 # The number of objects whose sizes are requested in one batch.
 OBJECTS_AT_ONCE = 100_000
+NAMED_MAX = 5
 
 
 def names_to_check(store: ObjectStore, recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -78,6 +82,8 @@ def check_structure(
     )
     marks = read_marks(store, name, chain.full.chain)
     report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]
+    if marks.lost is not None and not marks.is_only_full:
+        _check_mark(store, chain, marks.lost, report, is_whole=increment is None)
     if increment is None and not marks.is_only_full:
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
@@ -94,6 +100,25 @@ def check_structure(
                 Conflict(kind, error.message, node=_text(error, "node"), object=_text(error, "object"))
             )
     return chain, report
+
+
+def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: SnapshotReport, *, is_whole: bool) -> None:
+    """Compare the mark of a lost chain with its commits; if `is_whole`, the chain was read up to its newest increment.
+
+    A mark is stored while no create runs, except by a restore, which may run beside one.
+    """
+    key, number, last = lost_key(lost.snapshot, lost.chain), lost.after_increment, chain.last.increment
+    if is_whole and number > last and find_place(store, chain.name, number).commit is None:
+        detail = f"the chain was lost after increment {number} according to its mark, but that increment does not exist"
+        report.conflicts.append(Conflict("mark", detail, object=key))
+    if number < last and not lost.restore:
+        detail = f"the chain was lost after {point_label(number)} according to its mark, but increment {last} follows"
+        report.conflicts.append(Conflict("mark", detail, object=key))
+    unknown = sorted({lost.node, *lost.nodes} - chain.full.parts.keys() - {""})
+    if unknown:
+        detail = f"the mark of the lost chain names {list_some(unknown, NAMED_MAX)}, which is no node of the snapshot"
+        why = "it has got another name in the fleet file or a copy of the slot, or somebody changed the store"
+        report.doubts.append(Doubt("mark", f"{detail}: {why}", object=key))
 
 
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cutline.check.value_forms import NAMES, NUMERIC, precision_of
 from cutline.columns.bytes_column import Flags, Ints, offsets_of
 from cutline.nodes.encodings import UTF8
 from cutline.nodes.groups import Group
@@ -24,13 +25,14 @@ from cutline.snapshots.records.chain import Chain
 BOOL, INT8, INT2, INT4, OID, UUID = 16, 20, 21, 23, 26, 2950
 BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ = 1042, 1043, 1082, 1114, 1184
 TIMES, TEXTS = frozenset({DATE, TIMESTAMP, TIMESTAMPTZ}), frozenset({BPCHAR, VARCHAR})
+LIMITED = TEXTS | {NUMERIC}
 # Domains have oids of their own, so these are the only names of the types.
 TYPE_NAMES: Mapping[int, str] = {
-    BOOL: "boolean", INT8: "bigint", INT2: "smallint", INT4: "integer", OID: "oid", UUID: "uuid", DATE: "date",
-    TIMESTAMP: "timestamp without time zone", TIMESTAMPTZ: "timestamp with time zone", BPCHAR: "character({limit})",
-    VARCHAR: "character varying({limit})",
+    BOOL: "boolean", INT8: "bigint", INT2: "smallint", INT4: "integer", OID: "oid", UUID: "uuid",
+    BPCHAR: "character({limit})", VARCHAR: "character varying({limit})", **NAMES,
 }  # fmt: skip
-# The modifier of char(n) and varchar(n) is n + 4; without a limit it is -1.
+# The modifier of char(n) and varchar(n) is n + 4, and that of numeric(p, s) contains both after these 4; without a
+# limit it is -1.
 MODIFIER_HEADER = 4
 # The name of a table and the names of its columns; no identifier contains NUL.
 NAME_END = "\0"
@@ -38,16 +40,17 @@ NAME_END = "\0"
 # The columns of a type: four bytes for each number.
 Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
-# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it.
-Labels: TypeAlias = Mapping[int, Mapping[int, frozenset[bytes]]]
+# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it; None
+# for a column of a composite type.
+Labels: TypeAlias = Mapping[int, Mapping[int, frozenset[bytes] | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class TypedColumns:
     """All columns of one type: those of form i are `offsets[i]` to `offsets[i + 1]`.
 
-    `places` are the columns' fields in a line. `limits` are the numbers of characters of char and varchar; empty for
-    other types.
+    `places` are the columns' fields in a line. `limits` are the numbers of characters of char and varchar, and the
+    modifiers of numeric less their header, -1 without one; empty for other types.
     """
 
     offsets: Numbers
@@ -96,7 +99,8 @@ class TableForms:
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the
     columns whose values are checked, keyed by the oid of their type. `names` has the names of each table and its
-    columns, joined by NAME_END. `enums` are the types with labels, keyed by oid. If `is_utf8`, all text is in UTF-8.
+    columns, joined by NAME_END. `enums` are the types with labels, and `composites` the names of composite types, both
+    keyed by oid. If `is_utf8`, all text is in UTF-8.
     """
 
     numbers: Ints
@@ -107,10 +111,11 @@ class TableForms:
     names: tuple[str, ...] = ()
     enums: Mapping[int, EnumType] = field(default_factory=dict)
     is_utf8: bool = False
+    composites: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, groups: Iterable[Group], labels: Labels | None = None) -> TableForms:
-        """Return the forms of definitions with different numbers; `labels` are those of enum columns."""
+        """Return the forms of definitions with different numbers; `labels` are what the DDL tells of columns."""
         ordered = sorted(groups, key=lambda group: group.number)
         widths = np.array([len(group.columns) for group in ordered], np.int64)
         columns = [column for group in ordered for column in group.columns]
@@ -122,21 +127,22 @@ class TableForms:
         for oid in TYPE_NAMES:
             found = np.flatnonzero((oids == oid) & (modifiers >= MODIFIER_HEADER) if oid in TEXTS else oids == oid)
             if len(found):
-                limits = modifiers[found] - MODIFIER_HEADER if oid in TEXTS else modifiers[:0]
+                limits = np.maximum(modifiers[found] - MODIFIER_HEADER, -1) if oid in LIMITED else modifiers[:0]
                 types[oid] = TypedColumns(
                     offsets_of(np.bincount(form[found], minlength=len(ordered))).astype(np.int32),
                     places[found].astype(np.int32),
                     np.minimum(limits, LIMIT_MAX).astype(np.int32),
                 )
-        of_enums, enums = _enum_columns(ordered, labels or {})
+        of_own, own = _columns_of_own_types(ordered, labels or {})
         return cls(
             np.array([group.number for group in ordered], np.int64),
             widths,
             np.array([group.key_width for group in ordered], np.int64),
             np.array([group.partitions - 1 for group in ordered], np.int64),
-            types | of_enums,
+            types | of_own,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
-            enums,
+            {oid: EnumType(name, known) for oid, (name, known) in own.items() if known is not None},
+            composites={oid: name for oid, (name, known) in own.items() if known is None},
         )
 
     def __len__(self) -> int:
@@ -154,7 +160,7 @@ class TableForms:
         return np.searchsorted(self.numbers, numbers).astype(np.int64)
 
     def find_other(self, groups: Iterable[Group]) -> Group | None:
-        """Return a definition whose number has another form here; labels, which only the DDL tells, don't count."""
+        """Return a definition whose number has another form here; what only the DDL tells does not count."""
         known = [group for group in groups if self.has(np.array([group.number]))[0]]
         forms = TableForms.of(known)
         for group in known:
@@ -166,7 +172,7 @@ class TableForms:
     def _definition(self, form: int) -> tuple[object, ...]:
         """Return everything in a form that commits and segments tell."""
         chosen = np.array([form])
-        columns = {oid: columns.take(chosen) for oid, columns in self.types.items() if oid not in self.enums}
+        columns = {oid: columns.take(chosen) for oid, columns in self.types.items() if oid in TYPE_NAMES}
         typed = {oid: (one.places.tolist(), one.limits.tolist()) for oid, one in columns.items() if len(one.places)}
         return self.names[form], int(self.widths[form]), int(self.key_widths[form]), int(self.masks[form]), typed
 
@@ -194,6 +200,7 @@ class TableForms:
             (*self.names, *others.names),
             self.enums,
             self.is_utf8,
+            self.composites,
         )
         return joined._take(np.argsort(joined.numbers, kind="stable"))
 
@@ -207,6 +214,7 @@ class TableForms:
             tuple(self.names[form] for form in forms.tolist()),
             self.enums,
             self.is_utf8,
+            self.composites,
         )
 
     @cached_property
@@ -217,7 +225,9 @@ class TableForms:
             widths = np.repeat(self.key_widths, columns.counts(np.arange(len(self))))
             types[oid] = columns.keep(columns.places < widths)
         widths = self.key_widths
-        return TableForms(self.numbers, widths, widths, self.masks, types, self.names, self.enums, self.is_utf8)
+        return TableForms(
+            self.numbers, widths, widths, self.masks, types, self.names, self.enums, self.is_utf8, self.composites
+        )
 
     def table(self, form: int) -> str:
         """Return the name of a table."""
@@ -228,14 +238,20 @@ class TableForms:
         return self.names[form].split(NAME_END)[place + 1]
 
     def type_name(self, oid: int, limit: int | None) -> str:
-        """Return the name of a type; `limit` is its number of characters, or None."""
+        """Return the name of a type; `limit` is that of its column, or None."""
+        if oid == NUMERIC and limit is not None and (known := precision_of(limit)) is not None:
+            return f"numeric({known[0]},{known[1]})"
+        if oid in self.composites:
+            return self.composites[oid]
         return self.enums[oid].name if oid in self.enums else TYPE_NAMES[oid].format(limit=limit)
 
     @property
     def digest(self) -> bytes:
         """A digest of everything in the forms."""
         enums = [(oid, enum.name, sorted(enum.labels)) for oid, enum in self.enums.items()]
-        found = hashlib.sha256(repr((self.names, list(self.types), enums, self.is_utf8)).encode())
+        found = hashlib.sha256(
+            repr((self.names, list(self.types), enums, self.is_utf8, sorted(self.composites.items()))).encode()
+        )
         arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
         for columns in self.types.values():
             arrays += [columns.offsets, columns.places, columns.limits]
@@ -248,32 +264,39 @@ def _counts(columns: TypedColumns, forms: int) -> Ints:
     return columns.counts(np.arange(forms)) if len(columns.offsets) > 1 else np.zeros(forms, np.int64)
 
 
-def _enum_columns(ordered: Sequence[Group], labels: Labels) -> tuple[dict[int, TypedColumns], dict[int, EnumType]]:
-    """Return the columns with `labels` of all definitions, and their types, by the oid of the type."""
-    forms, places, enums = dict[int, list[int]](), dict[int, list[int]](), dict[int, EnumType]()
+def _columns_of_own_types(
+    ordered: Sequence[Group], labels: Labels
+) -> tuple[dict[int, TypedColumns], dict[int, tuple[str, frozenset[bytes] | None]]]:
+    """Return the columns in `labels` of all definitions, and the names and labels of their types.
+
+    Both are keyed by the oid of the type.
+    """
+    forms, places = dict[int, list[int]](), dict[int, list[int]]()
+    own = dict[int, tuple[str, frozenset[bytes] | None]]()
     for form, group in enumerate(ordered):
         for place, known in sorted(labels.get(group.number, {}).items()):
             column = group.columns[place]
             forms.setdefault(column.type_oid, []).append(form)
             places.setdefault(column.type_oid, []).append(place)
-            enums[column.type_oid] = EnumType(column.type, known)
+            own[column.type_oid] = column.type, known
     counts = {oid: np.bincount(found, minlength=len(ordered)) for oid, found in forms.items()}
     without_limits = np.empty(0, np.int32)
     columns = {
         oid: TypedColumns(offsets_of(counts[oid]).astype(np.int32), np.array(found, np.int32), without_limits)
         for oid, found in places.items()
     }
-    return columns, enums
+    return columns, own
 
 
 def enum_labels(
-    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes]]
-) -> dict[int, dict[int, frozenset[bytes]]]:
+    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes] | None]
+) -> dict[int, dict[int, frozenset[bytes] | None]]:
     """Return the labels of the enum columns that the table at the last commit still has, by number and place.
 
-    `labels` are keyed by the oid of the type. A column that was dropped since may have had labels that no commit has.
+    `labels` are keyed by the oid of the type, and None for a composite type; so are the results. A column that was
+    dropped since may have had labels that no commit has.
     """
-    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes]]]()
+    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes] | None]]()
     for number, at_cut in chain.numbers_at_cut(shard).items():
         kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
         of_enums = {

@@ -72,6 +72,15 @@ def _doubtful(before: Commit | None, commit: Commit) -> Iterator[str]:
     if len(others) * 2 > len(commit.cut.nodes):
         marked = ", ".join(f"{node.marked_at} on {node.node}" for node in others[:3])
         yield f"its cut was made at {commit.cut.made_at}, but most nodes were marked at other times: {marked}"
+    # The cut records how far the nodes' clocks differed when the markers were written.
+    slack = commit.cut.skew_seconds + SLACK_SECONDS
+    apart = [node for node in others if not first - slack <= seconds_of(node.marked_at) <= last + slack]
+    if apart and len(others) * 2 <= len(commit.cut.nodes):
+        marked = ", ".join(f"{node.marked_at} on {node.node}" for node in apart[:3])
+        yield (
+            f"its cut was made at {commit.cut.made_at}, when the clocks differed by at most"
+            f" {commit.cut.skew_seconds:g} s, but it was marked at {marked}"
+        )
 
 
 def note_marks(commit: Commit, windows: Mapping[str, NodeWindow], findings: Findings) -> None:

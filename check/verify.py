@@ -15,7 +15,7 @@ from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, s
 from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
-from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
+from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
@@ -40,14 +40,12 @@ from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
     document_names,
     naming_open_operations,
-    read_create_outcomes,
     read_open_operations,
-    recorded_commits,
+    read_outcomes,
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
@@ -101,8 +99,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
     checks = RecordedChecks(store, operations)
-    names, outcomes = _names_to_check(checks, request, unread)
-    recorded = recorded_commits(outcomes)
+    names, points = _names_to_check(checks, request, unread)
+    recorded = points.commits
     known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
     reports: list[SnapshotReport] = []
     fulls: list[FullSnapshot] = []
@@ -123,7 +121,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
                 store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
             )  # fmt: skip
-            check_outcomes(chain, outcomes, check.findings)
+            check_outcomes(chain, points.creates, check.findings, points.others)
+            check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
             fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
@@ -143,8 +142,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
 
 def _names_to_check(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
-) -> tuple[list[str], dict[str, Outcome]]:
-    """Return the snapshots to check, and the outcomes of creates by operation.
+) -> tuple[list[str], RecordedPoints]:
+    """Return the snapshots to check, and what the outcomes of creates and checks say.
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
@@ -153,16 +152,17 @@ def _names_to_check(
     store, operations = checks.store, checks.documents
     if request.newest:
         newest = find_newest(store)
-        outcomes = read_create_outcomes(store, newest.operation if newest else "", unread, operations)
-        recorded = recorded_commits(outcomes)
+        since = newest.operation if newest else ""
+        points = RecordedPoints.of(read_outcomes(store, since, unread, operations))
+        recorded = points.commits
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
-        return [*([newest.snapshot] if newest else []), *lost], outcomes
+        return [*([newest.snapshot] if newest else []), *lost], points
     since = ""
     if request.name and request.uses_records:
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
-    outcomes = read_create_outcomes(store, since, unread, operations)
-    return [request.name] if request.name else names_to_check(store, recorded_commits(outcomes)), outcomes
+    points = RecordedPoints.of(read_outcomes(store, since, unread, operations))
+    return [request.name] if request.name else names_to_check(store, points.commits), points
 
 
 def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedChecks) -> None:
@@ -276,7 +276,7 @@ def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
     labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
     fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
     required = {shard: required_columns(chain, shard, described) for shard, described in stored.newest.items()}
-    return Copies.of(chain, labels, fed, required)
+    return Copies.of(chain, labels, fed, required, stored.required)
 
 
 def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:

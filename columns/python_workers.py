@@ -39,6 +39,15 @@ def map_batches(
     return rows.mapInArrow(run, schema)
 
 
+def local_frame(session: SparkSession, table: pa.Table) -> DataFrame:
+    """Return a DataFrame of a table in this process, all of it.
+
+    Spark reads such a table only up to its first batch without rows, and ignores the rest in silence.
+    """
+    filled = [batch for batch in table.to_batches() if len(batch)]
+    return session.createDataFrame(pa.Table.from_batches(filled, table.schema))
+
+
 @dataclass(frozen=True, slots=True)
 class _Packed:
     """A value that is pickled as plain bytes. Unpickling returns the value itself, with read-only arrays."""

@@ -35,7 +35,7 @@ from cutline.columns.bytes_column import (
     xxhash64,
 )
 from cutline.columns.lines import keys_of
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import broadcast, local_frame, map_batches
 from cutline.fleet.config import Node
 from cutline.nodes.groups import Group, Table
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, PageRange
@@ -269,7 +269,7 @@ def stored_entries(
                 stored_batch(folded.local.filter(to_mask(numbers == number)), number, multisets)
                 for number in np.unique(numbers).tolist()
             ]
-            entries = entries.unionByName(session.createDataFrame(pa.Table.from_batches(batches, ENTRY_SCHEMA)))
+            entries = entries.unionByName(local_frame(session, pa.Table.from_batches(batches, ENTRY_SCHEMA)))
         if folded.images is not None:
             entries = entries.unionByName(_of_images(folded.images, multisets))
         if folded.long_images is not None:

@@ -97,8 +97,9 @@ def check(
         bool,
         typer.Option(
             "--restorable",
-            help="Also build everything that a restore of NAME would load, and throw it away; if this machine has"
-            " PostgreSQL's programs, run the DDL in empty databases on temporary servers.",
+            help="Also build everything that a restore of NAME would load, evaluate constraints and foreign keys over"
+            " it, and throw it away; if this machine has PostgreSQL's programs, run the DDL in empty databases on"
+            " temporary servers.",
         ),
     ] = False,
     since_last: Annotated[
@@ -385,7 +386,11 @@ def restorable_lines(built: RestorableReport) -> list[str]:
     why = f" ({built.ddl_detail})" if built.ddl_detail else ""
     if built.ddl == "refused":
         why = ""
-    return [f"  built, as a restore would load it: {rows}; {ddl.get(built.ddl, 'the DDL was read, but not run')}{why}"]
+    lines = [f"  built, as a restore would load it: {rows}; {ddl.get(built.ddl, 'the DDL was read, but not run')}{why}"]
+    if built.constraints or built.other_constraints:
+        others = f"; {built.other_constraints:,} can only be evaluated by a server" if built.other_constraints else ""
+        lines.append(f"  evaluated over these rows: {quantity_text(built.constraints, 'constraints')}{others}")
+    return lines
 
 
 def _may_name_rows(snapshot: SnapshotReport, conflict: Conflict) -> bool:

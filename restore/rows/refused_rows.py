@@ -22,7 +22,9 @@ EQUAL_KEYS = (
     "otherwise the snapshot has two rows with this key: drop the index or constraint, load the rows, remove one of the"
     " two, and create it again"
 )
-WHICH_IS_RIGHT = f"if it is the table's primary key, either the snapshot or the source is damaged; run: {CHECK_NAMED}"
+WHICH_IS_RIGHT = (
+    f"if it is the table's primary key, either the snapshot or the source is damaged; run: {CHECK_NAMED} --restorable"
+)
 OWN_RULES = "a constraint of the table refuses this row: drop it before the load, and add it again afterwards"
 OWN_CODE = "a function that the table calls for each row has failed: correct it, or drop what calls it before the load"
 PRIVILEGES = "grant the restoring role what the message names: functions of constraints and generated columns run as it"

@@ -42,12 +42,13 @@ MAINTAINED = {
 KEYS, OF_SHARDS = ("23505", "23P01"), "rows of several shards may have the same key: remove all but one of them"
 EQUAL_KEYS = (
     "two rows have the same key: unless a collation or a function of the target compares them in another way, the"
-    f" snapshot or the index on the source is damaged; to find out: {CHECK_NAMED}"
+    f" snapshot or the index on the source is damaged; to find out: {CHECK_NAMED} --restorable"
 )
 ROW_CAUSES: Mapping[str, str] = {
     "23503": "a row references a row that is missing on the source, too, or left out of this restore, unless the"
-    f" snapshot is damaged; to find out: {CHECK_NAMED}",
-    "23": f"a row violates a constraint that it does not violate on the source, or it is damaged: {CHECK_NAMED}",
+    f" snapshot is damaged; to find out: {CHECK_NAMED} --restorable",
+    "23": "a row violates a constraint that it does not violate on the source, or it is damaged:"
+    f" {CHECK_NAMED} --restorable",
     "22": "a function or an operator fails on a value: its version or a locale may differ from the source's",
 }
 

@@ -98,7 +98,8 @@ def with_warnings(
 READ_AT_ONCE = 200
 READINGS_MAX = 5
 SEQUENCES_QUERY = """
-SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, has_sequence_privilege(c.oid, 'SELECT')
+SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
+       has_sequence_privilege(c.oid, 'SELECT')
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3
@@ -174,8 +175,10 @@ def _read(
                     raise locked from error
                 tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
     return tuple(
-        Sequence(schema, name, last_value, is_called, increment, cycles)
-        for (_, schema, name, increment, cycles, _), (last_value, is_called) in zip(rows, values, strict=True)
+        Sequence(schema, name, last_value, is_called, increment, cycles, smallest, largest)
+        for (_, schema, name, increment, cycles, smallest, largest, _), (last_value, is_called) in zip(
+            rows, values, strict=True
+        )
     )
 
 

@@ -27,8 +27,9 @@ from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from cutline.snapshots.create.prepare_tables import PreparedTables, collect_definition_changes, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
-from cutline.snapshots.records.commit import DefinitionChanges, Sequence
+from cutline.snapshots.records.commit import DatabaseFacts, DefinitionChanges, Sequence
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.known_definitions import SchemaMovedError
@@ -47,7 +48,8 @@ class CutResult:
     """A cut, its plan, and the other data in its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
-    leaves out, according to the same catalog state as the DDL dump. `ends` holds the WAL position at which writes ended
+    leaves out, and `databases` the facts about each shard's database, both according to the same catalog state as the
+    DDL dump. `ends` holds the WAL position at which writes ended
     on each primary; it is empty unless the snapshot is terminal.
     """
 
@@ -57,6 +59,7 @@ class CutResult:
     definition_changes: DefinitionChanges | None
     sequences: Mapping[str, tuple[Sequence, ...]]
     left_out: tuple[LeftOut, ...]
+    databases: Mapping[str, DatabaseFacts]
     ends: Mapping[str, Lsn]
 
     @property
@@ -106,9 +109,10 @@ def take_cut(
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
+        databases = sessions.ask_named_primaries(read_facts)
         # Check this last: if it passes, everything read so far matches the catalogs at the cut.
         check_unchanged(prepared.plan)
-        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, ends)
+        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, databases, ends)
 
     def attempt() -> CutResult:
         try:

@@ -56,7 +56,6 @@ from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles, store_ddl
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
@@ -372,7 +371,7 @@ def _build_commit(
         left_out=cut.left_out + unread + standby_copies(sessions.too_old, sessions.identities),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
-        databases=sessions.ask_named_primaries(read_facts),
+        databases=dict(cut.databases),
         extension_rows=extension_rows,
         fleet_id=plan.selection.fleet_id,
         global_id_form=sessions.fleet.global_id,

@@ -29,7 +29,6 @@ from cutline.snapshots.create.cut_attempt import take_cut
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
-from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
@@ -108,7 +107,7 @@ def take_increment(
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=with_objects(cut.definition_changes, server_globals),
-        databases=sessions.ask_named_primaries(read_facts),
+        databases=dict(cut.databases),
         extension_rows=extension_rows,
     )
     check_own_store(store, chain.full.fleet_id)

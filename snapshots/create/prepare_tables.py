@@ -171,6 +171,7 @@ def collect_definition_changes(
         gone=_drop_empty({shard: shard_plan.gone for shard, shard_plan in plan.shards.items()}),
         successions=_drop_empty({shard: shard_plan.successions for shard, shard_plan in plan.shards.items()}),
         begun=_drop_empty(_first_positions(prepared, cut, sessions.nodes)),
+        copied=_drop_empty(_copied_rows(prepared, sessions.nodes)),
         tables=_drop_empty(states),
         objects=(*copied, *ddl),
         lists=lists,
@@ -190,6 +191,15 @@ def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObje
 
 def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
     return {name: value for name, value in values.items() if value}
+
+
+def _copied_rows(prepared: PreparedTables, nodes: Iterable[Node]) -> dict[str, dict[int, int]]:
+    """Return the number of rows in the new base copies, by node and number, also of tables that are empty."""
+    rows = {node.id: {table.group.number: 0 for table in prepared.plan.shards[node.shard].to_copy} for node in nodes}
+    for entry in prepared.entries:
+        for number, count in entry.rows.items():
+            rows[entry.node][number] += count
+    return rows
 
 
 def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:

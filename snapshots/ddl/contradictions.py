@@ -11,14 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+
+from psycopg.postgres import types
 
 from cutline.columns.lines import ESCAPES
 from cutline.fleet.messages import CHECK_NAMED
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.encodings import RAW, UTF8, raw_bytes
-from cutline.nodes.groups import Group
+from cutline.nodes.groups import Column, Group
 from cutline.nodes.table_state import TableState
+from cutline.snapshots.ddl.database_facts import READ_ONLY, list_elements
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_ddl import (
     DescribedDatabase,
@@ -27,9 +31,10 @@ from cutline.snapshots.ddl.described_ddl import (
     Description,
     Name,
     describe,
+    read_privileges,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.commit import DatabaseProperties, Sequence
 from cutline.storage.errors import RefusedError
 
 # At most this many contradictions of each kind are listed.
@@ -40,6 +45,13 @@ COMPARABLE_ENCODINGS = (UTF8, RAW)
 LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
 # Roles that come with the server.
 PREDEFINED = "pg_"
+# The oids of built-in types and of their arrays, by name; they never change.
+BUILT_IN: Mapping[str, tuple[int, int]] = {info.regtype: (info.oid, info.array_oid) for info in types}
+# How the modifiers of built-in types are stored (PostgreSQL's src/backend/utils/adt: varchar.c, numeric.c,
+# timestamp.c): with or without the 4 bytes of a length word, and the scale of a number in 11 bits.
+MODIFIERS = re.compile(r"\((-?\d+(?:,-?\d+)?)\)")
+NO_MODIFIER, VARLENA_HEADER, NUMERIC_SCALE, INTERVAL_OF_ALL_FIELDS = -1, 4, 0x7FF, 0x7FFF << 16
+COUNTED = frozenset({"character varying", "character"})
 
 
 class DdlContradictedError(RefusedError):
@@ -73,15 +85,14 @@ def compare(chain: Chain, shard: str, described: Description, groups: Iterable[G
     only_ascii = is_only_ascii(chain, shard)
     found = compare_definitions(chain, shard, described, chosen, only_ascii=only_ascii)
     found += compare_lists(chain, shard, described, only_ascii=only_ascii)
-    if not described.has_extensions:
+    if not described.extensions:
         # Extensions create sequences, too; the commit does not say which ones.
         stored = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
         gone = [table_name(*name) for name in sorted(stored - described.sequences.keys())]
         found += _some(f"the DDL does not create sequence {name}" for name in _comparable(gone, only_ascii=only_ascii))
     found += compare_sequences(chain, shard, described)
-    if described.database is not None:
-        found += _differing_database(chain.baseline[shard], described.database)
-    return found + _unlisted_roles(chain.roles(shard), described)
+    found += compare_database(chain, shard, described)
+    return found + _unlisted_roles(chain.roles(shard), described) + _some(described.impossible)
 
 
 def compare_definitions(
@@ -131,6 +142,28 @@ def compare_sequences(chain: Chain, shard: str, described: Description) -> list[
         if (one := described.sequences.get((sequence.schema, sequence.name))) is not None
         for problem in _differing_sequence(sequence, one)
     )
+
+
+def compare_database(chain: Chain, shard: str, described: Description) -> list[str]:
+    """Return how the database itself differs from the description: its identity, its properties and its extensions.
+
+    A create reads the properties while the catalogs are those that its DDL was dumped from.
+    """
+    found = _differing_server(chain, shard, described)
+    facts = chain.database_facts(shard)
+    if described.database is not None:
+        found += _differing_database(chain.baseline[shard], described.database)
+        if facts is not None and facts.properties is not None:
+            found += _differing_properties(facts.properties, described.database)
+            found += _some(_differing_settings(facts.properties, described.database))
+    if facts is not None and facts.extensions:
+        # New databases have plpgsql, so the DDL does not create it.
+        ours, theirs = facts.extensions.keys() - {"plpgsql"}, described.extensions - {"plpgsql"}
+        found += _some(f"the DDL does not create extension {name}" for name in sorted(ours - theirs) if _is_ascii(name))
+        found += _some(
+            f"the commit does not list extension {name}" for name in sorted(theirs - ours) if _is_ascii(name)
+        )
+    return found
 
 
 def is_only_ascii(chain: Chain, shard: str) -> bool:
@@ -193,9 +226,47 @@ def _differing_types(group: Group, described: Description, *, only_ascii: bool) 
     types = {column.name: column.type for column in table.columns}
     for column in group.columns:
         ours, theirs = column.type.replace('"', ""), types.get(column.name)
-        if theirs is None or ours == theirs or (only_ascii and not (ours.isascii() and _is_ascii(theirs))):
+        if only_ascii and not (ours.isascii() and _is_ascii(theirs or "")):
+            continue
+        if theirs is None or ours == theirs:
+            yield from _impossible_type(group, column, described)
             continue
         yield f"column {column.name} of table {group.name} has type {ours} in the commit, but {theirs} in the DDL"
+
+
+def _impossible_type(group: Group, column: Column, described: Description) -> Iterator[str]:
+    """Yield how the oid or the modifier of a column's type differ from those that its name stands for."""
+    known = described.types.get(column.type.replace('"', ""))
+    oid, modifier = _built_in(column.type) if known is None else (known, NO_MODIFIER)
+    where = f"column {column.name} of table {group.name} has type {column.type}"
+    if oid is not None and oid != column.type_oid:
+        yield f"{where}, whose oid is {oid}, but the commit says {column.type_oid}"
+    elif modifier is not None and modifier != column.type_modifier:
+        yield f"{where}, whose modifier is {modifier}, but the commit says {column.type_modifier}"
+
+
+@lru_cache(maxsize=1 << 12)
+def _built_in(name: str) -> tuple[int | None, int | None]:
+    """Return the oid and the modifier of a built-in type, by its name as format_type prints it; None if not known."""
+    element = name.removesuffix("[]")
+    found = MODIFIERS.search(element)
+    bare = element[: found.start()] + element[found.end() :] if found else element
+    oids = BUILT_IN.get(bare)
+    if oids is None:
+        return None, None
+    oid = oids[element != name]
+    if not found:
+        # That of an interval may stand for all fields.
+        return oid, None if bare == "interval" else NO_MODIFIER
+    numbers = [int(number) for number in found[1].split(",")]
+    if bare in COUNTED:
+        return oid, numbers[0] + VARLENA_HEADER
+    if bare == "numeric":
+        scale = numbers[1] if len(numbers) > 1 else 0
+        return oid, (numbers[0] << 16 | scale & NUMERIC_SCALE) + VARLENA_HEADER
+    if bare == "interval":
+        return oid, INTERVAL_OF_ALL_FIELDS | numbers[0]
+    return oid, numbers[0]
 
 
 def _differing_keys(group: Group, described: Description, *, only_ascii: bool) -> Iterator[str]:
@@ -254,6 +325,9 @@ def _differing_sequence(sequence: Sequence, described: DescribedSequence) -> Ite
         where = ("commit", "DDL") if sequence.cycles else ("DDL", "commit")
         yield f"sequence {name} cycles in the {where[0]}, but not in the {where[1]}"
     smallest, largest = described.smallest, described.largest
+    for what, ours, theirs in (("smallest", sequence.smallest, smallest), ("largest", sequence.largest, largest)):
+        if theirs is not None and ours != theirs:
+            yield f"the {what} value of sequence {name} is {ours} in the commit, but {theirs} in the DDL"
     if (smallest is not None and sequence.last_value < smallest) or (
         largest is not None and sequence.last_value > largest
     ):
@@ -287,6 +361,88 @@ def _differing_database(identity: NodeIdentity, described: DescribedDatabase) ->
         # Names in any encoding may be part of these.
         if one.ours != one.theirs and all(_is_ascii(str(value)) for value in (one.ours, one.theirs))
     ]
+
+
+def _differing_server(chain: Chain, shard: str, described: Description) -> list[str]:
+    """Compare the version of the server: for the DDL of a base copy all of it, otherwise the major version.
+
+    Somebody may update a server between two increments, or before DDL that changed during a full snapshot is dumped.
+    """
+    version = chain.baseline[shard].server_version
+    ours = (version // 10000, version % 10000)
+    is_of_copy = chain.last.increment == 0 and chain.full.definition_changes is None
+    compared = len(described.server) if is_of_copy else min(len(described.server), 1)
+    if ours[:compared] == described.server[:compared]:
+        return []
+    shown = [".".join(map(str, numbers[:compared])) for numbers in (ours, described.server)]
+    return [f"the server has version {shown[0]} in the commit, but the DDL was dumped from version {shown[1]}"]
+
+
+def _differing_properties(properties: DatabaseProperties, described: DescribedDatabase) -> list[str]:
+    compared = [
+        _Property("owner", properties.owner, described.owner),
+        _Property("comment", *_comments(properties, described)),
+        _Property("connection limit", properties.connection_limit, described.connection_limit),
+        _Property("template flag", properties.is_template, described.is_template),
+    ]
+    if described.privileges is not None:
+        theirs = _privileges_text(described.privileges)
+        compared.append(_Property("privileges", _privileges_text(_privileges_of(properties)), theirs))
+    return [
+        f"the database has {one.what} {_shown(one.ours)} in the commit, but {_shown(one.theirs)} in the DDL"
+        for one in compared
+        if one.ours != one.theirs and all(_is_ascii(str(value)) for value in (one.ours, one.theirs))
+    ]
+
+
+def _comments(properties: DatabaseProperties, described: DescribedDatabase) -> tuple[str | None, str | None]:
+    """Return both comments. If standard_conforming_strings is off, the DDL has another form of a backslash."""
+    return ("", "") if "\\" in (properties.comment or "") else (properties.comment, described.comment)
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _privileges_of(properties: DatabaseProperties) -> dict[tuple[str, str], bool]:
+    if properties.privileges is None:
+        return read_privileges("", properties.owner) or {}
+    found: dict[tuple[str, str], bool] = {}
+    for one in properties.privileges:
+        place = one.grantee, one.privilege
+        found[place] = found.get(place, False) or one.with_grant_option
+    return found
+
+
+def _privileges_text(privileges: Mapping[tuple[str, str], bool]) -> str:
+    named = (
+        f"{privilege} of {grantee or 'PUBLIC'}{' with grant option' * can_grant}"
+        for (grantee, privilege), can_grant in sorted(privileges.items())
+    )
+    return ", ".join(named) or "none"
+
+
+def _differing_settings(properties: DatabaseProperties, described: DescribedDatabase) -> Iterator[str]:
+    ours = {(one.role, one.name.lower()): one.value for one in properties.settings}
+    theirs = {(role, name.lower()): value for (role, name), value in described.settings.items()}
+    for role, setting in sorted(ours.keys() | theirs.keys()):
+        given, dumped = ours.get((role, setting)), theirs.get((role, setting))
+        # A terminal snapshot sets this one, and commits leave it out.
+        if setting == READ_ONLY or (given is not None and dumped is not None and _is_value(given, dumped)):
+            continue
+        shown = ["not set" if given is None else given, "not set" if dumped is None else ", ".join(dumped)]
+        # The DDL has the bytes of other encodings. The form of an empty list, and of a backslash, depends on pg_dump.
+        if not given and dumped is None and given is not None:
+            continue
+        if "\\" in "".join(shown) or not all(map(_is_ascii, [role, setting, *shown])):
+            continue
+        where = f" for role {role}" if role else ""
+        yield f"setting {setting} of the database{where} is {shown[0]} in the commit, but {shown[1]} in the DDL"
+
+
+def _is_value(value: str, elements: tuple[str, ...]) -> bool:
+    """Whether the elements, as DDL sets them, are the value of a setting as pg_db_role_setting has it."""
+    return elements == (value,) or tuple(list_elements(value, folds=False)) == elements
 
 
 def _unlisted_roles(roles: Iterable[str], described: Description) -> list[str]:

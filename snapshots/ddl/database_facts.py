@@ -13,6 +13,9 @@ depends on it. In-place updates by the server (VACUUM, ANALYZE, autovacuum, free
 Temporary objects are omitted, because busy applications create them all the time. For pg_class, the columns are hashed
 instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new file without changing its dump. The
 xmin of sequences is hashed, because a sequence with a new file was restarted, so its value is not its value at the cut.
+The properties of the database itself (owner, comment, limits, privileges, settings) are hashed by value, too: the DDL
+has them, and an increment stores the properties that its newest DDL has. The setting that makes a database read-only is
+omitted, because a terminal snapshot changes it.
 Cutline's own publications are omitted too: nodes/table_state.py compares them table by table.
 """
 
@@ -124,6 +127,15 @@ UNION ALL
 SELECT 'pg_class of toast', count(*), sum(hash_record_extended(ROW(c.oid, t.reloptions), 0))
   FROM pg_class t JOIN pg_class c ON c.reltoastrelid = t.oid
  WHERE t.reloptions IS NOT NULL AND c.relpersistence <> 't'
+UNION ALL
+SELECT 'pg_database', count(*), sum(hash_record_extended(ROW(d.oid, datdba, datconnlimit, datistemplate, datacl,
+             dattablespace, shobj_description(d.oid, 'pg_database')), 0))
+  FROM pg_database d WHERE datname = current_database()
+UNION ALL
+SELECT 'pg_db_role_setting', count(*), sum(hash_record_extended(ROW(setrole, setting), 0))
+  FROM pg_db_role_setting, unnest(setconfig) AS of (setting)
+ WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND NOT setting ^@ 'default_transaction_read_only='
 UNION ALL
 SELECT 'pg_depend', count(*), sum(hash_record_extended(ROW(classid, objid, objsubid, refclassid, refobjid, xmin), 0))
   FROM pg_depend WHERE deptype IN ('e', 'x')

@@ -66,12 +66,16 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entry count."""
+    """The contents of an archive; `writer` is pg_dump's major version, `count_at` the offset of the entry count.
+
+    `server` is the version of the server that was dumped, such as `18.1 (Debian 18.1-1)`.
+    """
 
     version: tuple[int, int]
     writer: int
     count_at: int
     entries: tuple[ArchiveEntry, ...]
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def read_contents(body: bytes) -> Contents:
     for _ in range(DATE_PARTS):
         reader.integer()
     reader.text()
-    reader.text()
+    server = reader.text()
     # For example 18.6, 19devel or 19beta2.
     version_text = reader.text()
     if not (writer := re.match("[0-9]{1,4}", version_text)):
@@ -126,7 +130,7 @@ def read_contents(body: bytes) -> Contents:
     entries = tuple(_read_entry(reader, version) for _ in range(count))
     if len({entry.number for entry in entries}) != len(entries) or any(entry.number <= 0 for entry in entries):
         raise DumpFormatError("its entry numbers are not unique")
-    return Contents(version, int(writer[0]), count_at, entries)
+    return Contents(version, int(writer[0]), count_at, entries, server)
 
 
 def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:

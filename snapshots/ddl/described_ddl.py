@@ -17,12 +17,16 @@ from cutline.nodes.encodings import raw_bytes
 from cutline.snapshots.ddl.ddl_archive import (
     CONSTRAINT,
     EXTENSION,
+    PRIVILEGES,
     SEQUENCE,
     TABLE,
     ArchiveEntry,
+    Contents,
     DdlArchive,
     statements_of_entry,
 )
+from cutline.snapshots.ddl.impossible_entries import impossible_entries
+from cutline.snapshots.records.commit import NO_LIMIT
 
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
@@ -58,22 +62,51 @@ SETTING = re.compile(
     rf"ALTER (?:ROLE ({NAME.pattern}) IN )?DATABASE {NAME.pattern} SET ({NAME.pattern})"
     rf" TO ({LITERAL.pattern}(?:, {LITERAL.pattern})*);"
 )
-TYPE, DEFAULT, INDEX, DATABASE, DATABASE_PROPERTIES = "TYPE", "DEFAULT", "INDEX", "DATABASE", "DATABASE PROPERTIES"
+TYPE, DOMAIN, DEFAULT, INDEX, COMMENT = "TYPE", "DOMAIN", "DEFAULT", "INDEX", "COMMENT"
+DATABASE, DATABASE_PROPERTIES = "DATABASE", "DATABASE PROPERTIES"
+CONNECTION_LIMIT, IS_TEMPLATE = re.compile(r" CONNECTION LIMIT = (-?\d+);"), re.compile(r" IS_TEMPLATE = true;")
+DATABASE_COMMENT = re.compile(rf"COMMENT ON DATABASE {NAME.pattern} IS '((?:[^']|'')*)';\s*\Z")
+GRANT = re.compile(
+    rf"(?P<verb>GRANT|REVOKE) (?P<what>[A-Z,]+) ON DATABASE {NAME.pattern} (?:TO|FROM)"
+    rf" (?:PUBLIC|(?P<grantee>{NAME.pattern}))(?P<option> WITH GRANT OPTION)?;"
+)
+SESSION = re.compile(rf"(?:SET SESSION AUTHORIZATION {NAME.pattern}|RESET SESSION AUTHORIZATION);")
+PRIVILEGES_ON_DATABASE = ("CONNECT", "CREATE", "TEMPORARY")
+# By default, the owner has all privileges on a database, and PUBLIC has these (PostgreSQL manual, "Privileges").
+DEFAULT_TO_PUBLIC = ("CONNECT", "TEMPORARY")
+PLAIN_NAME = re.compile(r"[^.()\[\]\"]+")
+SERVER_VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
-# The objects that are compared between shards.
-COMPARED = frozenset(
+# The objects that are compared between shards: those with owners, what tables have, and what is said of objects.
+# Publications, foreign servers and user mappings are usually not the same.
+OWNED = frozenset(
     {
+        "SCHEMA",
         "TABLE",
-        "TABLE ATTACH",
+        "FOREIGN TABLE",
         "SEQUENCE",
         "TYPE",
         "DOMAIN",
         "FUNCTION",
+        "PROCEDURE",
+        "AGGREGATE",
         "VIEW",
         "MATERIALIZED VIEW",
+        "EVENT TRIGGER",
+    }
+)
+REMARKS = frozenset({PRIVILEGES, "COMMENT", "SECURITY LABEL"})
+COMPARED = OWNED.union(
+    REMARKS,
+    {
+        "EXTENSION",
+        "TABLE ATTACH",
+        "INDEX ATTACH",
+        "SEQUENCE OWNED BY",
         "DEFAULT",
         "INDEX",
+        "STATISTICS",
         "CONSTRAINT",
         "CHECK CONSTRAINT",
         "FK CONSTRAINT",
@@ -81,8 +114,10 @@ COMPARED = frozenset(
         "RULE",
         "POLICY",
         "ROW SECURITY",
-    }
+        "DEFAULT ACL",
+    },
 )
+OWNER, OF_OWNER = "owner", "the owner of "
 
 Name = tuple[str, str]
 ColumnName = tuple[str, str, str]
@@ -133,7 +168,8 @@ class DescribedSequence:
 class DescribedDatabase:
     """The database of a dump: its name, oid, encoding and locale, as NodeIdentity has them.
 
-    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles.
+    `settings` maps (role, setting) to the elements of its value; the role "" stands for all roles. `privileges` maps
+    (grantee, privilege) to whether it may be granted on; the grantee "" is PUBLIC. It is None if it can't be read.
     """
 
     name: str
@@ -145,6 +181,11 @@ class DescribedDatabase:
     locale: str | None
     icu_rules: str | None
     settings: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    owner: str = ""
+    comment: str | None = None
+    connection_limit: int = NO_LIMIT
+    is_template: bool = False
+    privileges: Mapping[tuple[str, str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +194,13 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings). `owners` are the roles that own objects. `digests` maps the kind and name of an object to a
-    hash of its statements, which is the same only in this process. `writer` is pg_dump's major version.
+    text (nodes.encodings), and `composite_oids` are those of composite types. `owners` are the roles that own objects.
+    `extensions` are those that the DDL creates.
+    `digests` maps the kind of an object, and its label, to a hash of its statements, which is the same only in this
+    process; the kind OWNER stands for the owner of an object. `impossible` lists which entries pg_dump can't have
+    written, in words. `writer` is pg_dump's major version. `types` maps types and domains with plain names, as
+    `schema.name`, to their oids. `server` is the version of the server that was dumped: major, and minor if it has a
+    number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -168,9 +214,13 @@ class Description:
     composites: Mapping[Name, tuple[str, ...]] = field(default_factory=dict)
     database: DescribedDatabase | None = None
     owners: frozenset[str] = frozenset()
-    has_extensions: bool = False
-    digests: Mapping[str, int] = field(default_factory=dict)
+    extensions: frozenset[str] = frozenset()
+    digests: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    impossible: tuple[str, ...] = ()
     writer: int = 0
+    types: Mapping[str, int] = field(default_factory=dict)
+    server: tuple[int, ...] = ()
+    composite_oids: frozenset[int] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -207,7 +257,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents.writer)
+    return reader.description(archive.contents, tuple(impossible_entries(archive)))
 
 
 @dataclass(slots=True)
@@ -223,18 +273,20 @@ class _Describing:
     sequences: dict[Name, str] = field(default_factory=dict)
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
+    composite_oids: set[int] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)
-    digests: dict[str, int] = field(default_factory=dict)
+    digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
-    has_extensions: bool = False
+    extensions: set[str] = field(default_factory=set)
+    types: dict[str, int] = field(default_factory=dict)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
         name, text = (_shown(entry.schema), _shown(entry.name)), statements_of_entry(self.ddl, entry)
         if entry.kind in COMPARED:
-            label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
-            self.digests[label] = self.digests.get(label, 0) ^ hash(text)
-        if entry.kind in (DATABASE, DATABASE_PROPERTIES):
+            self._add_digests(entry, name, text)
+        is_of_database = entry.kind in (COMMENT, PRIVILEGES) and not entry.schema and entry.name.startswith("DATABASE ")
+        if entry.kind in (DATABASE, DATABASE_PROPERTIES) or is_of_database:
             self.database.append((entry, text))
             return
         if entry.owner and entry.oid >= FIRST_OWN_OID:
@@ -251,9 +303,24 @@ class _Describing:
             self.defaults[schema, table_name, column] = default
         elif entry.kind == SEQUENCE and not text.startswith("CREATE UNLOGGED "):
             self.sequences[name] = text
+        elif entry.kind == EXTENSION:
+            self.extensions.add(name[1])
         elif entry.kind == TYPE:
             self._add_type(entry, name, text)
-        self.has_extensions |= entry.kind == EXTENSION
+        # Without quotes, other names may look like that of an array or of a type in another schema.
+        if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
+            self.types[".".join(name)] = entry.oid
+
+    def _add_digests(self, entry: ArchiveEntry, name: Name, text: str) -> None:
+        if entry.kind in REMARKS:
+            label = f"{entry.kind} of {name[1]}{f' in schema {name[0]}' * bool(name[0])}"
+        else:
+            label = f"{entry.kind} {name[0]}.{name[1]}" if name[0] else f"{entry.kind} {name[1]}"
+        # Privileges are in the order in which somebody granted them.
+        said = "\n".join(sorted(text.split("\n"))) if entry.kind == PRIVILEGES else text
+        self.digests[entry.kind, label] = self.digests.get((entry.kind, label), 0) ^ hash(said)
+        if entry.kind in OWNED:
+            self.digests[OWNER, f"{OF_OWNER}{label}"] = hash(entry.owner)
 
     def _add_key(self, text: str) -> None:
         if key := KEY.search(text):
@@ -273,9 +340,10 @@ class _Describing:
         elif composite := COMPOSITE.search(text):
             items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
+            self.composite_oids.add(entry.oid)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
 
-    def description(self, writer: int) -> Description:
+    def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
@@ -303,9 +371,13 @@ class _Describing:
             self.composites,
             _read_database(self.database),
             frozenset(self.owners),
-            self.has_extensions,
+            frozenset(self.extensions),
             self.digests,
-            writer,
+            impossible,
+            contents.writer,
+            self.types,
+            _numbers(contents.server),
+            frozenset(self.composite_oids),
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -387,8 +459,17 @@ def read_sequence(text: str, type_: str) -> DescribedSequence:
     return DescribedSequence(increment, CYCLES.search(bare) is not None, smallest, largest)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    match = SERVER_VERSION.match(version)
+    return tuple(int(number) for number in match.groups() if number) if match else ()
+
+
 def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedDatabase | None:
-    """Read CREATE DATABASE and the settings of the database; None if the archive has no such entry."""
+    """Read CREATE DATABASE and the properties of the database; None if the archive has no such entry."""
+    entries = list(entries)
+    texts = {entry.kind: text for entry, text in entries}
+    properties = texts.get(DATABASE_PROPERTIES, "")
+    limit, comment = CONNECTION_LIMIT.search(properties), DATABASE_COMMENT.match(texts.get(COMMENT, ""))
     found: DescribedDatabase | None = None
     settings: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry, text in entries:
@@ -412,8 +493,33 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
             options.get("ICU_LOCALE", options.get("BUILTIN_LOCALE")),
             options.get("ICU_RULES"),
             settings,
+            _shown(entry.owner),
+            _shown(comment[2].replace("''", "'")) if comment else None,
+            int(limit[1]) if limit else NO_LIMIT,
+            IS_TEMPLATE.search(properties) is not None,
+            read_privileges(texts.get(PRIVILEGES, ""), _shown(entry.owner)),
         )
     return found
+
+
+def read_privileges(text: str, owner: str) -> dict[tuple[str, str], bool] | None:
+    """Return the privileges on a database after the statements, as (grantee, privilege): with grant option.
+
+    Returns None if there are statements of other forms.
+    """
+    privileges = {(owner, one): False for one in PRIVILEGES_ON_DATABASE}
+    privileges |= {("", one): False for one in DEFAULT_TO_PUBLIC}
+    if GRANT.sub("", SESSION.sub("", text)).strip():
+        return None
+    for match in GRANT.finditer(text):
+        grantee = _shown(_unquoted(match["grantee"][1:-1])) if match["grantee"] else ""
+        names = PRIVILEGES_ON_DATABASE if match["what"] == "ALL" else match["what"].split(",")
+        for name in names:
+            if match["verb"] == "GRANT":
+                privileges[grantee, name] = privileges.get((grantee, name), False) or match["option"] is not None
+            else:
+                privileges.pop((grantee, name), None)
+    return privileges
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,6 +558,21 @@ def _split(text: str) -> _List:
 
 def _names(text: str) -> list[str]:
     return [_shown(_unquoted(quoted)) for quoted in NAME.findall(text)]
+
+
+def list_items(text: str) -> list[str]:
+    """Return the items of the first list in parentheses, such as the columns and constraints of CREATE TABLE."""
+    return _split(text).items
+
+
+def read_name(quoted: str) -> str:
+    """Return an identifier that the DDL has in quotes, as a commit has it."""
+    return _shown(_unquoted(quoted[1:-1]))
+
+
+def shown_name(name: str) -> str:
+    """Return the name of an archive's entry as a commit has it."""
+    return _shown(name)
 
 
 def _unquoted(name: str) -> str:

@@ -7,6 +7,7 @@ verifiers are stored only if our role may read pg_authid, which managed services
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -82,6 +83,15 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
             verifiers = dict(fetch_texts(connection, VERIFIERS_QUERY))
         except psycopg.errors.InsufficientPrivilege:
             with_verifiers = False
+    # From one snapshot, so that every role that is named is among the roles.
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return _read_globals(connection, verifiers, with_verifiers=with_verifiers)
+
+
+def _read_globals(
+    connection: psycopg.Connection[Any], verifiers: Mapping[str, str], *, with_verifiers: bool
+) -> ServerGlobals:
     roles = [
         ServerRole(
             name=name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutline.columns.python_workers import map_batches
+from cutline.columns.python_workers import local_frame, map_batches
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys, read_wanted_rows
 from cutline.snapshots.fold.changes import ENTRY, SegmentImages, choose_changes, read_changes
 from cutline.snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
@@ -134,7 +134,7 @@ def map_images(
     arrow, ddl = schema
     if folded.local is not None:
         found = change(iter(folded.local.select(list(columns)).to_batches()))
-        yield spark.createDataFrame(pa.Table.from_batches(found, arrow))
+        yield local_frame(spark, pa.Table.from_batches(found, arrow))
     if folded.images is not None:
         yield map_batches(folded.images.select(*columns), change, ddl)
     if folded.long_images is not None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Ints, column_of, gather
 from cutline.columns.lines import NEWLINE, TAB, UNCHANGED_MARK, concatenate
-from cutline.columns.python_workers import map_batches
+from cutline.columns.python_workers import local_frame, map_batches
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys
 from cutline.snapshots.fold.long_lines import NO_PLACE
 from cutline.snapshots.fold.sources import PROBLEM, Sources
@@ -278,7 +278,7 @@ def _find_key_history(spark: SparkSession, wanted: DataFrame, moves: DataFrame, 
     names = ["node", "group", "key"]
     history = build_key_history(wanted.select(*names).join(arrived, names, "left_semi").toArrow(), moved)
     stayed = wanted.join(arrived, names, "left_anti")
-    entries = spark.createDataFrame(history).unionByName(stayed.selectExpr(*own))
+    entries = local_frame(spark, history).unionByName(stayed.selectExpr(*own))
     earlier = entries.select(*names).distinct().selectExpr("*", f"{PARTIAL}Y AS op", f"{NO_PLACE}L AS place")
     changed = collect_changed_keys(earlier, 2 * changes)
     # Several rows may have had the same key at different times.

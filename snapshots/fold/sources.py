@@ -190,7 +190,11 @@ def _rows_differ(source: Source, error: ValueError) -> ObjectDamagedError:
 
 def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
     """Open the object after verifying it and its footer against its commit; raise ObjectDamagedError."""
-    body = read_listed(store, source.node, source.key, (source.size, source.digest))
+    return open_body(read_listed(store, source.node, source.key, (source.size, source.digest)), source)
+
+
+def open_body(body: bytes, source: Source) -> pq.ParquetFile:
+    """Open an object, given its verified content, after verifying its footer; raise ObjectDamagedError."""
     with _reading(source):
         file = open_parquet(pa.BufferReader(body))
     try:
@@ -204,10 +208,15 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
     return file
 
 
+def declared_metadata(file: pq.ParquetFile) -> SegmentMetadata:
+    """Return the metadata in a segment from `open_object`."""
+    declared: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
+    return declared
+
+
 def own_definitions(file: pq.ParquetFile) -> dict[int, Group]:
     """Return the definitions in the metadata of a segment from `open_object`, keyed by number."""
-    declared: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
-    return {definition.group.number: definition.group for definition in declared.definitions}
+    return {definition.group.number: definition.group for definition in declared_metadata(file).definitions}
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:

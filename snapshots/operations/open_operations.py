@@ -139,7 +139,17 @@ def read_create_outcomes(
     records are added to `unread`; without that list, raises ManifestError. `operations` are the ids of all operations
     in order, if the caller has them.
     """
-    outcomes: dict[str, Outcome] = {}
+    outcomes = read_outcomes(store, since, unread, operations)
+    return {operation_id: outcome for operation_id, outcome in outcomes if outcome.kind == CREATE}
+
+
+def read_outcomes(
+    store: ObjectStore,
+    since: str = "",
+    unread: list[ManifestError] | None = None,
+    operations: Iterable[str] | None = None,
+) -> Iterator[tuple[str, Outcome]]:
+    """Read the outcomes of all operations; yield each with its operation id. See `read_create_outcomes`."""
     # Ids sort by time, down to the second.
     second = since.rpartition("-")[0]
     listed = store.list_children("operations") if operations is None else operations
@@ -150,9 +160,8 @@ def read_create_outcomes(
                 if unread is None:
                     raise outcome
                 unread.append(outcome)
-            elif outcome is not None and outcome.kind == CREATE:
-                outcomes[operation_id] = outcome
-    return outcomes
+            elif outcome is not None:
+                yield operation_id, outcome
 
 
 def _read_recorded(store: ObjectStore, operation_id: str) -> Outcome | ManifestError | None:

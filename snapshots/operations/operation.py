@@ -244,7 +244,7 @@ def record_outcome(
         causes=details.causes or UNSET,
         phases=dict(phases) if isinstance(phases, Mapping) else UNSET,
         by=UNSET if keeps_intent else intent.by,
-        began_at=UNSET if keeps_intent else intent.began_at,
+        began_at=intent.began_at,
     )
     if keeps_intent:
         with suppress(ObjectExistsError):

@@ -197,7 +197,7 @@ COMMENT_MAX = 1000
 class Sequence(Record, frozen=True):
     """The state of a sequence: at or beyond every value that was handed out before the cut.
 
-    If `is_called` is false, the next value is `last_value` itself.
+    If `is_called` is false, the next value is `last_value` itself. `smallest` and `largest` bound its values.
     """
 
     schema: str
@@ -206,6 +206,8 @@ class Sequence(Record, frozen=True):
     is_called: bool
     increment: Integer
     cycles: bool
+    smallest: Integer
+    largest: Integer
 
 
 class CutRecord(Record, frozen=True, kw_only=True):
@@ -282,9 +284,10 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """The changes to definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
-    All mappings are keyed by shard, except `begun`, which is keyed by node. `groups` lists new definitions, and `gone`
-    lists the numbers of definitions that ended. `successions` maps a new number to its predecessor; the tables of all
-    other new numbers were copied again. `begun` holds the position from which changes under each new number count.
+    All mappings are keyed by shard, except `begun` and `copied`, which are keyed by node. `groups` lists new
+    definitions, and `gone` lists the numbers of definitions that ended. `successions` maps a new number to its
+    predecessor; the tables of all other new numbers were copied again, and `copied` counts the rows of their base
+    copies, so that none can get lost. `begun` holds the position from which changes under each new number count.
     `tables` contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed.
     `objects` lists the objects of base copies and DDL, and `lists` names additional base copy objects.
     """
@@ -293,6 +296,7 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     gone: dict[str, tuple[Count, ...]] = field(default_factory=dict)
     successions: dict[str, dict[int, Count]] = field(default_factory=dict)
     begun: dict[str, dict[int, Lsn]] = field(default_factory=dict)
+    copied: dict[str, dict[int, Count]] = field(default_factory=dict)
     tables: dict[str, tuple[TableState, ...]] = field(default_factory=dict)
     objects: tuple[StoredObject, ...] = ()
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -238,8 +238,8 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
 
     `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
     reasons for its retries. `phases` holds the duration of each step by name, in order. A restore that estimates rely
-    on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. Operations without an
-    intent record `by` and `began_at` here. `snapshot` is "" for all snapshots.
+    on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. `began_at` is
+    as in the intent. Operations without an intent record `by` here. `snapshot` is "" for all snapshots.
     """
 
     operation: str

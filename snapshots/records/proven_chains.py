@@ -101,6 +101,9 @@ def _check_group(where: str, group: Group) -> None:
         check_distinct(where, "column number", [column.number for column in columns])
         if not all(column.number for column in columns):
             raise ValueError(f"{where}: a column has no number")
+        ordered = [column.number for column in sorted(columns, key=lambda column: column.position)]
+        if ordered != sorted(ordered):
+            raise ValueError(f"{where}: the numbers of its columns are not in the order of their positions")
     for column in columns:
         if column.missing is not None and not COPY_TEXT.fullmatch(column.missing):
             raise ValueError(f"{where}: the missing value of column {column.name} is not in COPY's text format")
@@ -153,6 +156,29 @@ def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
         for node in before.full.parts:
             if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != new.keys():
                 raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
+
+
+def check_copied(full: FullSnapshot, commit: Commit) -> None:
+    """Raise ValueError unless every new definition continues another, or was copied before the cut with all its rows.
+
+    The position from which its changes count is that of the copy or, if it continues another, that of a change.
+    """
+    if (changes := commit.definition_changes) is None:
+        return
+    copied = {node: Counter[int]() for node in full.parts}
+    entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
+    for entry in entries:
+        if entry.kind == BASE:
+            copied[entry.node].update(entry.rows)
+    for node, backup_of in full.parts.items():
+        shard = backup_of or node
+        cut, continued = commit.cut.of(shard), changes.successions.get(shard, {})
+        numbers = {group.number for group in changes.groups.get(shard, ())} - continued.keys()
+        if changes.copied.get(node, {}) != {number: copied[node][number] for number in numbers}:
+            raise ValueError(f"schema_changes.copied.{node} does not match the base copies of the new definitions")
+        for number, position in changes.begun.get(node, {}).items():
+            if position > max(cut.position, cut.finish):
+                raise ValueError(f"schema_changes.begun.{node}.{number} is after the cut")
 
 
 def _check_continued(where: str, old: Group, new: Group) -> None:
@@ -464,6 +490,7 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes)
+            check_copied(chain.full, increment)
             _check_at_commit(chain, after)
         else:
             # The tables are the ones in the previous commit.
@@ -562,6 +589,7 @@ def _check_full(full: FullSnapshot) -> None:
     check_same_kind(full.groups, named=True)
     if full.definition_changes:
         check_definitions(first, full.definition_changes)
+        check_copied(full, full)
     _check_at_commit(first, Chain(full))
     _check_rows(full)
 

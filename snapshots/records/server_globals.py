@@ -77,3 +77,15 @@ class ServerGlobals(Record, frozen=True, kw_only=True, tag_field="schema", tag=G
     tablespaces: tuple[ServerTablespace, ...]
     with_verifiers: bool
     parameters: tuple[ParameterPrivilege, ...] = ()
+
+    @property
+    def unknown_roles(self) -> list[str]:
+        """The roles that memberships, settings, tablespaces or privileges name, but that are not among the roles.
+
+        The predefined roles, whose names begin with `pg_`, are never listed.
+        """
+        named = {name for one in self.memberships for name in (one.role, one.member, one.grantor)}
+        named |= {setting.role for setting in self.settings} | {tablespace.owner for tablespace in self.tablespaces}
+        named |= {name for one in self.parameters for name in (one.grantee, one.grantor)}
+        unknown = named - {role.name for role in self.roles} - {""}
+        return sorted(name for name in unknown if not name.startswith("pg_"))

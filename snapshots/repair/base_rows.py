@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import broadcast, local_frame, map_batches
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some
 from cutline.nodes.groups import Group
@@ -486,7 +486,7 @@ def _compare_in_job(scope: _Scope, window: _Window, work: Work, sources: BaseSou
     groups = dict.fromkeys((0, 1), scope.rules.groups)
     frame: DataFrame = read_bases(session, sources, groups, read, COMPARED_ROWS)
     if len(window.in_window):
-        frame = frame.unionByName(session.createDataFrame(window.in_window))
+        frame = frame.unionByName(local_frame(session, window.in_window))
     sums = [F.sum(name).alias(name) for name in COUNTS] + [F.max(name).alias(name) for name in (*ENTRIES, "problem")]
     found = map_batches(frame.groupBy(*IDENTITY).agg(*sums), find, FOUND_ROWS).persist()
     try:

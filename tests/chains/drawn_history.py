@@ -167,7 +167,7 @@ class DrawnTables:
         self.seq += 1
         self.changes.append(
             {
-                "lsn": self.lsn, "end_lsn": self.lsn + 1, "seq": self.seq, "xid": 1, "group": self._groups[key is None],
+                "lsn": self.lsn, "end_lsn": self.lsn, "seq": self.seq, "xid": 1, "group": self._groups[key is None],
                 "partition": partition, "key": key or b"", "op": op, "row": to_line(row) if row else b"",
             }
         )  # fmt: skip

@@ -165,7 +165,7 @@ def change_table(changes: list[Change]) -> pa.Table:
         placed = row if definition.is_multiset else key.encode()
         partition = EVERY_PARTITION if op == "T" else int(partition_of(from_list([placed]), definition.partitions)[0])
         rows.append({
-            "lsn": lsn, "end_lsn": lsn + 1, "seq": 0, "xid": 1, "op": ord(op), "group": number,
+            "lsn": lsn, "end_lsn": lsn, "seq": 0, "xid": 1, "op": ord(op), "group": number,
             "partition": partition, "key": key.encode(), "row": row,
         })  # fmt: skip
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)

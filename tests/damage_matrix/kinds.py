@@ -66,7 +66,27 @@ class Doubted:
     is_same: bool = False
 
 
-Expected: TypeAlias = Found | Refused | Doubted | Hidden
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """A check accepts the store, and `check --restorable` finds the damage: a conflict of kind `restore` at this place.
+
+    A restore refuses the store. The `reason` says why a check can't tell at its price. `node` and `group` are as in
+    Found.
+    """
+
+    reason: str
+    node: str = ""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """A check accepts the store, for this reason, and a restore refuses it: only a server can tell, as in a drill."""
+
+    reason: str
+
+
+Expected: TypeAlias = Found | Refused | Doubted | Hidden | Restorable | Drilled
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Found, Hidden, Kind, Refused
+from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Drilled, Found, Hidden, Kind, Refused, Restorable
 
 PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
 WIDTH = 120
 # The copies to which a kind is done, at the end of its name.
 PLACE = re.compile(r" \([^()]*\)$")
-COLUMNS = ("found", "refused", "doubted", "hidden", "missed")
+COLUMNS = ("found", "refused", "doubted", "restorable", "drilled", "hidden", "missed")
 FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
@@ -31,11 +31,17 @@ INTRODUCTION = (
     " shards and, where the copies matter, a standby of each.",
     "An outcome is *found* if the check exits with 1 and names what is wrong and where; *refused* if the command ends"
     " with an error that names the cause; *doubted* if the check accepts the store with a warning, because something"
-    " else would explain what it sees; and *hidden* if no reader of the store can detect the damage, so that the check"
-    " accepts the store without a warning. *Missed* kinds are faults of the check: it accepts the store, or does not"
-    " warn, although a reader could detect the damage.",
+    " else would explain what it sees; *restorable* if only `check --restorable` finds it; *drilled* if only a server"
+    " can tell, so that a drill or a restore refuses the store; and *hidden* if no reader of the store can detect the"
+    " damage, so that the check accepts the store without a warning. *Missed* kinds are faults of the check: it accepts"
+    " the store, or does not warn, although a reader could detect the damage.",
 )
 DOUBTED = "Each of these would be a false alarm as a conflict, because there is another explanation:"
+RESTORABLE = (
+    "A check accepts these, and a restore refuses them. `check --restorable` finds them, and names the table, the"
+    " constraint and a value:"
+)
+DRILLED = "A check accepts these, and a restore or drill refuses them:"
 HIDDEN = (
     "Nothing in the store contradicts these kinds of damage. After those in the first list, a restore brings back the"
     " same as before, because it does not use what was damaged. After those in the second, it brings back something"
@@ -51,6 +57,9 @@ def page_of(kinds: Iterable[Kind], missed: Collection[str]) -> str:
     parts = [TITLE, *(_wrapped(one.format(count=f"{len(kinds):,}")) for one in INTRODUCTION)]
     doubted = [one for one in kinds if isinstance(one.expected, Doubted) and one.id not in missed]
     parts += ["\n".join(_table(kinds, missed)), "## Doubted", DOUBTED, "\n".join(_grouped(doubted, _reason))]
+    for of, title, text in ((Restorable, "Restorable", RESTORABLE), (Drilled, "Drilled", DRILLED)):
+        accepted = [one for one in kinds if isinstance(one.expected, of) and one.id not in missed]
+        parts += [f"## {title}", _wrapped(text), "\n".join(_grouped(accepted, _reason))]
     parts += ["## Hidden", _wrapped(HIDDEN)]
     for is_same, title in ((True, "### Restored as before"), (False, "### Restored as something else")):
         hidden = [one for one in kinds if isinstance(one.expected, Hidden) and one.expected.is_same == is_same]
@@ -65,7 +74,14 @@ def outcome_of(kind: Kind, missed: Collection[str]) -> str:
     """Return the column of the table in which the kind is counted."""
     if kind.id in missed:
         return "missed"
-    by_type: Mapping[type, str] = {Found: "found", Refused: "refused", Doubted: "doubted", Hidden: "hidden"}
+    by_type: Mapping[type, str] = {
+        Found: "found",
+        Refused: "refused",
+        Doubted: "doubted",
+        Restorable: "restorable",
+        Drilled: "drilled",
+        Hidden: "hidden",
+    }
     return by_type[type(kind.expected)]
 
 
@@ -93,7 +109,7 @@ def _of_fleet(counts: Mapping[tuple[str, str, str], int], fleet: str) -> str:
 
 
 def _reason(kind: Kind) -> str:
-    return kind.expected.reason if isinstance(kind.expected, Hidden | Doubted) else ""
+    return "" if isinstance(kind.expected, Found | Refused) else kind.expected.reason
 
 
 def _grouped(kinds: Iterable[Kind], by: Callable[[Kind], str]) -> Iterator[str]:

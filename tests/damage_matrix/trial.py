@@ -39,7 +39,7 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import shared_session
 from tests.damage_matrix.damaged import Damaged, copy_store
-from tests.damage_matrix.kinds import DAMAGED, POINT, Doubted, Found, Hidden, Kind, Refused
+from tests.damage_matrix.kinds import DAMAGED, POINT, Doubted, Drilled, Found, Hidden, Kind, Refused, Restorable
 from tests.damage_matrix.world import DATABASE, World
 from tests.run.bounded import HangError, ended_after
 
@@ -61,7 +61,8 @@ class Result:
     """What became of a kind: the exit code and the document of the check, and what a restore made of the store.
 
     `keys` are the damaged objects. `restored` is SAME, OTHER, or the refusal of the restore; "" if the check did not
-    accept the store, or if there is nothing to restore. `differences` are some of the lines that are other.
+    accept the store, or if there is nothing to restore. `differences` are some of the lines that are other. `built` is
+    the document of `check --restorable`, if the kind's outcome needs it.
     """
 
     kind: Kind
@@ -70,6 +71,7 @@ class Result:
     keys: frozenset[str]
     restored: str = ""
     differences: tuple[str, ...] = ()
+    built: Document = field(default_factory=dict)
 
     @property
     def is_accepted(self) -> bool:
@@ -79,7 +81,7 @@ class Result:
     @property
     def conflicts(self) -> list[Document]:
         """The conflicts that the check reported."""
-        return [one for snapshot in self.document.get("snapshots", ()) for one in snapshot["conflicts"]]
+        return _conflicts(self.document)
 
     @property
     def doubts(self) -> list[Document]:
@@ -103,7 +105,25 @@ class Result:
         if isinstance(expected, Refused):
             is_as_declared = (self.code, self.document.get("error")) == (expected.code, expected.error)
             return "" if is_as_declared else f"not refused as {expected.error}, but {self._shown}"
+        if isinstance(expected, Restorable | Drilled):
+            return self._problem_of_refused(expected)
         return self._problem_of_accepted(expected)
+
+    def _problem_of_refused(self, expected: Restorable | Drilled) -> str:
+        if not self.is_accepted:
+            return f"found already by the check: {self._shown}"
+        if self.is_missed:
+            return f"not found by --restorable; a restore {self._outcome}"
+        return "" if self.restored not in ("", SAME, OTHER) else f"accepted; a restore {self._outcome}"
+
+    @property
+    def _builds_without_conflict(self) -> bool:
+        """Whether `check --restorable` found nothing at the expected place."""
+        expected = self.kind.expected
+        return not isinstance(expected, Restorable) or not any(
+            one["kind"] == "restore" and (one["node"], one["group"]) == (expected.node, expected.group)
+            for one in _conflicts(self.built)
+        )
 
     def _problem_of_accepted(self, expected: Hidden | Doubted) -> str:
         if not self.is_accepted:
@@ -119,6 +139,8 @@ class Result:
         expected = self.kind.expected
         if isinstance(expected, Doubted):
             return self.is_accepted and not expected.kinds & {one["kind"] for one in self.doubts}
+        if isinstance(expected, Restorable):
+            return self.is_accepted and self._builds_without_conflict
         return self.is_accepted and isinstance(expected, Found)
 
     @property
@@ -147,6 +169,10 @@ class Result:
                 or (expected.object == DAMAGED and conflict["object"] in self.keys)
             )
         )
+
+
+def _conflicts(document: Document) -> list[Document]:
+    return [one for snapshot in document.get("snapshots", ()) for one in snapshot["conflicts"]]
 
 
 def _place(expected: Found) -> str:
@@ -218,7 +244,10 @@ class Trials:
         words = [] if kind.increment is None else ["--increment", str(kind.increment)]
         with patch.object(verify, "STORED_BYTES_MAX", 0 if is_read_by_jobs(kind) else verify.STORED_BYTES_MAX):
             code, document = self.check(fleet, kind.fleet, *words)
-        return Result(kind, code, document, frozenset(store.keys))
+        result = Result(kind, code, document, frozenset(store.keys))
+        if result.is_accepted and isinstance(kind.expected, Restorable):
+            return replace(result, built=self.check(fleet, kind.fleet, "--restorable", *words)[1])
+        return result
 
     def check(self, fleet: Fleet, *words: str) -> tuple[int, Document]:
         """Run `snapshot check` in this process; return its exit code and document, HANG if it takes too long."""

@@ -48,8 +48,9 @@ CREATE TABLE transfer (id bigserial PRIMARY KEY, from_account bigint NOT NULL RE
 INSERT INTO transfer (from_account, to_account, amount) SELECT i, i + 1, 5 FROM generate_series(1, 6) AS i;
 CREATE INDEX transfer_from ON transfer (from_account);
 CREATE TABLE typed (id int PRIMARY KEY, flag bool, small int2, big int8, amount numeric(6,2), ratio float8,
- code char(3), label varchar(8), note text, day date, at timestamp, at_tz timestamptz, tag uuid, mood mood, info jsonb,
- raw bytea, list int[], net inet, span interval, dom positive, comp pair, needed text NOT NULL);
+ code char(3) CONSTRAINT spelled CHECK (code ~ '^[a-z]'), label varchar(8), note text, day date, at timestamp,
+ at_tz timestamptz, tag uuid, mood mood, info jsonb, raw bytea, list int[], net inet, span interval, dom positive,
+ comp pair, needed text NOT NULL);
 INSERT INTO typed SELECT i, true, 7, 70, 1.50, 0.5, 'abc', 'label', 'a note', '2026-01-02', '2026-01-02 03:04:05',
  '2026-01-02 03:04:05+00', '00000000-0000-0000-0000-000000000001', 'ok', '{{"a": 1}}', '\\x0102', '{{1,2}}',
  '10.0.0.1', '1 day', 5, '(1,one)', 'needed' FROM generate_series(1, 8) AS i;

@@ -35,8 +35,11 @@ from cutline.restore.targets.target import TargetUnfitError
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import NothingUnfinishedError, UnfinishedRestoreError
 from cutline.snapshots.ddl.database_facts import read_properties
+from cutline.snapshots.ddl.described_ddl import describe
+from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.errors import StoppedError
 from tests.commands.in_process import run_as_text, run_here
@@ -165,6 +168,28 @@ def test_a_replaced_database_has_all_that_belonged_to_it(place: Place) -> None:
     again = runs.restore(NAME, named(runs.fleet, "back_later"), 0)
     assert properties_of(named(runs.fleet, "back_later")) == full
     assert [(one.owner, one.previous) for one in again.owner_changes] == [("keeper", "clerk")] * len(full)
+
+
+def test_the_ddl_of_each_commit_has_the_same(place: Place) -> None:
+    """So an increment stores DDL because of them alone, and a check finds no difference in either commit."""
+    for increment in (0, 1):
+        report = place.runs.check_one(NAME, increment)
+        assert (report.conflicts, report.doubts) == ([], [])
+    store = place.runs.fleet.store.open()
+    chain = read_chain(store, NAME)
+    changes = chain.increments[0].definition_changes
+    assert changes is not None
+    assert changes.fingerprints.keys() == {node.id for node in place.runs.fleet.primaries}
+    for shard in chain.full.primaries:
+        described = [
+            describe(read_stored_ddl(place.runs.fleet.store.open(), chain.up_to(one), shard)) for one in (0, 1)
+        ]
+        databases = [one.database for one in described if one.database is not None]
+        assert [(one.owner, one.connection_limit) for one in databases] == [("keeper", 40), ("clerk", -1)]
+        assert databases[0].privileges == {
+            ("keeper", "CONNECT"): False, ("keeper", "CREATE"): False, ("keeper", "TEMPORARY"): False,
+            ("app", "CONNECT"): True, ("clerk", "CONNECT"): False, ("restorer", "CONNECT"): True,
+        }  # fmt: skip
 
 
 def test_nothing_of_it_comes_back_where_it_is_not_wanted(place: Place) -> None:

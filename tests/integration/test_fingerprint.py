@@ -121,6 +121,17 @@ CREATES_AND_DROPS = (
     ("ALTER EXTENSION hstore ADD FUNCTION f(int)", "ALTER EXTENSION hstore DROP FUNCTION f(int)"),
     ("ALTER FUNCTION f(int) DEPENDS ON EXTENSION hstore", "ALTER FUNCTION f(int) NO DEPENDS ON EXTENSION hstore"),
     ("COMMENT ON COLUMN t.v IS 'c'", "COMMENT ON COLUMN t.v IS NULL"),
+    # Of the database itself, the properties count.
+    (f"ALTER DATABASE {DATABASE} SET work_mem = '8MB'", f"ALTER DATABASE {DATABASE} RESET work_mem"),
+    (
+        f"ALTER ROLE fingerprints_reader IN DATABASE {DATABASE} SET work_mem = '8MB'",
+        f"ALTER ROLE fingerprints_reader IN DATABASE {DATABASE} RESET work_mem",
+    ),
+    (f"COMMENT ON DATABASE {DATABASE} IS 'c'", f"COMMENT ON DATABASE {DATABASE} IS NULL"),
+    (f"ALTER DATABASE {DATABASE} CONNECTION LIMIT 90", f"ALTER DATABASE {DATABASE} CONNECTION LIMIT -1"),
+    (f"ALTER DATABASE {DATABASE} IS_TEMPLATE true", f"ALTER DATABASE {DATABASE} IS_TEMPLATE false"),
+    (f"GRANT CREATE ON DATABASE {DATABASE} TO PUBLIC", f"REVOKE CREATE ON DATABASE {DATABASE} FROM PUBLIC"),
+    (f"ALTER DATABASE {DATABASE} OWNER TO fingerprints_reader", f"ALTER DATABASE {DATABASE} OWNER TO CURRENT_USER"),
     (
         "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO PUBLIC",
         "ALTER DEFAULT PRIVILEGES REVOKE SELECT ON TABLES FROM PUBLIC",
@@ -147,6 +158,9 @@ WITHOUT_EFFECT = (
     f"COMMENT ON PUBLICATION {OWN} IS 'frozen'", f"ALTER PUBLICATION {OWN} ADD TABLE loose",
     "BEGIN; CREATE TABLE never (id int); ALTER TABLE t ADD x int; ROLLBACK",
     "CREATE ROLE fingerprints_other; DROP ROLE fingerprints_other",
+    # A terminal snapshot sets this one itself.
+    f"ALTER DATABASE {DATABASE} SET default_transaction_read_only = off",
+    f"ALTER DATABASE {DATABASE} RESET default_transaction_read_only",
     "VACUUM FREEZE pg_class", "VACUUM FREEZE pg_attribute", "VACUUM FULL pg_class", "REINDEX TABLE pg_attribute",
 )  # fmt: skip
 # Catalogs of values and statistics. pg_class and pg_depend are in the fingerprint, but in queries of their own.

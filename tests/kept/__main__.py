@@ -98,6 +98,8 @@ def describe(embedded: EmbeddedFleet, folder: Path, store: str) -> Fleet:
     text = re.sub(r"(?m)^name = .*$", f"name = {json.dumps(FLEET)}", embedded.fleet_toml.read_text())
     text = re.sub(r"(?m)^store = .*$", f"store = {json.dumps(f'file://{folder / store}')}", text)
     path = folder / f"{store}.toml"
+    # A clone does not keep these permissions, and a command insists on them.
+    KEY.chmod(0o600)
     path.write_text(f"{text}\n{encryption_of(store, KEY)}{with_spark('')}\n")
     return load_fleet(path)
 

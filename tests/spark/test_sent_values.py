@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.columns.bytes_column import from_list
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import broadcast, local_frame, map_batches
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.changed_keys import KeyFilter
 from cutline.spark.spark_jobs import run_tasks
@@ -76,3 +76,18 @@ def test_arrow_tables_become_rows(spark: SparkSession) -> None:
 
     rows = map_batches(spark.createDataFrame(table), count, "right bigint, long bigint").collect()
     assert (sum(row["right"] for row in rows), {row["long"] for row in rows}) == (COUNT, {len(long)})
+
+
+def test_a_local_table_is_read_beyond_a_batch_without_rows(spark: SparkSession) -> None:
+    schema = pa.schema([("number", pa.int32())])
+    one, none, two = (pa.record_batch([pa.array(values, pa.int32())], schema) for values in ([1], [], [2, 3]))
+    table = pa.Table.from_batches([none, one, none, two, none], schema)
+    assert sorted(row.number for row in local_frame(spark, table).collect()) == [1, 2, 3]
+    assert local_frame(spark, table.slice(0, 0)).collect() == []
+
+    def again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        yield from [one, none, two]
+
+    rows = map_batches(local_frame(spark, table).repartition(1), again, "number int").collect()
+    assert sorted(row.number for row in rows) == [1, 1, 2, 2, 3, 3]

@@ -73,7 +73,7 @@ OPERATION = Intent(
 INTENT, OUTCOME = (f"operations/{OPERATION.id}/{name}.json" for name in ("intent", "outcome"))
 FULL = replace(
     full_commit(), comment="ärger",
-    sequences={"a": (Sequence("s", "n", 1, is_called=True, increment=1, cycles=False),)},
+    sequences={"a": (Sequence("s", "n", 1, is_called=True, increment=1, cycles=False, smallest=1, largest=9),)},
     left_out=(LeftOut("a", LeftOutKind.UNLOGGED_TABLE, "s.t", "why"),),
 )  # fmt: skip
 RESTORE = replace(OPERATION, operation="20261120T000000Z-0000000009", kind="restore")
@@ -205,7 +205,7 @@ OPTIONAL = {
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
     "lost": {"restore", "successor", "slot_problem", "nodes"},
-    "outcome": {"increment", "code"},
+    "outcome": {"increment", "code", "began_at"},
     "check": {
         "code",
         "by",

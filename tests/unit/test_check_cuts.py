@@ -23,6 +23,7 @@ from cutline.wal.cut.markers import Marker
 from cutline.wal.segments.segments import Segment, SegmentRange, create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
+from tests.unit.made_shards import MadeShards, Row, rolled_back, transaction
 
 
 class SilentStore(InMemoryStore):
@@ -207,3 +208,45 @@ def test_the_segments_of_a_window_are_read_at_once_but_not_all() -> None:
     chain = made_chain(store, increments=1, segments=3 * READS_AT_ONCE)
     assert findings_of(store, chain).report.conflicts == []
     assert store.traffic.under_way_max == READS_AT_ONCE
+
+
+def at_time(rows: list[Row], prepared: int, ended: int) -> list[Row]:
+    """A part that was prepared, and then committed or rolled back, at these times."""
+    return [one | {"seq": prepared if one["op"] == ord("P") else ended} for one in rows]
+
+
+@pytest.mark.parametrize(
+    ("committed", "rolled_back_elsewhere", "is_doubtful"),
+    [((1, 5), (2, 4), True), ((3, 5), (1, 4), True), ((4, 6), (1, 3), False), ((1, 2), (3, 4), False)],
+)
+def test_a_transaction_that_shards_decided_differently_is_doubtful(
+    committed: tuple[int, int], rolled_back_elsewhere: tuple[int, int], *, is_doubtful: bool
+) -> None:
+    """Attempts after each other may use one gid; parts that were prepared at the same time belong together."""
+    made = MadeShards(
+        {
+            "a": at_time(transaction("pay", 100), *committed),
+            "b": at_time(rolled_back("pay", 100), *rolled_back_elsewhere),
+        }
+    )
+    store = memory()
+    findings = findings_of(store, made.chain(store))
+    assert findings.report.conflicts == []
+    details = [one.detail for one in findings.report.doubts if one.kind == "transaction"]
+    assert [" was committed on a, but rolled back on b: somebody" in one for one in details] == [True] * is_doubtful
+
+
+def test_a_transaction_that_was_tried_again_is_not_doubtful() -> None:
+    """The second attempt was committed on both shards, whichever attempts were rolled back before."""
+    tried = at_time(rolled_back("pay", 100), 1, 2)
+    again = at_time(transaction("pay", 300), 3, 4)
+    store = memory()
+    findings = findings_of(store, MadeShards({"a": tried + again, "b": again, "c": tried + again}).chain(store))
+    assert [one for one in findings.report.doubts if one.kind == "transaction"] == []
+    # One part was tried again while the other waited.
+    waited = at_time(transaction("pay", 100, committed=350), 1, 4)
+    findings = findings_of(third := memory(), MadeShards({"a": waited, "b": tried + again}).chain(third))
+    assert [one for one in findings.report.doubts if one.kind == "transaction"] == []
+    # Rolled back on both shards, and then committed on one of them alone.
+    findings = findings_of(other := memory(), MadeShards({"a": tried + again, "b": tried}).chain(other))
+    assert [one for one in findings.report.doubts if one.kind == "transaction"] == []

@@ -5,6 +5,7 @@ Every change here is one that somebody could seal, or that a fault of Cutline's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,11 +15,13 @@ from msgspec import structs
 
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl import ddl_archive
+from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
 from cutline.snapshots.records.commit import (
     DDL,
     GLOBALS,
     Commit,
     DatabaseFacts,
+    DatabasePrivilege,
     DatabaseProperties,
     DatabaseSetting,
     DefinitionChanges,
@@ -206,22 +209,31 @@ def test_a_sequence_that_a_commit_lists_twice_is_found(made: MadeChain) -> None:
     assert "increment 2 has several values of sequence public.entry_id_seq" in made.with_commit(2, change).conflicts
 
 
-def test_roles_that_the_globals_lack_are_found(made: MadeChain) -> None:
+def with_globals(made: MadeChain, change: Callable[[dict[str, Any]], object]) -> MadeChain:
+    """The chain with changed globals of a server."""
     listed = next(one for one in made.chain.full.copied if (one.kind, one.node) == (GLOBALS, "s1"))
     document = msgspec.json.decode(zstandard.decompress(made.store.read(listed.key)))
-    document["roles"] = [role for role in document["roles"] if role["name"] != "postgres"]
+    change(document)
     body = zstandard.compress(msgspec.json.encode(document))
     made.store.delete(listed.key)
     made.store.create(listed.key, body)
 
-    def change(full: Any) -> Commit:
+    def replaced(full: Any) -> Commit:
         copied = (
             structs.replace(one, size=len(body), digest=digest(body)) if one == listed else one for one in full.copied
         )
         return structs.replace(full, copied=tuple(copied))
 
-    assert set(made.with_commit(0, change).conflicts) == {
-        "the stored roles of the server lack postgres, which the DDL needs"
+    return made.with_commit(0, replaced)
+
+
+def test_roles_that_the_globals_lack_are_found(made: MadeChain) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["roles"] = [role for role in document["roles"] if role["name"] != "postgres"]
+
+    assert {one.rpartition(": ")[2] for one in with_globals(made, change).conflicts} == {
+        "the stored roles of the server lack postgres, which the database needs",
+        "the stored roles of the server lack postgres, which the DDL needs",
     }
 
 
@@ -234,7 +246,7 @@ def test_damaged_ddl_is_one_conflict_and_its_shard_is_compared_no_further(made: 
     assert known.newest.keys() == {"s2"}
 
 
-def test_settings_that_were_read_at_other_times_are_a_doubt(made: MadeChain) -> None:
+def test_settings_that_the_ddl_does_not_have_are_found(made: MadeChain) -> None:
     def with_settings(*settings: DatabaseSetting) -> MadeChain:
         facts = DatabaseFacts(1, properties=DatabaseProperties(owner="postgres", settings=settings))
         return made.with_commit(2, lambda one: structs.replace(one, databases={"s1": facts, "s2": facts}))
@@ -242,13 +254,75 @@ def test_settings_that_were_read_at_other_times_are_a_doubt(made: MadeChain) -> 
     set_to = "ALTER DATABASE \"bank\" SET \"search_path\" TO '$user', 'shop';\n"
     before = "LOCALE = 'C';"
     ddl = altered(made.ddl("s1", 2), {"DATABASE bank": (before, f"{before}\n{set_to}")})
-    of_s1 = "setting search_path of the database is {} in the commit, but $user, shop in the DDL: somebody changed it"
     differing = MadeChain(made.store, with_settings().with_ddl("s1", 2, ddl).chain)
-    assert [detail for detail in differing.doubts if detail.startswith(of_s1.format("not set"))]
-    assert differing.conflicts == []
+    assert differing.conflicts == [
+        "setting search_path of the database is not set in the commit, but $user, shop in the DDL"
+    ]
     same = with_settings(DatabaseSetting("search_path", '"$user", shop'))
     findings, _ = MadeChain(made.store, same.with_ddl("s1", 2, ddl).chain).checked()
-    assert [one.node for one in findings.report.doubts] == ["s2"]
+    assert [one.node for one in findings.report.conflicts] == ["s2"]
+
+
+def test_an_increment_without_ddl_has_the_properties_of_the_newest(made: MadeChain) -> None:
+    def change(commit: Any) -> Commit:
+        facts = commit.databases["s1"]
+        properties = structs.replace(facts.properties, comment="other")
+        return structs.replace(
+            commit, databases=commit.databases | {"s1": structs.replace(facts, properties=properties)}
+        )
+
+    longer = made.unchanged().unchanged()
+    said = "the database has comment other in the commit, but none in the DDL"
+    assert longer.with_commit(3, change).conflicts == [f"increment 3: {said}"]
+
+
+def test_a_role_of_the_database_that_the_globals_lack_is_found(made: MadeChain) -> None:
+    def change(commit: Any) -> Commit:
+        facts = commit.databases["s1"]
+        privileges = (DatabasePrivilege("postgres", "nobody", "CREATE"), DatabasePrivilege("postgres", "", "CONNECT"))
+        properties = structs.replace(facts.properties, privileges=privileges)
+        return structs.replace(
+            commit, databases=commit.databases | {"s1": structs.replace(facts, properties=properties)}
+        )
+
+    said = "increment 3: the stored roles of the server lack nobody, which the database needs"
+    assert said in made.unchanged().with_commit(3, change).conflicts
+
+
+def test_globals_that_name_a_role_that_they_lack_are_found(made: MadeChain) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["memberships"] = [
+            {"role": "pg_monitor", "member": "postgres", "grantor": ""},
+            {"role": "postgres", "member": "nobody", "grantor": "postgres"},
+        ]
+
+    assert with_globals(made, change).conflicts == ["the globals of the server name nobody, which is no role of it"]
+
+
+@pytest.mark.parametrize(("type_", "oid", "value"), [("integer", 23, "x"), ("uuid", 2950, "1"), ("boolean", 16, "3")])
+def test_a_value_of_older_rows_that_its_type_refuses_is_found(
+    made: MadeChain, type_: str, oid: int, value: str
+) -> None:
+    def typed(commit: Any) -> Commit:
+        changes = commit.definition_changes
+        groups = {
+            shard: tuple(
+                structs.replace(
+                    group,
+                    columns=tuple(
+                        structs.replace(one, type=type_, type_oid=oid, missing=value) if one.name == "later" else one
+                        for one in group.columns
+                    ),
+                )
+                for group in of_shard
+            )
+            for shard, of_shard in changes.groups.items()
+        }
+        return structs.replace(commit, definition_changes=structs.replace(changes, groups=groups))
+
+    said = f"the value of older rows: column later of public.account contains a value that type {type_} does not"
+    found = [one.partition(" accept")[0] for one in made.with_commit(1, typed).conflicts]
+    assert found.count(said) == 2
 
 
 def test_an_excluded_table_that_is_not_listed_as_left_out_is_a_doubt(made: MadeChain) -> None:
@@ -268,6 +342,44 @@ def test_what_was_the_same_on_all_shards_and_no_longer_is_is_a_doubt(made: MadeC
         "INDEX public.account_twice was the same on all shards up to increment 1; since increment 2, it is different on"
         " s2"
     ]
+
+
+def test_the_owner_of_an_object_that_was_the_same_is_compared(made: MadeChain) -> None:
+    owned = altered(made.ddl("s1", 2), {"FUNCTION twice(integer)": ("", "")}, owner="other")
+    assert made.with_ddl("s1", 2, owned).doubts == [
+        "the owner of FUNCTION public.twice(integer) was the same on all shards up to increment 1; since increment 2,"
+        " it is different on s1"
+    ]
+
+
+def with_more(ddl: DdlArchive, *entries: NewEntry) -> DdlArchive:
+    return DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=entries))
+
+
+MORE = 'CREATE FUNCTION "public"."more"() RETURNS integer LANGUAGE "sql" AS \'SELECT 1\';\n'
+
+
+def test_an_object_that_no_shard_had_is_a_doubt_until_all_have_it(made: MadeChain) -> None:
+    more = NewEntry("FUNCTION", "more()", MORE)
+    grown = made.with_ddl("s2", 2, with_more(made.ddl("s2", 2), more))
+    assert grown.conflicts == []
+    assert grown.doubts == [
+        "FUNCTION more() was on no shard up to increment 1; since increment 2, it is only on s2",
+    ]
+    both = grown.with_ddl("s1", 2, with_more(made.ddl("s1", 2), more))
+    assert (both.conflicts, both.doubts) == ([], [])
+    # Shards may have different functions from the beginning, and then others.
+    other = NewEntry("FUNCTION", "other()", MORE.replace("more", "other"))
+    for increment in (0, 1):
+        grown = grown.with_ddl("s1", increment, with_more(made.ddl("s1", increment), other))
+    assert grown.doubts == []
+
+
+def test_shards_with_tables_of_their_own_have_other_objects_of_their_own(made: MadeChain) -> None:
+    """As Citus names the tables on each worker, and the indexes of these."""
+    table = NewEntry("TABLE", "own", 'CREATE TABLE "public"."own" (\n    "id" integer\n);\n')
+    index = NewEntry("INDEX", "own_id", 'CREATE INDEX "own_id" ON "public"."own" USING "btree" ("id");\n')
+    assert made.with_ddl("s2", 2, with_more(made.ddl("s2", 2), table, index)).doubts == []
 
 
 def test_what_never_was_the_same_on_all_shards_is_not(made: MadeChain) -> None:

@@ -148,7 +148,9 @@ def commits(draw: st.DrawFn, *, full: bool | None = None) -> Commit:
         numbers = st.integers(1, 9)
         changes = DefinitionChanges(
             added, of_shards(tuples_of(numbers)), of_shards(st.dictionaries(numbers, numbers, max_size=2)),
-            {node: draw(st.dictionaries(numbers, POSITIONS, max_size=2)) for node in nodes}, of_shards(STATES),
+            {node: draw(st.dictionaries(numbers, POSITIONS, max_size=2)) for node in nodes},
+            {node: draw(st.dictionaries(numbers, st.integers(0, 2**40), max_size=2)) for node in nodes},
+            of_shards(STATES),
             tuple(one for node, of in nodes.items() for one in draw(objects_of(added[of or node], node))),
             of_shards(tuples_of(TEXTS)), of_shards(TEXTS),
         )  # fmt: skip

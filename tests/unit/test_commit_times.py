@@ -81,15 +81,19 @@ def test_a_clock_that_is_set_during_a_create_is_a_doubt() -> None:
     ]
 
 
-@pytest.mark.parametrize(("wrong", "is_doubtful"), [(1, False), (2, True)])
-def test_half_of_the_nodes_have_clocks_like_the_cut(wrong: int, *, is_doubtful: bool) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "skew_seconds", "is_doubtful"), [(1, 43_200.0, False), (1, 30_000.0, True), (2, 43_200.0, True)]
+)
+def test_half_of_the_nodes_have_clocks_like_the_cut(wrong: int, skew_seconds: float, *, is_doubtful: bool) -> None:
+    """The others may be as far from it as the clocks differed when the markers were written."""
     chain = chain_of(("10:00:00", "10:00:01"))
     (node,) = chain.full.cut.nodes
     other = structs.replace(node, marked_at=Time(f"{DAY}T22:00:00Z"))
     nodes = tuple(structs.replace(other if number < wrong else node, node=f"s{number}") for number in range(2))
-    conflicts, doubts = found(Chain(structs.replace(chain.full, cut=structs.replace(chain.full.cut, nodes=nodes))))
+    cut = structs.replace(chain.full.cut, nodes=nodes, skew_seconds=skew_seconds)
+    conflicts, doubts = found(Chain(structs.replace(chain.full, cut=cut)))
     assert conflicts == []
-    assert bool(doubts) == is_doubtful
+    assert len(doubts) == is_doubtful
 
 
 def event(lsn: int, seconds: float, op: str = "C") -> dict[str, object]:

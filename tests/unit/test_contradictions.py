@@ -12,9 +12,10 @@ from msgspec import structs
 
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.contradictions import contradictions
-from cutline.snapshots.ddl.ddl_archive import DdlArchive
+from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseSetting
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.open import open_store
 from tests.unit.made_definitions import altered
@@ -91,6 +92,132 @@ def test_another_type_key_table_or_sequence_is_found(chain: Chain, ddl: DdlArchi
     sequences = {SHARD: (sequence, structs.replace(sequence, name="other"))}
     more = replace(chain, increments=(*before, structs.replace(last, sequences=last.sequences | sequences)))
     assert contradictions(more, SHARD, ddl) == ["the DDL does not create sequence public.other"]
+
+
+def test_another_bound_of_a_sequence_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    (sequence,) = chain.sequences(SHARD)
+
+    def bounded(smallest: int, largest: int) -> Chain:
+        changed = structs.replace(sequence, smallest=smallest, largest=largest)
+        return with_last(chain, sequences={SHARD: (changed,), "s2": ()})
+
+    name, largest = "sequence public.entry_id_seq", 2**63 - 1
+    assert contradictions(bounded(1, largest), SHARD, ddl) == []
+    assert contradictions(bounded(-1, 2**31 - 1), SHARD, ddl) == [
+        f"the smallest value of {name} is -1 in the commit, but 1 in the DDL",
+        f"the largest value of {name} is {2**31 - 1} in the commit, but {largest} in the DDL",
+    ]
+
+
+def test_an_extension_that_the_database_did_not_have_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    entry = NewEntry("EXTENSION", "pgcrypto", 'CREATE EXTENSION IF NOT EXISTS "pgcrypto" WITH SCHEMA "public";\n')
+    more = DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=[entry]))
+    facts = chain.database_facts(SHARD)
+    assert facts is not None
+    listed = structs.replace(facts, extensions=facts.extensions | {"pgcrypto": "1.3"})
+    assert contradictions(with_last(chain, databases={SHARD: listed}), SHARD, more) == []
+    assert contradictions(chain, SHARD, more) == ["the commit does not list extension pgcrypto"]
+
+
+def test_ddl_that_no_server_could_run_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    cut_off = altered(ddl, {"INDEX account_twice": (");", "")})
+    assert contradictions(chain, SHARD, cut_off) == ["the statement for INDEX public.account_twice is cut off"]
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [
+        # character varying(8), numeric(6,2) and timestamp(3) as format_type prints them (PostgreSQL's pg_type.dat).
+        ({"type": "bigint", "type_oid": 701}, "bigint, whose oid is 20, but the commit says 701"),
+        ({"type": "bigint[]", "type_oid": 20}, "bigint[], whose oid is 1016, but the commit says 20"),
+        ({"type": "character varying(8)", "type_oid": 1043, "type_modifier": 104}, "modifier is 12"),
+        ({"type": "numeric(6,2)[]", "type_oid": 1231, "type_modifier": 7}, f"modifier is {(6 << 16) + 2 + 4}"),
+        ({"type": "numeric(3,-2)", "type_oid": 1700, "type_modifier": 7}, f"modifier is {(3 << 16) + 0x7FE + 4}"),
+        ({"type": "timestamp(3) with time zone", "type_oid": 1184, "type_modifier": 4}, "modifier is 3"),
+        ({"type": "interval(2)", "type_oid": 1186, "type_modifier": 2}, f"modifier is {(0x7FFF << 16) + 2}"),
+        ({"type": "text", "type_oid": 25, "type_modifier": 12}, "modifier is -1"),
+        ({"type": '"char"', "type_oid": 18}, ""),
+        ({"type": "interval day to second(3)", "type_oid": 1186, "type_modifier": 67_895_299}, ""),
+        ({"type": "public.geometry(Point,4326)", "type_oid": 17_000, "type_modifier": 1_107_460}, ""),
+        ({"type": "public.mood", "type_oid": 16_386}, ""),
+        ({"type": "public.mood", "type_oid": 16_387}, "public.mood, whose oid is 16386, but the commit says 16387"),
+    ],
+)
+def test_the_oid_and_modifier_of_a_type_are_those_of_its_name(
+    chain: Chain, ddl: DdlArchive, values: dict[str, Any], detail: str
+) -> None:
+    def change(group: Group) -> Group:
+        columns = tuple(structs.replace(one, **values) if one.name == "n" else one for one in group.columns)
+        return structs.replace(group, columns=columns)
+
+    named = altered(ddl, {"TABLE long": ('"n" integer', f'"n" {values["type"]}')})
+    found = contradictions(with_groups(chain, change), SHARD, named)
+    assert len(found) == bool(detail)
+    assert not detail or (detail in found[0] and "column n of table public.long has type" in found[0])
+
+
+def with_properties(chain: Chain, **values: Any) -> Chain:
+    (*_, last) = chain.increments
+    facts = last.databases[SHARD]
+    assert facts.properties is not None
+    properties = structs.replace(facts.properties, **values)
+    return with_last(chain, databases=last.databases | {SHARD: structs.replace(facts, properties=properties)})
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [
+        ({"owner": "clerk"}, "the database has owner clerk in the commit, but postgres in the DDL"),
+        ({"comment": "ours"}, "the database has comment ours in the commit, but none in the DDL"),
+        ({"connection_limit": 7}, "the database has connection limit 7 in the commit, but -1 in the DDL"),
+        ({"is_template": True}, "the database has template flag True in the commit, but False in the DDL"),
+        (
+            {"privileges": (DatabasePrivilege("postgres", "", "CONNECT"),)},
+            "the database has privileges CONNECT of PUBLIC in the commit, but CONNECT of PUBLIC, TEMPORARY of PUBLIC,"
+            " CONNECT of postgres, CREATE of postgres, TEMPORARY of postgres in the DDL",
+        ),
+        (
+            {"settings": (DatabaseSetting("work_mem", "8MB"),)},
+            "setting work_mem of the database is 8MB in the commit, but not set in the DDL",
+        ),
+        # A terminal snapshot sets this one itself. The DDL has other forms of the next two.
+        ({"settings": (DatabaseSetting("default_transaction_read_only", "on"),)}, ""),
+        ({"settings": (DatabaseSetting("local_preload_libraries", ""),)}, ""),
+        ({"settings": (DatabaseSetting("application_name", "a\\b"),)}, ""),
+    ],
+)
+def test_properties_of_the_database_that_its_ddl_does_not_have_are_found(
+    chain: Chain, ddl: DdlArchive, values: dict[str, Any], detail: str
+) -> None:
+    found = contradictions(with_properties(chain, **values), SHARD, ddl)
+    if "owner" in values:
+        # Its default privileges are those of the owner.
+        found = [one for one in found if "privileges" not in one]
+    assert found == ([detail] if detail else [])
+
+
+def test_an_extension_that_the_ddl_does_not_create_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    facts = chain.last.databases[SHARD]
+    more = structs.replace(facts, extensions=facts.extensions | {"hstore": "1.8"})
+    assert contradictions(with_last(chain, databases={SHARD: more}), SHARD, ddl) == [
+        "the DDL does not create extension hstore"
+    ]
+
+
+def test_the_server_is_the_one_that_was_dumped(chain: Chain, ddl: DdlArchive) -> None:
+    """Between two increments, somebody may update it to another minor version."""
+
+    def of_version(version: int, *, increments: bool) -> list[str]:
+        baseline = tuple(structs.replace(one, server_version=version) for one in chain.full.baseline)
+        full = structs.replace(chain.full, baseline=baseline)
+        first = read_stored_ddl(open_store(f"file://{KEPT}", {}), Chain(full), SHARD)
+        changed = replace(chain, full=full) if increments else Chain(full)
+        return [one for one in contradictions(changed, SHARD, ddl if increments else first) if "version" in one]
+
+    assert of_version(160015, increments=False) == of_version(160001, increments=True) == []
+    said = "the server has version {} in the commit, but the DDL was dumped from version {}"
+    assert of_version(160001, increments=False) == [said.format("16.1", "16.15")]
+    assert of_version(150001, increments=True) == [said.format("15", "16")]
 
 
 def with_last(chain: Chain, **values: Any) -> Chain:

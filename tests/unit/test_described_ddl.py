@@ -13,6 +13,7 @@ from cutline.snapshots.ddl.described_ddl import (
     read_sequence,
     read_table,
 )
+from tests.unit.made_archives import MadeEntry, made_archive
 from tests.unit.made_definitions import MadeChain, altered
 
 STATEMENT = 'CREATE INDEX "account_twice" ON "public"."account" USING "btree" ("public"."twice"("id"));'
@@ -132,7 +133,8 @@ def test_an_archive_is_described(ddl: DdlArchive) -> None:
     assert described.oids["public", "account"] == 16391
     assert described.database is not None
     assert (described.database.name, described.database.oid, described.database.encoding) == ("bank", 16384, "UTF8")
-    assert described.digests["INDEX public.account_twice"] != described.digests["TABLE public.account"]
+    index, table = (("INDEX", "INDEX public.account_twice"), ("TABLE", "TABLE public.account"))
+    assert described.digests[index] != described.digests[table]
 
 
 def test_an_index_may_be_a_replica_identity(ddl: DdlArchive) -> None:
@@ -159,3 +161,14 @@ def test_the_database_of_other_locales_and_with_settings_is_read(ddl: DdlArchive
     assert (database.collate, database.ctype) == ("C", "de_DE")
     assert (database.locale, database.icu_rules) == ("de", "&V << w '")
     assert database.settings == {("", "search_path"): ("$user", "a, b"), ("clerk", "my.note"): ("it's; so",)}
+
+
+def test_composite_types_are_known_by_their_oids() -> None:
+    statements = 'CREATE TYPE "m"."pair" AS (\n    "number" integer,\n    "word" text\n);\n'
+    others = 'CREATE TYPE "m"."spans" AS RANGE (\n    subtype = text\n);\n'
+    entries = [
+        MadeEntry("TYPE", "pair", "m", statements, 16390, 1247),
+        MadeEntry("TYPE", "spans", "m", others, 16400, 1247),
+    ]
+    described = describe(DdlArchive(*made_archive(entries)))
+    assert (described.composite_oids, described.composites) == ({16390}, {("m", "pair"): ("number", "word")})

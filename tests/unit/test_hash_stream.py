@@ -13,7 +13,15 @@ import cutline.check.streams
 import cutline.wal.segments.segments
 from cutline.check.new_part import NewPart
 from cutline.check.report import Copies, Findings, SnapshotReport
-from cutline.check.streams import LastTask, StreamReport, StreamTask, hash_stream, hash_streams
+from cutline.check.streams import (
+    LastTask,
+    StreamReport,
+    StreamTask,
+    continued_from,
+    find_ended,
+    hash_stream,
+    hash_streams,
+)
 from cutline.check.table_forms import TableForms
 from cutline.columns.python_workers import InDriver
 from cutline.columns.row_batches import from_stream
@@ -24,12 +32,22 @@ from cutline.snapshots.fold.changes import ChangeForm
 from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import DefinitionChanges
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import HeldObjects
-from cutline.wal.segments.segments import Definition, OpenTransaction, Segment, SegmentRange, create_segment
-from tests.unit.made_commits import commit, counted
+from cutline.wal.segments.segments import (
+    Definition,
+    OpenTransaction,
+    Segment,
+    SegmentRange,
+    archive_prefix,
+    create_segment,
+    has_place_of,
+    segment_key,
+)
+from tests.unit.made_commits import full_commit, identity, increment_commit
 from tests.unit.made_segments import HELD, event, table
 
 if TYPE_CHECKING:
@@ -58,6 +76,13 @@ def hashed(location: StoreLocation, segment: Segment, mapping: SchemaMapping | N
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {}, mapping)
     return hash_stream(StreamTask(one, Lsn(0), location, forms(), with_events=True))
+
+
+def chain_of(*nodes: str) -> Chain:
+    """A chain of one shard, whose slots were created before all WAL."""
+    primary, *standbys = nodes
+    copies = (identity(primary), *(identity(node, primary) for node in standbys))
+    return Chain(replace(full_commit(), baseline=copies, base=dict.fromkeys(nodes, Lsn(0)), segments={}))
 
 
 @pytest.fixture
@@ -207,7 +232,7 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
         monkeypatch.setattr(Chain, "segments", lambda *_: (first, second))
         monkeypatch.setattr(Copies, "since", lambda *_: Lsn(0))
         monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
-        copies = Copies(("n1",), {"n1": "n1"}, Chain(counted(commit(0))))
+        copies = Copies(("n1",), {"n1": "n1"}, chain_of("n1"))
         findings = Findings(SnapshotReport("daily", 0))
         hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
         for segment in (first, second):
@@ -236,7 +261,7 @@ def test_positions_of_copies_are_asked_for_once_a_node(
     monkeypatch.setattr(NewPart, "segment_sources", segments)
     monkeypatch.setattr(Copies, "since", since)
     monkeypatch.setattr(Chain, "definitions", lambda *_: {GROUP: definition()})
-    copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, Chain(counted(commit(0))))
+    copies = Copies(("n1", "n2"), {"n1": "n1", "n2": "n1"}, chain_of("n1", "n2"))
     findings = Findings(SnapshotReport("daily", 0))
     found = hash_streams(cast("SparkSource", None), copies, HeldObjects(location), findings, Silent())
     assert asked == ["n1", "n2"]
@@ -244,3 +269,49 @@ def test_positions_of_copies_are_asked_for_once_a_node(
         0: 3,
         1: 3,
     }
+
+
+def test_a_segment_has_no_changes_under_a_definition_that_ended_before_it() -> None:
+    """A drain knows the definitions of the commit before, and so may write changes under one that its commit ends."""
+    full, first, second = full_commit(), increment_commit(1), increment_commit(2)
+    changed = replace(first, definition_changes=DefinitionChanges(gone={"a": (GROUP,)}))
+    chain = Chain(full, (changed, second))
+    assert find_ended(Chain(full, (first, second)), "b") == {}
+    assert find_ended(chain, "b") == {3: frozenset({GROUP})}
+
+
+def test_changes_count_from_the_first_under_a_definition_that_continues_another() -> None:
+    """Those of a table that was copied again count from the copy, which may be later."""
+    changes = DefinitionChanges(successions={"a": {7: GROUP}}, begun={"a": {7: Lsn(90), 8: Lsn(95)}, "b": {7: Lsn(92)}})
+    chain = Chain(full_commit(), (replace(increment_commit(1), definition_changes=changes),))
+    assert [continued_from(chain, node) for node in ("a", "b")] == [{7: 90}, {7: 92}]
+
+
+def test_the_groups_of_changes_are_those_under_which_they_are_stored(location: StoreLocation) -> None:
+    mapping = SchemaMapping(frozenset(), {GROUP: Conversion(8, 2, (0, 1))})
+    assert hashed(location, stored_segment(location), mapping).groups == {GROUP}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "what"),
+    [
+        ({"key": "wal/00000000000000000002.parquet"}, "rows", "in its metadata, but wal/"),
+        ({"seal": "1" * 64}, "digest", "the seal in its metadata is not the digest of its content"),
+    ],
+)
+def test_key_and_seal_of_a_segment_are_its_own(
+    location: StoreLocation, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], kind: str, what: str
+) -> None:
+    segment, declared = stored_segment(location), cutline.check.streams.declared_metadata
+    monkeypatch.setattr(cutline.check.streams, "declared_metadata", lambda file: replace(declared(file), **wrong))
+    problem = hashed(location, segment).problem
+    assert problem is not None
+    assert problem["details"]["kind"] == kind
+    assert what in problem["message"]
+
+
+def test_a_repair_stores_a_segment_under_its_own_operation() -> None:
+    first = segment_key(archive_prefix("daily", "a", "op-0"), 7)
+    assert has_place_of(first, segment_key(archive_prefix("daily", "a", "op-9"), 7))
+    for other in (("daily", "b", 7), ("weekly", "a", 7), ("daily", "a", 8)):
+        assert not has_place_of(first, segment_key(archive_prefix(*other[:2], "op-0"), other[2]))

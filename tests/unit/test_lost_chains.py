@@ -7,9 +7,12 @@ from itertools import count
 import pytest
 from msgspec.structs import replace
 
+from cutline.check.structure import check_structure
+from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, lost_key, mark_lost, read_lost
 from cutline.storage.memory import InMemoryStore
+from tests.unit.made_commits import commit
 
 STORES = count()
 LOST = LostChain("daily", "op-1", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
@@ -72,3 +75,38 @@ def test_a_damaged_mark_is_refused_and_never_believed() -> None:
     newer.create(lost_key("daily", "op-1"), seal({"schema": "cutline/lost/2", "why": "another reason"}))
     with pytest.raises(ManifestError, match="is not a valid document for this version"):
         read_lost(newer, "daily", "op-1")
+
+
+@pytest.mark.parametrize(
+    ("values", "increment", "conflict", "doubt"),
+    [
+        ({}, None, "", ""),
+        (
+            {"after_increment": 3},
+            None,
+            "after increment 3 according to its mark, but that increment does not exist",
+            "",
+        ),
+        # A check of an earlier increment reads no later ones.
+        ({}, 1, "", ""),
+        ({"after_increment": 1}, None, "after increment 1 according to its mark, but increment 2 follows", ""),
+        # A create may commit while a restore replaces the databases.
+        ({"after_increment": 1, "restore": "op-9"}, None, "", ""),
+        # The slot's problem may be of no node.
+        ({"successor": "weekly", "node": ""}, None, "", ""),
+        ({"node": "z"}, None, "", "names z, which is no node of the snapshot"),
+    ],
+)
+def test_a_mark_that_its_chain_contradicts_is_found(
+    values: dict[str, object], increment: int | None, conflict: str, doubt: str
+) -> None:
+    store = memory()
+    for number in (0, 1, 2):
+        put_commit(store, commit(number))
+    lost = LostChain("daily", "op-0", 2, "a", 2, 1, "2026-11-20T00:00:00.000Z")
+    mark_lost(store, replace(lost, **values))
+    _, report = check_structure(store, "fleet", "daily", increment, {})
+    for found, detail in (([one.detail for one in report.conflicts if one.kind == "mark"], conflict),
+                          ([one.detail for one in report.doubts], doubt)):  # fmt: skip
+        assert len(found) == bool(detail)
+        assert not detail or detail in found[0]

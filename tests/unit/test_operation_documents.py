@@ -8,18 +8,26 @@ from typing import Any
 import pytest
 from msgspec import UNSET, structs
 
-from cutline.check.operation_documents import check_intent, check_leases, check_outcomes
+from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.primaries import check_primaries
 from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import OpenOperation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.operation_records import Intent, LeaseRenewal, Outcome, operation_key
+from cutline.snapshots.records.operation_records import (
+    CheckedPoint,
+    CheckResult,
+    Intent,
+    LeaseRenewal,
+    Outcome,
+    operation_key,
+)
 from cutline.snapshots.records.store_identity import BaselineRecord, RecordedPrimary, baseline_key
 from cutline.storage.clock import utc_now
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.drain.slots import slot_name
+from tests.unit.made_checks import read_times
 from tests.unit.made_commits import full_commit, identity, increment_commit, memory
 
 # As operation ids of that day; the chain is that of its full snapshot.
@@ -30,7 +38,7 @@ CHAIN = Chain(
 )
 OUTCOME = Outcome(
     operation=FIRST, kind="create", snapshot="daily", increment=1, state="done", reason="",
-    ended_at=Time("2026-11-20T01:00:02Z"), volumes=dict(CHAIN.last.counts),
+    ended_at=Time("2026-11-20T01:00:02Z"), began_at=Time("2026-11-20T01:00:00Z"), volumes=dict(CHAIN.last.counts),
 )  # fmt: skip
 INTENT = Intent(
     operation=FULL, kind="create", snapshot="daily", increment=0, began_at=Time("2026-11-20T00:00:00Z"),
@@ -46,6 +54,42 @@ def of_outcomes(*outcomes: Outcome) -> list[str]:
     findings = new_findings()
     check_outcomes(CHAIN, {one.operation: one for one in outcomes}, findings)
     return [one.detail for one in (*findings.report.conflicts, *findings.report.doubts)]
+
+
+CHECK = "20261120T020000Z-00000000000d"
+
+
+def seen_by(operation: str, increment: int, result: CheckResult = "valid", last: str = "") -> tuple[str, Outcome]:
+    """The outcome of a check; `last` is the operation of the last commit that it read."""
+    read = structs.replace(read_times("2026-11-20T02:00:00Z"), last_operation=last) if last else UNSET
+    point = CheckedPoint("daily", increment, result, full=True, read=read)
+    return operation, Outcome(
+        operation=operation, kind="check", snapshot="daily", state="done", reason="",
+        ended_at=Time("2026-11-20T02:00:01Z"), checked=(point,),
+    )  # fmt: skip
+
+
+def test_an_increment_that_a_check_has_read_was_committed() -> None:
+    """Even if its commit and the documents of the create are gone. A check with conflicts may not have read it."""
+    points = RecordedPoints.of([(FIRST, OUTCOME), seen_by(CHECK, 2), seen_by("20261120T030000Z-0", 7, "conflicts")])
+    assert points.commits == {"daily": {FIRST: 1, CHECK: 2}}
+    assert list(points.creates) == [FIRST]
+
+
+def test_a_commit_that_a_check_has_read_is_the_one_that_is_there() -> None:
+    def of(operation: str, increment: int, last: str) -> list[str]:
+        findings = new_findings()
+        points = RecordedPoints.of([seen_by(operation, increment, last=last)])
+        check_seen(CHAIN, points.seen["daily"], findings)
+        return [one.detail for one in findings.report.conflicts]
+
+    assert of(CHECK, 1, FIRST) == []
+    assert of(CHECK, 1, "") == []
+    (conflict,) = of(CHECK, 1, "20261120T013000Z-00000000000c")
+    assert f"read increment 1 of operation 20261120T013000Z-00000000000c, but operation {FIRST} made that" in conflict
+    # A check of an earlier chain of that name, and an increment that is missing.
+    assert of("20261119T020000Z-00000000000d", 1, "20261119T013000Z-00000000000c") == []
+    assert of(CHECK, 2, "20261120T013000Z-00000000000c") == []
 
 
 def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
@@ -66,12 +110,24 @@ def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
         ({"increment": 3}, "it created increment 3 of daily according to its outcome"),
         ({"snapshot": "weekly"}, "it created increment 1 of weekly according to its outcome"),
         ({"volumes": {"bytes": 1}}, "it has other counts of bytes, changes, transactions according to its outcome"),
+        (
+            {"began_at": Time("2026-11-20T01:00:00.001Z")},
+            "it began at 2026-11-20T01:00:00.001Z according to its outcome, not at 2026-11-20T01:00:00Z",
+        ),
         ({"causes": ("why",)}, "it had other attempts at its cut according to its outcome"),
     ],
 )
 def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any], detail: str) -> None:
     assert of_outcomes(structs.replace(OUTCOME, **values)) == [
         f"operation {FIRST}: {detail}, but its commit is in the store"
+    ]
+
+
+def test_an_outcome_of_another_kind_of_operation_is_found() -> None:
+    findings = new_findings()
+    check_outcomes(CHAIN, {}, findings, {FIRST: "check", "20261120T020000Z-000000000c": "restore"})
+    assert [one.detail for one in findings.report.conflicts] == [
+        f"operation {FIRST}: it was a check according to its outcome, but its commit is in the store"
     ]
 
 
@@ -160,7 +216,7 @@ def of_records(*records: BaselineRecord | None, nodes: dict[str, str] | None = N
 
 
 def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
-    assert of_records() == []
+    assert check_primaries(memory(), []) == []
     assert of_records(record({"a": "7"}), record(SERVERS)) == []
     two = {"a": "7", "b": "8"}
     assert of_records(record(SERVERS), record(two, ("c",)), nodes=two) == []
@@ -168,7 +224,7 @@ def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
     assert of_records(record(SERVERS | {"c": "1"}), record(SERVERS)) == []
     assert of_records(record(SERVERS), nodes=two) == []
     # The record of a fleet file that came after the snapshot tells nothing of it.
-    assert of_records(record({"d": "1"}, at="20261120T000001Z")) == []
+    assert of_records(record(SERVERS), record({"d": "1"}, ("a", "b", "c"), at="20261120T000001Z")) == []
 
 
 @pytest.mark.parametrize(
@@ -176,6 +232,12 @@ def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
     [
         ([record(SERVERS), record({"a": "7"})], "record 2 has 1 primaries, fewer than the 3 before, and forgets none"),
         ([record(SERVERS), record(SERVERS)], "record 2 has the same primaries as the one before"),
+        ([], f"there is no record of the primaries, which {baseline_key(1)} should contain"),
+        # Every snapshot is later than the first record, whatever their ids say.
+        (
+            [record({"a": "7"}, at="20261120T000001Z")],
+            "the newest record has 1 primaries, but the later snapshot daily has 3",
+        ),
         ([None, record(SERVERS)], "record 2 of the primaries exists, but record 1 is missing"),
         ([record({"a": "7"})], "the newest record has 1 primaries, but the later snapshot daily has 3"),
         (

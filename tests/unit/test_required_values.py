@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from cutline.check.required_values import check_required, find_nulls, places_of, required_columns
+from cutline.check.required_values import (
+    RequiredSince,
+    check_changes,
+    check_required,
+    find_nulls,
+    follow_required,
+    places_of,
+    required_columns,
+)
 from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list
+from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_ddl import describe
+from cutline.snapshots.fold.sources import SegmentSource, Source
+from cutline.snapshots.records.chain import Chain
+from tests.unit.made_commits import segment
 from tests.unit.made_definitions import MadeChain, altered
+from tests.unit.made_segments import table
 
 # Lines as COPY prints them, and the places of their NULLs.
 LINES = {
@@ -50,6 +64,51 @@ def test_a_null_is_wrong_only_in_a_required_column_of_a_row_of_the_state() -> No
     check_required(forms, np.array([7, 7, 9]), rows, required, np.array([True, False, True]))
     with pytest.raises(RowsInvalidError, match="has NULL in column needed, which is NOT NULL"):
         check_required(forms, np.array([7, 7, 9]), rows, required, np.array([True, True, True]))
+
+
+def test_a_change_has_a_value_where_the_column_was_not_null_when_it_was_made() -> None:
+    columns = tuple(Column(name, "text", 25, -1, number) for number, name in enumerate(("id", "needed")))
+    forms = TableForms.of([Group(7, "public", "t", "default", 1, columns), Group(9, "public", "u", "full", 0, columns)])
+    listed = segment("a", 1, 0, 100)
+    source = SegmentSource(Source(listed.key, "a", 0, 1, ""), listed, Lsn(80), frozenset({Lsn(60)}), {})
+    required = RequiredSince.of({7: {1: Lsn(30), 0: Lsn(30)}, 9: {}})
+
+    def check(op: str, lsn: int, row: bytes = b"1\t\\N\n", group: int = 7) -> None:
+        complete = {"lsn": lsn, "op": ord("U"), "group": 7, "row": b"2\tx\n"}
+        rest = {"end_lsn": 0, "seq": 1, "xid": 1, "global_id": None, "partition": 0, "key": b""}
+        found = {"lsn": lsn, "op": ord(op), "group": group, "row": row}
+        check_changes(forms, table([rest | complete, rest | found]), source, required)
+
+    for op in "IUu":
+        with pytest.raises(
+            RowsInvalidError, match=r"of public\.t at 0/1E has NULL in column needed, which was NOT NULL"
+        ):
+            check(op, 30)
+    # The old row of a table without a key, a change before the constraint was known, one after the cut, one of a
+    # transaction that was rolled back, one of another table, and a value.
+    check("D", 30)
+    check("U", 29)
+    check("U", 80)
+    check("U", 60)
+    check("U", 30, group=9)
+    check("U", 30, b"1\tN\n")
+    check_changes(forms, table([]), source, RequiredSince.of({}))
+
+
+def test_a_column_is_required_from_the_cut_at_which_its_stamp_was_first_seen() -> None:
+    chain = MadeChain.kept().chain
+    groups = {group.name: group for group in chain.groups("s1")}
+    entry = groups["public.entry"].number
+    now, required = chain.position("s1"), {entry: frozenset({0, 1})}
+    before = Chain(chain.full)
+    assert follow_required(None, chain, "s1", {}, required) == {entry: {0: now, 1: now}}
+    known = {entry: {0: Lsn(5), 2: Lsn(6)}}
+    # Column 1 became NOT NULL, and column 2 is no longer.
+    assert follow_required(chain, chain, "s1", known, required) == {entry: {0: Lsn(5), 1: now}}
+    altered_state = structs.replace(chain.tables("s1")["public.entry"], columns="other")
+    others = tuple(one for name, one in before.tables("s1").items() if name != "public.entry")
+    altered_chain = Chain(structs.replace(chain.full, tables={**chain.full.tables, "s1": (*others, altered_state)}))
+    assert follow_required(altered_chain, chain, "s1", known, required) == {entry: {0: now, 1: now}}
 
 
 def test_the_columns_are_those_of_keys_and_of_the_ddl() -> None:

@@ -21,7 +21,7 @@ NAME = "sequence public.t_id_seq"
 
 
 def sequence(value: int, *, called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:
-    return Sequence("public", "t_id_seq", value, called, increment, cycles)
+    return Sequence("public", "t_id_seq", value, called, increment, cycles, 1, 2**63 - 1)
 
 
 def chain_of(*values: Sequence, redefined: tuple[int, ...] = ()) -> Chain:
@@ -82,8 +82,15 @@ def test_a_sequence_that_goes_back_once_is_noted() -> None:
     assert len(doubts(chain_of(sequence(-10, increment=-1), sequence(-5, increment=-1)))) == 1
 
 
+def test_each_step_back_is_noted_if_there_are_two() -> None:
+    assert [doubt.partition(": ")[0] for doubt in doubts(chain_of(*map(sequence, (30, 2, 40, 3))))] == [
+        f"{NAME} was at 30 in the full snapshot and is at 2 in increment 1",
+        f"{NAME} was at 40 in increment 2 and is at 3 in increment 3",
+    ]
+
+
 def test_a_sequence_that_is_reset_again_and_again_or_restarted_is_not() -> None:
-    assert doubts(chain_of(sequence(30), sequence(2), sequence(40), sequence(3))) == []
+    assert doubts(chain_of(*map(sequence, (30, 2, 40, 3, 50, 1)))) == []
     # ALTER SEQUENCE … RESTART and TRUNCATE … RESTART IDENTITY change the catalogs.
     assert doubts(chain_of(sequence(30), sequence(1), redefined=(1,))) == []
     assert doubts(chain_of(sequence(30, cycles=True), sequence(1, cycles=True))) == []

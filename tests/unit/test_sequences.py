@@ -7,7 +7,9 @@ from cutline.snapshots.records.commit import Sequence
 
 
 def sequence(last_value: int, *, is_called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:
-    return Sequence("s", "n", last_value, is_called=is_called, increment=increment, cycles=cycles)
+    return Sequence(
+        "s", "n", last_value, is_called=is_called, increment=increment, cycles=cycles, smallest=1, largest=9
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,5 +32,5 @@ def test_a_sequence_is_never_behind_where_it_stood(before: Sequence, after: Sequ
 
 
 def test_new_sequences_are_kept_and_dropped_ones_are_not() -> None:
-    gone, new = Sequence("s", "gone", 1, False, 1, False), Sequence("s", "new", 2, False, 1, False)  # noqa: FBT003  # as stored
+    gone, new = Sequence("s", "gone", 1, False, 1, False, 1, 9), Sequence("s", "new", 2, False, 1, False, 1, 9)  # noqa: FBT003  # as stored
     assert latest_sequences({"a": [gone], "b": []}, {"a": [new], "b": []}) == {"a": (new,), "b": ()}

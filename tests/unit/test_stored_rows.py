@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,11 @@ from msgspec import structs
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, enum_labels
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
-from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, OpenTransaction
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.unit.made_commits import full_commit, increment_commit
 
 # name, type, oid and modifier, as PostgreSQL 18 has them in pg_attribute.
@@ -157,7 +157,7 @@ def test_lines_and_keys_that_do_not_fit_are_damage() -> None:
 def change(op: str, key: bytes, row: bytes, group: Group = KEYED, lsn: int = 10, seq: int = 1) -> dict[str, object]:
     place = partition_of(from_list([row if group.is_multiset else key]), group.partitions)[0]
     return {
-        "lsn": lsn, "end_lsn": lsn + 1, "seq": seq, "xid": 3, "global_id": None, "op": ord(op), "group": group.number,
+        "lsn": lsn, "end_lsn": lsn, "seq": seq, "xid": 3, "global_id": None, "op": ord(op), "group": group.number,
         "partition": -1 if op == "T" else place, "key": key, "row": row,
     }  # fmt: skip
 
@@ -168,15 +168,12 @@ COMMITTED = {
 }  # fmt: skip
 
 
-def segment(
-    *rows: dict[str, object], open_at: int | None = None, continued: OpenTransaction | None = None
-) -> SegmentChecks:
-    checks = SegmentChecks(FORMS, OpenTransaction(Lsn(open_at), 9) if open_at else None, continued)
+def segment(*rows: dict[str, object]) -> None:
+    checks = SegmentChecks(FORMS)
     tables = [pa.Table.from_pylist([row], SEGMENT_SCHEMA) for row in rows]
     for table in tables:
         checks.add(table)
     checks.end(lambda: iter(tables))
-    return checks
 
 
 def test_changes_that_a_drain_writes_are_accepted() -> None:
@@ -192,7 +189,6 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         change("T", b"", b"", BAG, seq=12),
         COMMITTED,
         change("U", b"5", line(id=b"5"), lsn=20),
-        open_at=20,
     )
     segment(COMMITTED)
 
@@ -211,7 +207,6 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         (change("T", b"1", b""), "has a key, a row or a partition"),
         (change("U", VALUES[0], line()) | {"partition": 5}, "wrong partition"),
         (change("U", VALUES[0], line()) | {"group": 9}, "group 9, which neither it nor a commit defines"),
-        (change("U", VALUES[0], line(), lsn=30), "changes at 0/1E, where no transaction ends"),
     ],
 )
 def test_a_change_that_no_drain_writes_is_damage(row: dict[str, object], what: str) -> None:
@@ -336,46 +331,6 @@ def test_keys_that_only_share_a_hash_are_none_that_occur_twice(monkeypatch: pyte
     checks.end(lambda: iter([batch]))
 
 
-ENDED_20 = COMMITTED | {"lsn": 20, "end_lsn": 21}
-
-
-def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
-    begun = change("U", b"5", line(id=b"5"), lsn=20, seq=9)
-    first = segment(COMMITTED, begun, open_at=20)
-    assert (first.lacks_end, first.is_open_prepared) == (False, False)
-    prepared = segment(begun | {"global_id": "g"}, open_at=20)
-    assert prepared.is_open_prepared is True
-    # Its rows so far are of tables that the rules exclude.
-    assert segment(COMMITTED, open_at=20).is_open_prepared is None
-    continued = OpenTransaction(Lsn(20), 9)
-    following = change("U", b"6", line(id=b"6"), lsn=20, seq=11)
-    assert not segment(following, ENDED_20, continued=continued).lacks_end
-    assert not segment(ENDED_20, continued=continued).lacks_end
-    assert not segment(open_at=20, continued=continued).lacks_end
-    assert segment(COMMITTED | {"lsn": 30}, continued=continued).lacks_end
-    assert segment(continued=continued).lacks_end
-
-
-@pytest.mark.parametrize(
-    ("rows", "open_at", "what"),
-    [
-        (
-            [change("U", b"5", line(id=b"5"), lsn=20, seq=9), ENDED_20], None,
-            "repeats changes of the transaction at 0/14",
-        ),
-        ([change("U", b"5", line(id=b"5"), lsn=20, seq=10)], 20, "at 0/14 after change 9"),
-        ([ENDED_20], 20, "the end of the transaction at 0/14"),
-        ([COMMITTED | {"lsn": 25}], 20, "the end of the transaction at 0/14, or of a later one"),
-    ],
-)  # fmt: skip
-def test_a_transaction_that_spans_segments_otherwise_is_damage(
-    rows: list[dict[str, object]], open_at: int | None, what: str
-) -> None:
-    continued = None if open_at else OpenTransaction(Lsn(20), 9)
-    with pytest.raises(RowsInvalidError, match=what):
-        segment(*rows, open_at=open_at, continued=continued)
-
-
 MOODS = structs.replace(
     KEYED, number=9,
     columns=(*KEYED.columns[:1], Column("mood", "public.mood", 16386, -1, 1, 2), Column("v", "text", 25, -1, 2, 3)),
@@ -383,9 +338,10 @@ MOODS = structs.replace(
 LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferent", b""})
 
 
-def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes]] | None = None) -> None:
+def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes] | None] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    checks = BaseChecks(TableForms.of([MOODS], {9: {1: LABELS} if labels is None else labels}))
+    known: dict[int, frozenset[bytes] | None] = {1: LABELS} if labels is None else labels
+    checks = BaseChecks(TableForms.of([MOODS], {9: known}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
 
@@ -399,6 +355,55 @@ def test_an_enum_has_only_its_labels() -> None:
             of_moods(b"ok", bad, b"indifferent")
     # The DDL does not tell the labels.
     of_moods(b"bad", labels={})
+
+
+def test_a_value_of_a_composite_type_has_parentheses() -> None:
+    of_moods(b"(1,one)", rb"\N", b'("a b",)', labels={1: None})
+    with pytest.raises(
+        RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
+    ):
+        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", labels={1: None})
+
+
+TIMESTAMPS = structs.replace(
+    KEYED, number=9, columns=(*KEYED.columns[:1], *KEYED.columns[6:8], Column("t", "timestamp", 1114, -1, 3, 4)),
+)  # fmt: skip
+
+
+def of_times(*times: tuple[str, str]) -> None:
+    lines = [
+        "\t".join([str(row), day, f"{day} {clock}+00", f"{day} {clock}\n"]) for row, (day, clock) in enumerate(times)
+    ]
+    batch = base(*(line.encode() for line in lines), group=TIMESTAMPS)
+    BaseChecks(TableForms.of([TIMESTAMPS])).add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
+
+
+def test_days_and_times_exist() -> None:
+    """Whether they are recognised at a glance, or by their pattern."""
+    clocks = ["00:00:00", "23:59:59", "12:34:56.5", "12:34:56.123456"]
+    days = ["2026-01-31", "2024-02-29", "0001-01-01", "9999-12-31", "12024-02-29", "1900-02-28", "2000-02-29"]
+    of_times(*((day, clock) for day in days for clock in clocks))
+    for day in ("2026-00-01", "2026-13-01", "2026-01-00", "2026-01-32", "2026-04-31", "2023-02-29", "1900-02-29",
+                "0000-01-01", "2026-1-011", "2026-01:01", "202x-01-01", "12023-02-29"):  # fmt: skip
+        with pytest.raises(RowsInvalidError, match="column day"):
+            of_times(("2026-01-01", clocks[0]), (day, clocks[0]))
+    for clock in ("24:00:00", "23:60:00", "23:59:60", "23:59:5", "23:59:59.", "23:59:59.x", "23:59:59.1234567",
+                  "23-59:00", "23:59:59.12x456", "23:5a:59"):  # fmt: skip
+        with pytest.raises(RowsInvalidError, match=r"column (at|t) of"):
+            of_times(("2026-01-01", clocks[0]), ("2026-01-01", clock))
+
+
+def test_values_that_are_too_long_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All values that are parsed at once are short together, so that the memory for them is bounded."""
+    columns = tuple(Column(f"v{place}", "jsonb", 3802, -1, place, place) for place in range(5))
+    group = structs.replace(KEYED, number=9, columns=columns, identity="full", key_width=0)
+    monkeypatch.setattr("cutline.check.stored_rows.BLOCK_BYTES", 8)
+    monkeypatch.setattr("cutline.check.stored_rows.PARSED_BYTES_MAX", 10)
+    for last, is_valid in ((b"{}", True), (b"{", False)):
+        batch = base(b"\t".join([b"[1,2]", b"[1,2,3,4,5,6", b"[3]", rb"\N", last]) + b"\n", group=group)
+        checks = BaseChecks(TableForms.of([group]))
+        with nullcontext() if is_valid else pytest.raises(RowsInvalidError, match="column v4"):
+            checks.add(batch, xxhash64(from_list([b""])))
 
 
 def test_labels_are_known_of_columns_that_the_table_still_has() -> None:

@@ -18,6 +18,7 @@ from cutline.check.table_forms import (
     forms_of_shards,
     ranges,
 )
+from cutline.check.value_forms import NUMERIC
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.records.chain import Chain
 from tests.unit.made_commits import full_commit, identity
@@ -97,6 +98,26 @@ def test_enums_have_their_labels_wherever_they_are_known() -> None:
     # Another shard, whose enum has one label more, has forms of its own.
     more = TableForms.of([moods, ENTRY, older], {9: {1: LABELS | {b"ok"}, 3: LABELS | {b"ok"}}})
     assert more.digest != forms.digest
+
+
+def test_composite_types_are_known_by_their_names() -> None:
+    moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
+    forms = TableForms.of([moods], {9: {1: None, 3: None}})
+    assert (forms.enums, forms.composites) == ({}, {16386: "public.mood"})
+    assert (found(forms.types[16386], 0), found(forms.keys.types[16386], 0)) == ([1, 3], [1])
+    assert forms.adding([LOG]).composites == forms.keys.composites == forms.composites
+    assert forms.type_name(16386, None) == "public.mood"
+    assert forms.find_other([moods]) is None
+    assert forms.digest != TableForms.of([moods]).digest
+
+
+AMOUNT = Column("amount", "numeric(6,2)", NUMERIC, (6 << 16 | 2) + 4, 2)
+
+
+def test_a_numeric_has_the_modifier_of_its_column() -> None:
+    forms = TableForms.of([structs.replace(ENTRY, columns=(ID, AMOUNT, structs.replace(AMOUNT, type_modifier=-1)))])
+    assert forms.types[NUMERIC].limits.tolist() == [6 << 16 | 2, -1]
+    assert [forms.type_name(NUMERIC, limit) for limit in (6 << 16 | 2, -1)] == ["numeric(6,2)", "numeric"]
 
 
 def test_a_definition_that_a_segment_has_otherwise_than_a_commit_is_found() -> None:

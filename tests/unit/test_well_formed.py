@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
-from cutline.snapshots.records.commit import DefinitionChanges, FullSnapshot, Previous
+from cutline.snapshots.records.commit import BASE, DefinitionChanges, FullSnapshot, Previous, StoredObject
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_chain, read_commit
 from cutline.storage.memory import InMemoryStore
@@ -47,7 +47,7 @@ def chain_with(*found: DefinitionChanges | None) -> InMemoryStore:
         before = read_commit(store, "daily", number - 1)
         previous = Previous(before.operation, before.digest)
         made = replace(commit(number), definition_changes=changes, previous=previous)
-        store.create(commit_key("daily", number), seal(made))
+        store.create(commit_key("daily", number), seal(counted(made)))
     return store
 
 
@@ -70,6 +70,55 @@ def test_numbers_without_a_definition_are_refused(what: str, wrong: dict[str, An
     full.create(commit_key("daily", 0), seal(full_with(damaged)))
     with pytest.raises(ManifestError, match=f"{commit_key('daily', 0)}.*{what}"):
         read_chain(full, "daily")
+
+
+def copied(**values: Any) -> DefinitionChanges:
+    """Changes in which a new table of 3 rows was copied, on the primary and on its standby."""
+    third = replace(SECOND, number=3, table="u")
+    objects = tuple(
+        StoredObject(f"snapshots/daily/base/{node}/op-1/part-1.parquet", BASE, node, 1, "d", {3: 3}) for node in "ab"
+    )
+    changes = DefinitionChanges(
+        groups={"a": (third,)}, begun={node: {3: Lsn(100)} for node in "ab"}, copied={node: {3: 3} for node in "ab"},
+        objects=objects,
+    )  # fmt: skip
+    return replace(changes, **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "detail"),
+    [
+        ({}, ""),
+        # The base copies are lost, or some of them; as if an earlier table was continued, nothing is copied.
+        ({"objects": ()}, "copied.a does not match"),
+        ({"objects": copied().objects[:1]}, "copied.b does not match"),
+        ({"copied": {}}, "copied.a does not match"),
+        ({"copied": {"a": {3: 3}, "b": {3: 2}}}, "copied.b does not match"),
+        ({"objects": (), "copied": {node: {3: 0} for node in "ab"}}, ""),
+        ({"begun": {"a": {3: Lsn(101)}, "b": {3: Lsn(100)}}}, "begun.a.3 is after the cut"),
+    ],
+)
+def test_every_new_table_was_copied_with_all_its_rows_before_the_cut(values: dict[str, Any], detail: str) -> None:
+    store = chain_with(copied(**values))
+    if not detail:
+        assert len(read_chain(store, "daily").groups("b")) == 2
+        return
+    with pytest.raises(ManifestError, match=f"schema_changes.{detail}"):
+        read_chain(store, "daily")
+
+
+def test_a_table_that_continues_no_other_needs_a_copy() -> None:
+    with pytest.raises(ManifestError, match=r"schema_changes\.copied\.a does not match"):
+        read_chain(chain_with(replace(CONTINUED, successions={})), "daily")
+
+
+def test_columns_are_in_the_order_of_their_numbers() -> None:
+    columns = (COLUMN, Column("v", "text", 25, -1, 1, 2))
+    full = replace(full_commit(), groups={"a": (replace(FIRST, columns=columns),)})
+    check_commit(full)
+    exchanged = tuple(replace(one, number=3 - one.number) for one in columns)
+    with pytest.raises(ValueError, match="not in the order of their positions"):
+        check_commit(replace(full, groups={"a": (replace(FIRST, columns=exchanged),)}))
 
 
 def test_a_transaction_that_is_twice_in_doubt_is_refused() -> None:

@@ -1,9 +1,10 @@
 """Segments: decoded WAL as Parquet objects, and the archive of a node that they form in a chain.
 
 A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
-the commit record of its transaction begins (for a prepared transaction, its PREPARE record); the `lsn` of an event is
-the position of its own record. `end_lsn` is where that record ends. For a marker, only the end is known. The `end_lsn`
-of a ROLLBACK PREPARED is its own end; its `lsn` is the end of the PREPARE that it rolled back.
+the commit record of its transaction begins (for a prepared transaction, its PREPARE record), and so is its `end_lsn`.
+The `lsn` of an event is the position of its own record, and its `end_lsn` is where that record ends. For a marker, only
+the end is known. The `end_lsn` of a ROLLBACK PREPARED is its own end; its `lsn` is the end of the PREPARE that it
+rolled back.
 
 With a dictionary, a few kilobytes can expand to gigabytes, because a value is stored once for any number of rows.
 Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is the size of the
@@ -450,13 +451,27 @@ def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterato
 
 
 def _check_seal(key: str, metadata: SegmentMetadata, body: bytes) -> None:
+    if not seal_fits(metadata, body) or metadata.key != key:
+        raise ValueError(f"its seal {metadata.seal} does not match")
+
+
+def seal_fits(metadata: SegmentMetadata, body: bytes) -> bool:
+    """Whether the seal in a segment's metadata is the digest of its file, with zeros in place of the seal."""
     view = memoryview(body)
-    offset = _seal_offset(view, metadata.seal)
+    try:
+        offset = _seal_offset(view, metadata.seal)
+    except ValueError:
+        return False
     computed = hashlib.sha256(view[:offset])
     computed.update(NO_SEAL.encode())
     computed.update(view[offset + len(NO_SEAL) :])
-    if computed.hexdigest() != metadata.seal or metadata.key != key:
-        raise ValueError(f"its seal {metadata.seal} does not match")
+    return computed.hexdigest() == metadata.seal
+
+
+def has_place_of(one: str, other: str) -> bool:
+    """Whether two keys of segments differ at most in the operation: a repair stores segments under one of its own."""
+    parts, others = one.split("/"), other.split("/")
+    return parts[:-2] == others[:-2] and parts[-1] == others[-1]
 
 
 def _read_archived(

@@ -19,13 +19,14 @@ from cutline.snapshots.ddl.ddl_archive import (
     statements_of_entry,
 )
 from tests.damage_matrix.damaged import Damaged
-from tests.damage_matrix.kinds import SINGLE, Expected, Found, Hidden, Kind, doubted, found
+from tests.damage_matrix.kinds import SINGLE, Expected, Found, Hidden, Kind, Restorable, doubted, found
 from tests.damage_matrix.world import DATABASE, OWNER, READER
 
 DESCRIBED, ALONE = "DDL: what the commit describes", "DDL: what nothing else describes"
 Edit = Callable[[bytes, Contents], bytes]
 PLACES: Mapping[str, tuple[str, ...]] = {"one shard": ("s1",), "both shards": ("s1", "s2")}
 DIFFER = "shards may differ, and a change reaches one after the other"
+OF_ROWS = "the DDL contradicts rows alone, and a check does not evaluate constraints over rows"
 ON_ALL_SHARDS = "the DDL of every shard says so, and nothing else in the store describes the object"
 
 
@@ -33,6 +34,9 @@ def kinds() -> Iterator[Kind]:
     """Yield the kinds of these families."""
     for name, edit in _described().items():
         yield from _on_shards(DESCRIBED, name, edit, found("definition", "roles", "rows", "partition"))
+    for name, (edit, table) in _refused_rows().items():
+        family = DESCRIBED if "domain" in name else ALONE
+        yield from _on_shards(family, name, edit, Restorable(OF_ROWS, "s1", f"public.{table}"))
     for name, edit in _alone().items():
         yield from _on_shards(ALONE, name, edit, Hidden(ON_ALL_SHARDS), doubted("shards", reason=DIFFER))
     for name, edit in _refused().items():
@@ -117,7 +121,6 @@ def _described() -> Mapping[str, Edit]:
         "the default of a column that was added is another": replacing("TABLE", "grown", "DEFAULT 3", "DEFAULT 4"),
         "NOT NULL is lost": replacing("TABLE", "typed", '"needed" "text" NOT NULL', '"needed" "text"'),
         "a label of an enum that rows have": replacing("TYPE", "mood", "'ok'", "'fine'"),
-        "a domain refuses a value that rows have": replacing("DOMAIN", "positive", "> 0", "> 100"),
         "a label of an enum more": replacing("TYPE", "mood", "'happy'", "'happy',\n    'more'"),
     }
 
@@ -135,6 +138,10 @@ def _alone() -> Mapping[str, Edit]:
         "an index is lost": losing("INDEX", "transfer_from"),
         "an index has another column": replacing("INDEX", "transfer_from", '"from_account"', '"to_account"'),
         "an index becomes unique": replacing("INDEX", "transfer_from", "CREATE INDEX", "CREATE UNIQUE INDEX"),
+        # A commit lists the columns of a key in the order of the table, as the WAL does.
+        "the columns of a key have another order": replacing(
+            "CONSTRAINT", "pairkey pairkey_pkey", '("a", "b")', '("b", "a")'
+        ),
         "a unique constraint is lost": losing("CONSTRAINT", "account account_owner_key"),
         "a foreign key is lost": losing("FK CONSTRAINT", "transfer transfer_to_account_fkey"),
         "a CHECK constraint is lost": replacing(
@@ -160,14 +167,21 @@ def _alone() -> Mapping[str, Edit]:
     }
 
 
+def _refused_rows() -> Mapping[str, tuple[Edit, str]]:
+    """What PostgreSQL runs, but the rows don't fit: what is changed, and the table."""
+    return {
+        "a domain refuses a value that rows have": (replacing("DOMAIN", "positive", "> 0", "> 100"), "typed"),
+        "an index is unique that rows don't fit": (
+            replacing("INDEX", "account_balance", "CREATE INDEX", "CREATE UNIQUE INDEX"), "account",
+        ),
+    }  # fmt: skip
+
+
 def _refused() -> Mapping[str, Edit]:
     """What PostgreSQL refuses to run."""
     return {
         "a statement is no SQL": replacing("VIEW", "rich", "CREATE VIEW", "CREATE VUEW"),
         "a statement is cut off": replacing("FUNCTION", "twice(integer)", "2$_$;", "2"),
-        "an index is unique that rows don't fit": replacing(
-            "INDEX", "account_balance", "CREATE INDEX", "CREATE UNIQUE INDEX"
-        ),
         "a view of a table that does not exist": replacing("VIEW", "rich", '"account"', '"nothing"'),
         "a type that a table needs is lost": losing("TYPE", "mood"),
         "a function that a trigger calls is lost": losing("FUNCTION", "stamp()"),

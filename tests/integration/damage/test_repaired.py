@@ -163,7 +163,7 @@ def test_what_a_restore_would_refuse_is_a_conflict(copied: CopiedChain) -> None:
     kinds = {one["kind"] for one in document["snapshots"][0]["conflicts"]}
     assert (code, "restore" in kinds) == (1, True)
     found = [one for one in document["snapshots"][0]["conflicts"] if one["kind"] == "restore"]
-    assert any("1 keys occur more than once" in one["detail"] for one in found), found
+    assert any("occur more than once in the rows that a restore would load: 1" in one["detail"] for one in found), found
     copied.damage({copied.base("s1"): remove})
     code, document = check(copied, "--restorable")
     assert any(

@@ -1,0 +1,157 @@
+"""Check the transactions of a segment: each change against the event that ends its transaction, and the range of WAL.
+
+A change repeats the position, the xid and the global id of its transaction, and a segment holds the events that end in
+its range of WAL. So a change that was moved into another transaction, an event that occurs twice, and a transaction in
+the wrong segment contradict something in the segment itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cutline.check.stored_rows import RowsInvalidError
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import Flags, Ints, column_of, xxhash64
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.wal.segments.segments import (
+    CHANGES,
+    COMMIT,
+    COMMIT_PREPARED,
+    PREPARE,
+    OpenTransaction,
+    Segment,
+    SegmentRange,
+)
+
+# In place of the hash of a global id.
+NO_GLOBAL_ID = 0
+
+
+@dataclass(slots=True)
+class SegmentTransactions:
+    """The transactions of a segment that is read table by table; `held` says which WAL it holds.
+
+    Its last transaction may be open: then the segment has only the beginning. `continued` is the transaction of which
+    the segment before it has the beginning. `base` is where the node's slot was created. `is_open_prepared` says
+    whether the open transaction is a two-phase transaction; None if the segment has none of its changes. Every method
+    raises RowsInvalidError.
+    """
+
+    held: Segment | SegmentRange
+    base: Lsn = ORIGIN
+    continued: OpenTransaction | None = None
+    is_open_prepared: bool | None = None
+    # n by 3: the position, the xid and the hash of the global id, of changes (without repeats) and of the events that
+    # end transactions.
+    _changes: list[Ints] = field(default_factory=list)
+    _ends: list[Ints] = field(default_factory=list)
+    _records: list[Ints] = field(default_factory=list)
+
+    def add(self, table: pa.Table) -> None:
+        """Check rows of the segment (SEGMENT_SCHEMA)."""
+        op = to_numpy(table["op"])
+        is_change = np.isin(op, CHANGES)
+        # Changes and events are in separate row groups: copy no rows without need.
+        for chosen, check in ((~is_change, self._add_events), (is_change, self._add_changes)):
+            if chosen.any():
+                check(table if chosen.all() else table.filter(to_mask(chosen)))
+
+    def _add_events(self, events: pa.Table) -> None:
+        op, lsn, end = (to_numpy(events[name]) for name in ("op", "lsn", "end_lsn"))
+        held = self.held
+        # A transaction that was prepared before the slot was created is decoded at its COMMIT PREPARED.
+        is_early = (op == PREPARE) & (end <= self.base)
+        is_outside = ((end <= held.after) | (end > held.through)) & ~is_early
+        if is_outside.any():
+            at = Lsn(int(end[is_outside].min()))
+            what = f"an event that ends at {at}, but it holds the WAL from {held.after} to {held.through}"
+            raise RowsInvalidError(f"it contains {what}")
+        is_end = np.isin(op, (COMMIT, PREPARE))
+        if held.open is not None and (lsn[is_end] >= held.open.lsn).any():
+            raise RowsInvalidError(f"it contains the end of the transaction at {held.open.lsn}, or of a later one")
+        self._records.append(lsn[is_end | (op == COMMIT_PREPARED)])
+        names = np.where(op == PREPARE, _hashes_of_names(events["global_id"]), NO_GLOBAL_ID)
+        self._ends.append(np.stack([lsn, to_numpy(events["xid"]), names], axis=1)[is_end])
+
+    def _add_changes(self, changes: pa.Table) -> None:
+        lsn, end, xid = (to_numpy(changes[name]) for name in ("lsn", "end_lsn", "xid"))
+        if (lsn != end).any():
+            at = int((lsn != end).argmax())
+            detail = f"a change of the transaction at {Lsn(int(lsn[at]))} has another position as its end"
+            raise RowsInvalidError(f"{detail}, {Lsn(int(end[at]))}")
+        self._check_spanning(changes, lsn)
+        columns = (lsn, xid, _hashes_of_names(changes["global_id"]))
+        # A transaction's changes are next to each other.
+        is_new = np.ones(len(lsn), np.bool_)
+        is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+        self._changes.append(np.stack([column[is_new] for column in columns], axis=1))
+
+    def _check_spanning(self, changes: pa.Table, lsn: Ints) -> None:
+        """Check the changes of transactions that span segments: each segment has those after the segment before it."""
+        if self.continued is None and self.held.open is None:
+            return
+        seq = to_numpy(changes["seq"])
+        if self.continued is not None and ((lsn == self.continued.lsn) & (seq <= self.continued.seq)).any():
+            known = f"up to change {self.continued.seq}"
+            raise RowsInvalidError(f"it repeats changes of the transaction at {self.continued.lsn}, {known}")
+        if (opened := self.held.open) is None:
+            return
+        is_open = lsn == opened.lsn
+        if (seq[is_open] > opened.seq).any():
+            detail = f"it contains changes of the transaction at {opened.lsn} after change {opened.seq}"
+            raise RowsInvalidError(f"{detail}, up to which it should contain them")
+        if self.is_open_prepared is None and is_open.any():
+            self.is_open_prepared = changes["global_id"].filter(to_mask(is_open)).null_count == 0
+
+    @property
+    def lacks_end(self) -> bool:
+        """Whether the segment neither ends the transaction that it continues, nor leaves it open, once it was read."""
+        if self.continued is None or (self.held.open is not None and self.held.open.lsn == self.continued.lsn):
+            return False
+        return not any((ends[:, 0] == self.continued.lsn).any() for ends in self._ends)
+
+    def end(self) -> None:
+        """Check what only the whole segment shows: that each transaction ends once, as its changes say."""
+        records = np.sort(np.concatenate([np.empty(0, np.int64), *self._records]))
+        if (is_repeated := records[1:] == records[:-1]).any():
+            at = Lsn(int(records[1:][is_repeated][0]))
+            raise RowsInvalidError(f"it contains the end of the transaction at {at} twice")
+        changes = np.concatenate([np.empty((0, 3), np.int64), *self._changes])
+        if self.held.open is not None:
+            is_open = changes[:, 0] == self.held.open.lsn
+            _check_same(changes[is_open], changes[is_open][:1])
+            changes = changes[~is_open]
+        if not len(changes):
+            return
+        # No change has the position -1.
+        ends = np.concatenate([np.full((1, 3), -1, np.int64), *self._ends])
+        ends = ends[np.argsort(ends[:, 0], kind="stable")]
+        found = ends[np.minimum(np.searchsorted(ends[:, 0], changes[:, 0]), len(ends) - 1)]
+        if (without := changes[:, 0][found[:, 0] != changes[:, 0]]).size:
+            raise RowsInvalidError(f"it contains changes at {Lsn(int(without.min()))}, where no transaction ends")
+        _check_same(changes, found)
+
+
+def _check_same(changes: Ints, transactions: Ints) -> None:
+    """Check that changes have the xid and the global id of the transactions in the same place."""
+    for column, name in ((1, "xid"), (2, "global id")):
+        is_other: Flags = changes[:, column] != transactions[:, column]
+        if is_other.any():
+            at = Lsn(int(changes[is_other.argmax(), 0]))
+            raise RowsInvalidError(f"the {name} of a change at {at} is not that of the transaction that ends there")
+
+
+def _hashes_of_names(names: Any) -> Ints:
+    """Return a hash of each global id; NO_GLOBAL_ID for null."""
+    if names.null_count == len(names):
+        return np.full(len(names), NO_GLOBAL_ID, np.int64)
+    encoded = names.combine_chunks().dictionary_encode()
+    of_names = xxhash64(column_of(encoded.dictionary.cast(pa.binary()))).view(np.int64)
+    # Arrow would import pandas for a Python number (columns/arrow_numbers.py).
+    absent = to_arrow(np.array([-1], np.int32))[0]
+    places = to_numpy(encoded.indices.fill_null(absent)).astype(np.int64)
+    return np.where(places < 0, NO_GLOBAL_ID, of_names[places])

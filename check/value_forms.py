@@ -1,0 +1,323 @@
+"""The forms in which PostgreSQL prints values of built-in types, as patterns that are matched against whole columns.
+
+Sessions of Cutline have settings of their own (nodes/connections.py), so each type has one form: ISO dates in UTC,
+intervals in the style postgres, bytea in hexadecimal, and the shortest digits that a float is read back from. A pattern
+accepts everything that the servers of the supported versions print. It may accept more where the exact form is hard to
+tell. Source: PostgreSQL manual, "Data Types", and the output functions (backend/utils/adt).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from cutline.columns.arrow_numbers import to_flags
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags
+from cutline.columns.fields import read_texts
+from cutline.columns.lines import BACKSLASH
+
+# The types, by oid (PostgreSQL's pg_type.dat).
+BYTEA, JSON, JSONB, NUMERIC = 17, 114, 3802, 1700
+# The largest precision and scale of numeric(p, s).
+PRECISION_MAX = 1000
+# Patterns of at most this many characters are repeated for each dimension of an array.
+REPEATED_PATTERN_MAX = 150
+
+Modifiers: TypeAlias = npt.NDArray[np.int32]
+
+_HEX_DIGITS = b"0123456789abcdef"
+# A surrogate outside a pair, which the parser refuses and `json` does not, or a backslash that is no escape itself.
+_SURROGATE = re.compile(rb"\\\\|\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+# An empty bytea in a line, with its separator.
+_BYTEA_PREFIX = rb"\\x"
+_BYTEA_BYTES_MIN = len(_BYTEA_PREFIX) + 1
+_ARRAY_OF_JSON, _ONE_JSON = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(msgspec.Raw)
+
+
+def _any(*patterns: str) -> str:
+    return f"(?:{'|'.join(patterns)})"
+
+
+def _list(pattern: str, separator: str = ",") -> str:
+    return f"(?:{pattern}(?:{separator}{pattern})*)"
+
+
+_NATURAL = "(?:0|[1-9][0-9]*)"
+_INTEGER = "-?(?:0|[1-9][0-9]{0,18})"
+_NUMERIC = _any(rf"-?{_NATURAL}(?:\.[0-9]+)?", "NaN", "-?Infinity")
+_FLOAT = _any(rf"-?{_NATURAL}(?:\.[0-9]+)?(?:e[+-][0-9]{{2,3}})?", "NaN", "-?Infinity")
+_HEX_PAIR = "[0-9a-f]{2}"
+_UUID = "[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+
+# A year without 0000: before the year 1 is 1 BC. The calendar is the Gregorian one for all years.
+_YEAR = _any("[1-9][0-9]{3,6}", "0[1-9][0-9]{2}", "00[1-9][0-9]", "000[1-9]")
+_LEAP_YEAR = _any(
+    "[0-9]{2,5}" + _any("0[48]", "[2468][048]", "[13579][26]"),
+    "[0-9]{0,3}" + _any("0[48]", "[2468][048]", "[13579][26]") + "00",
+    "[1-9][0-9]{0,2}0000",
+)
+_MONTH_AND_DAY = _any(
+    "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])",
+    "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
+    "02-(?:0[1-9]|1[0-9]|2[0-8])",
+)
+_MINUTES = r"[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_CLOCK = f"(?:[01][0-9]|2[0-3]):{_MINUTES}"
+_OFFSET = "[+-](?:0[0-9]|1[0-5])(?::[0-5][0-9]){0,2}"
+_TIME = _any(_CLOCK, "24:00:00")
+
+
+def _dates(clock: str) -> str:
+    """Return the pattern of dates, each followed by `clock`."""
+    after_christ = _any(f"{_YEAR}-{_MONTH_AND_DAY}", f"{_LEAP_YEAR}-02-29")
+    return _any(f"{after_christ}{clock}", f"{_YEAR}-{_any(_MONTH_AND_DAY, '02-29')}{clock} BC", "-?infinity")
+
+
+_DATE, _TIMESTAMP, _TIMESTAMPTZ = _dates(""), _dates(f" {_CLOCK}"), _dates(f" {_CLOCK}{_OFFSET}")
+_YEARS, _MONTHS, _DAYS = (rf"[+-]?[0-9]+ {unit}s?" for unit in ("year", "mon", "day"))
+_HOURS = f"[+-]?[0-9]{{2,}}:{_MINUTES}"
+_INTERVAL = _any(
+    f"{_YEARS}(?: {_MONTHS})?(?: {_DAYS})?(?: {_HOURS})?",
+    f"{_MONTHS}(?: {_DAYS})?(?: {_HOURS})?",
+    f"{_DAYS}(?: {_HOURS})?",
+    _HOURS,
+    "-?infinity",
+)
+
+_V4 = (
+    r"(?:(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])(?:\.(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])){3})"
+)
+_V6_GROUPS = "(?:[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,7})"
+_V6 = _any("[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){7}", f"{_V6_GROUPS}?::{_V6_GROUPS}?", f"(?:[0-9a-f]{{0,4}}:){{2,7}}{_V4}")
+_V4_MASK, _V6_MASK = "/(?:[0-9]|[12][0-9]|3[0-2])", "/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])"
+_INET = _any(f"{_V4}(?:{_V4_MASK})?", f"{_V6}(?:{_V6_MASK})?")
+_CIDR = _any(f"{_V4}{_V4_MASK}", f"{_V6}{_V6_MASK}")
+
+# Elements of arrays, fields of composite values and bounds of ranges are quoted if they contain one of these.
+_UNQUOTED_ELEMENT = r'[^{}",\\\s\x0b]+'
+_QUOTED_ELEMENT = r'"(?:[^"\\]|\\.)*"'
+_QUOTED_FIELD = r'"(?:[^"\\]|""|\\\\)*"'
+_FIELD = rf'(?:[^(),"\\\s\x0b]*|{_QUOTED_FIELD})'
+_BOUNDS = r"(?:(?:\[-?[0-9]+:-?[0-9]+\]){1,6}=)?"
+_DIMENSIONS_MAX = 6
+
+
+def _range_of(bound: str) -> str:
+    maybe = f'(?:{bound}|"{bound}")?'
+    return _any("empty", rf"[\[(]{maybe},{maybe}[\])]")
+
+
+def _arrays_of(element: str | None) -> tuple[str, str]:
+    """Return the patterns of arrays of one dimension, and of two to six; any `element` if None.
+
+    Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
+    """
+    any_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
+    of_element = any_element if element is None else _any("NULL", element, f'"{element}"')
+    nested = [rf"\{{{_list(of_element if len(of_element) <= REPEATED_PATTERN_MAX else any_element)}\}}"]
+    for _ in range(_DIMENSIONS_MAX - 1):
+        nested.append(rf"\{{{_list(nested[-1])}\}}")
+    return _BOUNDS + _any(r"\{\}", rf"\{{{_list(of_element)}\}}"), _BOUNDS + _any(*nested[1:])
+
+
+_RANGES = {
+    "int4range": _range_of(_INTEGER), "int8range": _range_of(_INTEGER), "numrange": _range_of(_NUMERIC),
+    "daterange": _range_of(_DATE), "tsrange": _range_of(_TIMESTAMP), "tstzrange": _range_of(_TIMESTAMPTZ),
+}  # fmt: skip
+# The name of each type, and the patterns of which a value matches one: the most frequent form comes first.
+_TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
+    700: ("real", (_FLOAT,)), 701: ("double precision", (_FLOAT,)),
+    1082: ("date", (_DATE,)), 1083: ("time without time zone", (_TIME,)),
+    1114: ("timestamp without time zone", (_TIMESTAMP,)), 1184: ("timestamp with time zone", (_TIMESTAMPTZ,)),
+    1186: ("interval", (_INTERVAL,)), 1266: ("time with time zone", (_TIME + _OFFSET,)),
+    869: ("inet", (_INET,)), 650: ("cidr", (_CIDR,)),
+    829: ("macaddr", (_list(_HEX_PAIR, ":"),)), 774: ("macaddr8", (_list(_HEX_PAIR, ":"),)),
+    1560: ("bit", ("[01]*",)), 1562: ("bit varying", ("[01]*",)),
+    28: ("xid", ("[0-9]{1,10}",)), 29: ("cid", ("[0-9]{1,10}",)), 5069: ("xid8", ("[0-9]{1,20}",)),
+    27: ("tid", (r"\([0-9]{1,10},[0-9]{1,5}\)",)), 3220: ("pg_lsn", ("[0-9A-F]{1,8}/[0-9A-F]{1,8}",)),
+    **{
+        oid: (name, (_RANGES[name],))
+        for oid, name in {
+            3904: "int4range", 3906: "numrange", 3908: "tsrange", 3910: "tstzrange", 3912: "daterange",
+            3926: "int8range",
+        }.items()
+    },
+    **{
+        oid: (name.replace("range", "multirange"), (rf"\{{{_list(_RANGES[name])}?\}}",))
+        for oid, name in {
+            4451: "int4range", 4532: "numrange", 4533: "tsrange", 4534: "tstzrange", 4535: "daterange",
+            4536: "int8range",
+        }.items()
+    },
+    **{
+        oid: (f"{name}[]", _arrays_of(element))
+        for oid, (name, element) in {
+            1000: ("boolean", "[tf]"), 1005: ("smallint", _INTEGER), 1007: ("integer", _INTEGER),
+            1016: ("bigint", _INTEGER), 1028: ("oid", _INTEGER), 1231: ("numeric", _NUMERIC), 1021: ("real", _FLOAT),
+            1022: ("double precision", _FLOAT), 2951: ("uuid", _UUID), 1182: ("date", _DATE),
+            1115: ("timestamp without time zone", _TIMESTAMP), 1185: ("timestamp with time zone", _TIMESTAMPTZ),
+            1183: ("time without time zone", _TIME), 1187: ("interval", _INTERVAL), 1041: ("inet", _INET),
+            651: ("cidr", _CIDR), 1009: ("text", None), 1014: ("character", None), 1015: ("character varying", None),
+            1003: ("name", None), 1001: ("bytea", None), 199: ("json", None), 3807: ("jsonb", None),
+            1270: ("time with time zone", None), 1040: ("macaddr", None), 775: ("macaddr8", None),
+            1561: ("bit", None), 1563: ("bit varying", None), 3905: ("int4range", None), 3907: ("numrange", None),
+            3909: ("tsrange", None), 3911: ("tstzrange", None), 3913: ("daterange", None), 3927: ("int8range", None),
+        }.items()
+    },
+}  # fmt: skip
+# The names of all types whose forms are known here.
+NAMES: Mapping[int, str] = {oid: name for oid, (name, _) in _TYPES.items()} | {
+    NUMERIC: "numeric", JSON: "json", JSONB: "jsonb", BYTEA: "bytea"
+}  # fmt: skip
+_COMPOSITE = rf"\({_list(_FIELD)}\)"
+
+
+def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None = None) -> int | None:
+    """Return the index of the first value that a type of NAMES does not print; None if all have its form.
+
+    The values are fields of COPY lines without marks, each with the separator that follows it. `modifiers` are those of
+    numeric columns, less their header; negative without one.
+    """
+    if oid == BYTEA:
+        return _find_other_bytea(values)
+    if oid in (JSON, JSONB):
+        return _find_malformed(values)
+    if modifiers is not None:
+        return _find_other_numeric(values, modifiers)
+    return _find_mismatch(values, _TYPES[oid][1])
+
+
+def find_other_composite(values: BytesColumn) -> int | None:
+    """Return the index of the first value that no composite type prints; the values are as for `find_misprinted`."""
+    return _find_mismatch(values, (_COMPOSITE,))
+
+
+def _matches(values: BytesColumn, pattern: str) -> Flags:
+    return to_flags(pc.match_substring_regex(values.to_large_arrow(), rf"(?s)\A(?:{pattern})[\t\n]\z"))
+
+
+def _find_mismatch(values: BytesColumn, patterns: tuple[str, ...]) -> int | None:
+    """Return the index of the first value that matches none of the patterns."""
+    texts = read_texts(values)
+    rows = np.arange(len(texts))
+    for pattern in patterns:
+        rows = rows[~_matches(texts if len(rows) == len(texts) else texts.take(rows), pattern)]
+        if not len(rows):
+            return None
+    return int(rows[0])
+
+
+def _find_other_numeric(values: BytesColumn, modifiers: Modifiers) -> int | None:
+    if len(modifiers) and (modifiers == modifiers[0]).all():
+        return _find_mismatch(values, (_numeric_form(int(modifiers[0])),))
+    wrong: list[int] = []
+    for modifier in np.unique(modifiers).tolist():
+        rows = np.flatnonzero(modifiers == modifier)
+        if (found := _find_mismatch(values.take(rows), (_numeric_form(modifier),))) is not None:
+            wrong.append(int(rows[found]))
+    return min(wrong, default=None)
+
+
+def precision_of(modifier: int) -> tuple[int, int] | None:
+    """Return the precision and scale of a modifier of numeric, less its header; None if it has none."""
+    # The scale has 11 bits and a sign (backend/utils/adt/numeric.c, make_numeric_typmod).
+    precision, scale = modifier >> 16, ((modifier & 0x7FF) ^ 0x400) - 0x400
+    return (precision, scale) if 1 <= precision <= PRECISION_MAX and abs(scale) <= PRECISION_MAX else None
+
+
+@cache
+def _numeric_form(modifier: int) -> str:
+    """Return the pattern of what a numeric with this modifier can hold without rounding.
+
+    Fewer decimal places than its scale are no damage: users have changed pg_attribute to avoid a rewrite.
+    """
+    if (known := precision_of(modifier)) is None:
+        return _NUMERIC
+    precision, scale = known
+    whole = precision - scale
+    if whole <= 0:
+        zeros = -whole
+        decimals = f"0{{{zeros}}}[0-9]{{1,{precision}}}"
+        number = rf"0(?:\.{_any(decimals, f'0{{1,{zeros}}}') if zeros else decimals})?"
+    elif scale > 0:
+        number = rf"(?:0|[1-9][0-9]{{0,{whole - 1}}})(?:\.[0-9]{{1,{scale}}})?"
+    else:
+        number = f"(?:0|[1-9][0-9]{{0,{precision - 1}}}0{{{-scale}}})"
+    return _any(f"-?{number}", "NaN")
+
+
+def _find_other_bytea(values: BytesColumn) -> int | None:
+    r"""Return the index of the first value that is not an escaped \\x and pairs of hexadecimal digits."""
+    # What is left without the digits is the prefix, if it is at the beginning, and the separator.
+    others = values.data.tobytes().translate(None, _HEX_DIGITS)
+    lengths, starts = values.lengths, values.offsets[:-1]
+    is_fitting: Flags = (lengths % 2 == 0) & (lengths >= _BYTEA_BYTES_MIN)
+    if is_fitting.all() and len(others) == _BYTEA_BYTES_MIN * len(values):
+        for place, byte in enumerate(_BYTEA_PREFIX):
+            is_fitting &= values.data[starts + place] == byte
+        if is_fitting.all():
+            return None
+    return _find_mismatch(values, (rf"\\x(?:{_HEX_PAIR})*",))
+
+
+def _find_malformed(values: BytesColumn) -> int | None:
+    """Return the index of the first value that is not JSON. Deeper nesting than the parser follows is accepted."""
+    array = _as_array(values)
+    if _hide_escapes(array) and _are_json(array, len(values)):
+        return None
+    # A value is malformed, or has a form that the parser does not accept, or line breaks.
+    texts = read_texts(values)
+    if _are_json(_as_array(texts), len(texts)):
+        return None
+    data, offsets = texts.data.tobytes(), texts.offsets.tolist()
+    return next((row for row, (start, end) in enumerate(pairwise(offsets)) if not _is_json(data[start:end])), None)
+
+
+def _as_array(values: BytesColumn) -> Bytes:
+    """Return a JSON array of the values, by putting commas in the place of their separators."""
+    text = np.empty(len(values.data) + 1, np.uint8)
+    text[1:] = values.data
+    text[values.offsets[1:]] = ord(",")
+    text[0], text[-1] = ord("["), ord("]")
+    return text
+
+
+def _hide_escapes(text: Bytes) -> bool:
+    """Undo escapes of COPY that are pairs of backslashes, without moving bytes; return whether there are no others.
+
+    Of each run of backslashes, the first half becomes letters: part of a string, as a backslash must be, too.
+    """
+    slashes = np.flatnonzero(text == BACKSLASH)
+    if not len(slashes):
+        return True
+    begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
+    counts = np.diff(np.append(begins, len(slashes)))
+    text[slashes[np.arange(len(slashes)) - np.repeat(begins, counts) < np.repeat(counts // 2, counts)]] = ord("x")
+    return not (counts % 2).any()
+
+
+def _are_json(array: Bytes, count: int) -> bool:
+    try:
+        return len(_ARRAY_OF_JSON.decode(array.data)) == count
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def _is_json(text: bytes) -> bool:
+    for form in (text, _SURROGATE.sub(b"x", text)):
+        try:
+            _ONE_JSON.decode(form)
+        except msgspec.DecodeError:
+            continue
+        except RecursionError:
+            pass
+        return True
+    return False

@@ -1,0 +1,160 @@
+"""Find entries that no archive of pg_dump contains, because no server could run them.
+
+- An entry depends on an entry that the archive lacks. pg_dump lists only dependencies on objects that it dumps
+  (pg_dump.c, BuildArchiveDependencies): what depends on a member of an extension is listed as depending on the
+  extension.
+- A statement is cut off: a quote or a parenthesis is not closed, or there is no semicolon at the end.
+- A statement begins with other words than pg_dump writes for objects of that type, or creates another object.
+- A view reads a relation that the archive does not create, and that no extension creates either.
+
+This is no parser: what a server refuses for other reasons, only a server can tell. pg_dump qualifies and quotes all
+names. A doubled quote is read as two adjacent strings. pg_dump doubles quotes, so none follows a backslash, whatever
+standard_conforming_strings is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
+
+from cutline.fleet.table_names import quote_identifier, table_name
+from cutline.nodes.encodings import raw_bytes
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive, statements_of_entry
+
+# Text that is skipped: comments, literals, names and dollar quotes.
+DOLLAR = r"\$(?:[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_\x80-\U0010ffff]*)?\$"
+SKIPPED = re.compile(rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|({DOLLAR}).*?\1""", re.DOTALL)
+# The same, with a doubled quote as a part of a name.
+QUOTED = re.compile(SKIPPED.pattern.replace('"[^"]*"', '"(?:[^"]|"")*"'), re.DOTALL)
+UNCLOSED = re.compile(rf"""['"]|{DOLLAR}""")
+FIRST_WORDS = re.compile(r"[A-Z]+(?: [A-Z]+)*")
+NO_STATEMENT = "\0"
+# The words with which the statements of an object's entry begin (pg_dump.c). Any of some types may be an ALTER TABLE:
+# for an identity column, for a trigger that a partition has from its parent.
+ALTER_TABLE = ("ALTER TABLE", "ALTER FOREIGN TABLE")
+BEGINNINGS: Mapping[str, tuple[str, ...]] = {
+    "TABLE": ("CREATE TABLE", "CREATE UNLOGGED TABLE"),
+    "FOREIGN TABLE": ("CREATE FOREIGN TABLE",),
+    "VIEW": ("CREATE VIEW",),
+    "MATERIALIZED VIEW": ("CREATE MATERIALIZED VIEW", "CREATE UNLOGGED MATERIALIZED VIEW"),
+    "SEQUENCE": ("CREATE SEQUENCE", "CREATE UNLOGGED SEQUENCE", *ALTER_TABLE),
+    "SEQUENCE OWNED BY": ("ALTER SEQUENCE",),
+    "TYPE": ("CREATE TYPE",),
+    "DOMAIN": ("CREATE DOMAIN",),
+    "FUNCTION": ("CREATE FUNCTION",),
+    "PROCEDURE": ("CREATE PROCEDURE",),
+    "AGGREGATE": ("CREATE AGGREGATE",),
+    "TRIGGER": ("CREATE TRIGGER", "CREATE CONSTRAINT TRIGGER", *ALTER_TABLE),
+    "RULE": ("CREATE RULE", "CREATE OR REPLACE VIEW"),
+    "POLICY": ("CREATE POLICY",),
+    "ROW SECURITY": ("ALTER TABLE",),
+    "INDEX": ("CREATE INDEX", "CREATE UNIQUE INDEX"),
+    "INDEX ATTACH": ("ALTER INDEX",),
+    "TABLE ATTACH": ("ALTER TABLE",),
+    "CONSTRAINT": (*ALTER_TABLE, "ALTER DOMAIN"),
+    "CHECK CONSTRAINT": (*ALTER_TABLE, "ALTER DOMAIN"),
+    "FK CONSTRAINT": ALTER_TABLE,
+    "DEFAULT": (*ALTER_TABLE, "ALTER VIEW"),
+    "EXTENSION": ("CREATE EXTENSION",),
+    "COMMENT": ("COMMENT ON",),
+    "DEFAULT ACL": ("ALTER DEFAULT PRIVILEGES",),
+    "ACL": ("GRANT", "REVOKE", "SET SESSION AUTHORIZATION"),
+}
+RELATIONS = frozenset({"TABLE", "FOREIGN TABLE", "VIEW", "MATERIALIZED VIEW", "SEQUENCE"})
+# Their statements begin with CREATE, a type and the qualified name of the entry's object.
+NAMED = RELATIONS | {"TYPE", "DOMAIN"}
+# pg_dump lists what these depend on by itself, even if it does not dump it (dumpComment, dumpSecLabel, dumpACL,
+# dumpSequence, dumpDatabase, refreshMatViewData, dumpRelationStats).
+OTHER_DEPENDENCIES = frozenset(
+    {
+        "COMMENT",
+        "SECURITY LABEL",
+        "ACL",
+        "SEQUENCE OWNED BY",
+        "DATABASE PROPERTIES",
+        "MATERIALIZED VIEW DATA",
+        "STATISTICS DATA",
+    }
+)
+# Schemas of the server.
+RESERVED, INFORMATION_SCHEMA = "pg_", "information_schema"
+VIEWS = frozenset({"VIEW", "MATERIALIZED VIEW", "RULE"})
+# The relation after FROM or JOIN, on lines of their own as pg_get_viewdef writes them. Other words FROM, as in
+# EXTRACT (... FROM ...), follow on the same line. Names are replaced by numbers before. A function has a parenthesis
+# after its name.
+READ = re.compile(r'\n *(?:FROM|(?:(?:LEFT|RIGHT|FULL|CROSS) )?JOIN) \(*(?:ONLY )?"(\d+)"\."(\d+)"(?!\()')
+
+
+def impossible_entries(archive: DdlArchive) -> Iterator[str]:
+    """Yield in words which of the archive's entries pg_dump can't have written, and why."""
+    entries = archive.contents.entries
+    numbers = frozenset(entry.number for entry in entries)
+    extensions = frozenset(entry.number for entry in entries if entry.kind == EXTENSION)
+    relations = frozenset((entry.schema, entry.name) for entry in entries if entry.kind in RELATIONS)
+    for entry in entries:
+        if entry.kind not in OTHER_DEPENDENCIES and not numbers.issuperset(entry.dependencies):
+            yield f"the DDL lacks an object on which {entry_label(entry)} depends"
+        text = statements_of_entry(archive.body, entry)
+        yield from _statement_problems(entry, text)
+        if entry.kind in VIEWS and not extensions.intersection(entry.dependencies):
+            yield from _unknown_relations(entry, text, relations)
+
+
+def entry_label(entry: ArchiveEntry) -> str:
+    """Return the type and the name of an entry's object."""
+    return f"{entry.kind} {_shown(table_name(entry.schema, entry.name) if entry.schema else entry.name)}"
+
+
+def _statement_problems(entry: ArchiveEntry, text: str) -> Iterator[str]:
+    words = _first_words(text)
+    if words is None:
+        yield f"the statement for {entry_label(entry)} is cut off"
+        return
+    beginnings = BEGINNINGS.get(entry.kind)
+    # pg_dump only comments on the schema "public".
+    if words == NO_STATEMENT or beginnings is None:
+        return
+    if not any(f"{words} ".startswith(f"{beginning} ") for beginning in beginnings):
+        yield f"the statement for {entry_label(entry)} begins with {words or 'no SQL'}"
+    elif entry.kind in NAMED and words.startswith("CREATE "):
+        name = f"{words} {quote_identifier(entry.schema)}.{quote_identifier(entry.name)}"
+        if not text.lstrip().startswith(name):
+            yield f"the statement for {entry_label(entry)} creates another object"
+
+
+# Most statements are the same in every DDL of a chain.
+@lru_cache(maxsize=1 << 15)
+def _first_words(text: str) -> str | None:
+    """Return the words with which the statements begin; None if they are cut off, NO_STATEMENT if there are none."""
+    bare = SKIPPED.sub("\0", text).strip("\0\n ")
+    if not bare:
+        return NO_STATEMENT
+    if UNCLOSED.search(bare) or bare.count("(") != bare.count(")") or not bare.endswith(";"):
+        return None
+    found = FIRST_WORDS.match(bare)
+    return found[0] if found else ""
+
+
+def _unknown_relations(entry: ArchiveEntry, text: str, relations: Collection[tuple[str, str]]) -> Iterator[str]:
+    """Yield which relations a view reads although the archive does not create them."""
+    names: list[str] = []
+
+    def numbered(match: re.Match[str]) -> str:
+        if not match[0].startswith('"'):
+            return "''"
+        names.append(match[0][1:-1])
+        return f'"{len(names) - 1}"'
+
+    for schema, name in READ.findall(QUOTED.sub(numbered, text)):
+        read = _unquoted(names[int(schema)]), _unquoted(names[int(name)])
+        if read not in relations and not read[0].startswith(RESERVED) and read[0] != INFORMATION_SCHEMA:
+            yield f"{entry_label(entry)} reads {_shown(table_name(*read))}, which the DDL does not create"
+
+
+def _unquoted(name: str) -> str:
+    return name.replace('""', '"')
+
+
+def _shown(name: str) -> str:
+    return raw_bytes(name).decode(errors="backslashreplace")

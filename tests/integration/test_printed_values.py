@@ -1,0 +1,118 @@
+"""Servers of every supported version print only values that a check accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from cutline.check.stored_rows import BaseChecks
+from cutline.check.table_forms import Labels, TableForms
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.bytes_column import from_list, partition_of, xxhash64
+from cutline.nodes.connections import connect, with_database
+from cutline.nodes.groups import Column, Group
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from tests.commands.snapshot_runs import configure_fleet
+from tests.integration.refusing import execute
+from tests.tables.typed_tables import create_typed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cutline.embedded.fleet import EmbeddedFleet
+    from cutline.fleet.config import Node
+
+NAME = "printed"
+# Queries of many values each; the check must accept what COPY prints for them.
+QUERIES = (
+    # Every leap day, first and last day of a month, and days all over the range.
+    "SELECT d, d::timestamp + '23:59:59.9'::interval FROM generate_series(1, 2499) y, make_date(y, 3, 1) m,"
+    " LATERAL (VALUES (m), (m - 1), (make_date(-y, 3, 1) - 1), (make_date(y, 12, 31))) AS v (d)",
+    "SELECT date '4713-11-24 BC' + i, (date '4713-11-24 BC' + i)::timestamptz FROM generate_series(0, 2147483, 9973) i",
+    "SELECT date '5874897-12-31' - i, '294276-12-31 23:59:59.999999+00'::timestamptz - i * interval '11 days 0.07 s'"
+    " FROM generate_series(0, 5000) i",
+    "SELECT timestamptz '2026-01-02 03:04:05' + i * interval '1 hour 0.100001 s', time '00:00' + i * interval '7.01 s',"
+    " (time '00:00' + i * interval '7.01 s')::text::timetz FROM generate_series(0, 5000) i",
+    # Numbers of every magnitude.
+    "SELECT ((random() - 0.5) * 10.0 ^ (i % 600 - 300))::float8, ((random() - 0.5) * 10.0 ^ (i % 70 - 35))::float4"
+    " FROM generate_series(1, 5000) i",
+    "SELECT (random() * 10 ^ (i % 90 - 40))::numeric, round((random() * 10 ^ (i % 9))::numeric, i % 7)"
+    " FROM generate_series(1, 5000) i",
+    "SELECT repeat('9', 1000)::numeric, ('0.' || repeat('1', 1000))::numeric, '1e-16383'::numeric, '9e131071'::numeric",
+    # Intervals of all combinations of signs and units.
+    "SELECT make_interval(y, m, 0, d, h, 0, s) FROM unnest('{-2,-1,0,1,2}'::int[]) y, unnest('{-2,-1,0,1}'::int[]) m,"
+    " unnest('{-1,0,1,2}'::int[]) d, unnest('{-100,-1,0,1}'::int[]) h, unnest('{-1.5,0,0.000001,59.9}'::float8[]) s",
+    # Documents, arrays and ranges.
+    "SELECT jsonb_build_object(t, ARRAY[t, NULL, t], 'n', i * 1.1) FROM generate_series(1, 127) i, chr(i) t",
+    "SELECT (repeat('[', 200) || repeat(']', 200))::jsonb, (repeat('[', 6000) || repeat(']', 6000))::json,"
+    " E'\"\\\\ud800\"'::json, E' { \"a\" :\\n[1 ,2]\\r\\t} '::json",
+    "SELECT ARRAY[[chr(i), NULL], ['', chr(i) || chr(i)]], ARRAY[ARRAY[[i]], ARRAY[[-i]]], ARRAY[i::numeric / 7, 'NaN']"
+    " FROM generate_series(1, 127) i",
+    "SELECT array_fill(i, ARRAY[2, 1, 2, 1, 1, 2], ARRAY[-1, 0, 5, 1, 2, 3]), '{}'::float8[], ARRAY[random()]"
+    " FROM generate_series(-3, 3) i",
+    "SELECT numrange(i - 0.5, i), daterange(date '0001-01-01' - i, NULL), tsrange(NULL, now()::timestamp + i *"
+    " '1 s'::interval) FROM generate_series(1, 100) i",
+    "SELECT decode(repeat(lpad(to_hex(i), 2, '0'), i), 'hex') FROM generate_series(0, 255) i",
+    "SELECT ('10.' || i || '.0.255')::inet, set_masklen('1::f'::inet, i % 129), network(set_masklen('::1:0:0:2'::inet,"
+    " i % 129)), ('::ffff:' || i || '.1.2.3')::inet, ('::' || i || '.1.2.3')::inet FROM generate_series(0, 255) i",
+)
+DECLARED = (
+    ("numeric(6,2)", ("0", "-9999.99", "NaN", "12.3")),
+    ("numeric(2,-3)", ("99000", "-1499", "0", "NaN")),
+    ("numeric(3,5)", ("0.00999", "-0.00001", "0")),
+    ("numeric(1000,1000)", ("0." + "9" * 1000,)),
+)
+
+
+@contextmanager
+def own_session(node: Node) -> Iterator[psycopg.Connection[Any]]:
+    execute(with_database(node, "postgres").dsn, f"CREATE DATABASE {NAME}")
+    try:
+        with connect(with_database(node, NAME)) as connection:
+            yield connection
+    finally:
+        execute(with_database(node, "postgres").dsn, f"DROP DATABASE {NAME} WITH (FORCE)")
+
+
+def check_table(connection: psycopg.Connection[Any], table: str) -> int:
+    """Check all rows of a table as those of a base copy; return their number."""
+    found = connection.execute(
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod, t.typtype = 'c'"
+        "  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+        " WHERE a.attrelid = %s::regclass AND a.attnum > 0 ORDER BY a.attnum",
+        (table,),
+    ).fetchall()
+    columns = tuple(Column(*row[:4], place) for place, row in enumerate(found))
+    labels: Labels = {7: {place: None for place, row in enumerate(found) if row[4]}}
+    group = Group(7, "public", table, "full", 0, columns)
+    with connection.cursor().copy(f"COPY {table} TO STDOUT".encode()) as copy:
+        lines = [bytes(line) for line in copy]
+    rows = from_list(lines)
+    keys = [b""] * len(lines)
+    arrays = [to_arrow(np.full(len(lines), 7, np.int32)), to_arrow(partition_of(rows, 1)), pa.array(keys, pa.binary())]
+    batch = pa.RecordBatch.from_arrays([*arrays, pa.array(lines, pa.binary())], schema=BASE_SCHEMA)
+    BaseChecks(TableForms.of([group], labels)).add(batch, xxhash64(from_list(keys)))
+    return len(lines)
+
+
+def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: EmbeddedFleet, tmp_path: Path) -> None:
+    fleet = configure_fleet(mixed_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    for node in fleet.primaries:
+        with own_session(node) as connection:
+            for number, query in enumerate(QUERIES):
+                width = len(connection.execute(f"{query} LIMIT 0".encode()).description or ())
+                names = ", ".join(f"c{place}" for place in range(width))
+                connection.execute(f"CREATE TABLE public.q{number} ({names}) AS {query}".encode())
+            for number, (type_, values) in enumerate(DECLARED):
+                connection.execute(f"CREATE TABLE public.d{number} (v {type_})".encode())
+                for value in values:
+                    connection.execute(f"INSERT INTO public.d{number} VALUES (%s)".encode(), (value,))
+            tables = [f"public.q{number}" for number in range(len(QUERIES))]
+            tables += [f"public.d{number}" for number in range(len(DECLARED))]
+            tables += [typed.name for typed in create_typed(connection)]
+            assert all(check_table(connection, table) for table in tables)

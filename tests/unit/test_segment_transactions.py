@@ -1,0 +1,115 @@
+"""What the check of a segment's transactions accepts, and what contradicts itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutline.check.segment_transactions import SegmentTransactions
+from cutline.check.stored_rows import RowsInvalidError
+from cutline.fleet.lsn import Lsn
+from cutline.wal.segments.segments import OpenTransaction, SegmentRange
+from tests.unit.made_segments import table
+
+Row = dict[str, object]
+EMPTY: Row = {"global_id": None, "group": 0, "partition": -1, "key": b"", "row": b""}
+
+
+def change(lsn: int, xid: int, seq: int = 1, **other: object) -> Row:
+    """A change, which has the position of its transaction."""
+    numbers = {"lsn": lsn, "end_lsn": lsn, "seq": seq, "xid": xid, "op": ord("U"), "group": 7, "partition": 0}
+    return EMPTY | numbers | {"key": b"1", "row": b"1\n"} | other
+
+
+def end(op: str, lsn: int, xid: int, **other: object) -> Row:
+    """The event of a record of 8 bytes."""
+    return EMPTY | {"lsn": lsn, "end_lsn": lsn + 8, "seq": 0, "xid": xid, "op": ord(op)} | other
+
+
+def segment(
+    *rows: Row, open_at: int | None = None, continued: OpenTransaction | None = None, base: int = 100
+) -> SegmentTransactions:
+    """Check a segment of the WAL from 100 to 200; with an open transaction, up to where that ends."""
+    opened = OpenTransaction(Lsn(open_at), 9) if open_at else None
+    checks = SegmentTransactions(SegmentRange("n1", "op", Lsn(100), Lsn(open_at or 200), opened), Lsn(base), continued)
+    for is_event in (False, True):
+        if some := [row for row in rows if (row["group"] == 0) == is_event]:
+            checks.add(table(some))
+    checks.end()
+    return checks
+
+
+OF_GLOBAL = {"global_id": "transfer"}
+
+
+def test_transactions_that_a_drain_writes_are_accepted() -> None:
+    segment()
+    segment(
+        # Two changes of a transaction in one phase, which may be tagged: then only its COMMIT has the global id.
+        change(110, 5), change(110, 5, 2), end("C", 110, 5, **OF_GLOBAL),
+        # A part of a transaction in two phases, and its end.
+        change(120, 6, **OF_GLOBAL), end("P", 120, 6, **OF_GLOBAL), end("K", 140, 6, **OF_GLOBAL),
+        # A part that was rolled back: the event has the end of the PREPARE.
+        end("P", 150, 7, global_id="undone"), end("R", 158, 7, global_id="undone", end_lsn=170),
+        # Markers, of which only the end is known.
+        end("M", 180, 0, end_lsn=180), end("M", 200, 0, end_lsn=200),
+    )  # fmt: skip
+
+
+def test_a_transaction_that_was_prepared_before_the_slot_is_decoded_when_it_is_committed() -> None:
+    rows = [change(90, 6, **OF_GLOBAL), end("P", 90, 6, **OF_GLOBAL), end("K", 140, 6, **OF_GLOBAL)]
+    segment(*rows)
+    with pytest.raises(RowsInvalidError, match="an event that ends at 0/62, but it holds the WAL from 0/64 to 0/C8"):
+        segment(*rows, base=97)
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([change(110, 6), end("C", 110, 5)], "the xid of a change at 0/6E is not that of the transaction"),
+        ([change(110, 5), change(110, 6, 2), end("C", 110, 5)], "the xid of a change at 0/6E"),
+        ([change(110, 5, end_lsn=118), end("C", 110, 5)], "another position as its end, 0/76"),
+        ([change(110, 5, **OF_GLOBAL), end("C", 110, 5)], "the global id of a change at 0/6E"),
+        ([change(110, 5, **OF_GLOBAL), end("C", 110, 5, **OF_GLOBAL)], "the global id of a change at 0/6E"),
+        ([change(110, 5), end("P", 110, 5, **OF_GLOBAL)], "the global id of a change at 0/6E"),
+        ([change(110, 5, global_id="other"), end("P", 110, 5, **OF_GLOBAL)], "the global id of a change at 0/6E"),
+        ([change(111, 5), end("C", 110, 5)], "changes at 0/6F, where no transaction ends"),
+        ([change(110, 5)], "changes at 0/6E, where no transaction ends"),
+        ([end("C", 110, 5), end("C", 120, 6), end("C", 110, 5)], "the end of the transaction at 0/6E twice"),
+        ([end("K", 110, 5, **OF_GLOBAL)] * 2, "the end of the transaction at 0/6E twice"),
+        ([end("C", 92, 5)], "an event that ends at 0/64, but"),
+        ([end("C", 193, 5)], "an event that ends at 0/C9, but"),
+        ([end("R", 158, 7, global_id="undone", end_lsn=201)], "an event that ends at 0/C9, but"),
+    ],
+)  # fmt: skip
+def test_a_segment_that_contradicts_itself_is_damage(rows: list[Row], what: str) -> None:
+    with pytest.raises(RowsInvalidError, match=what):
+        segment(*rows)
+
+
+def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
+    first = segment(end("C", 110, 5), change(150, 6, 9), open_at=150)
+    assert (first.lacks_end, first.is_open_prepared) == (False, False)
+    assert segment(change(150, 6, 9, **OF_GLOBAL), open_at=150).is_open_prepared is True
+    # Its rows so far are of tables that the rules exclude.
+    assert segment(end("C", 110, 5), open_at=150).is_open_prepared is None
+    continued = OpenTransaction(Lsn(150), 9)
+    assert not segment(change(150, 6, 11), end("C", 150, 6), continued=continued).lacks_end
+    assert not segment(end("C", 150, 6), continued=continued).lacks_end
+    assert not segment(open_at=150, continued=continued).lacks_end
+    assert segment(end("C", 160, 6), continued=continued).lacks_end
+    assert segment(continued=continued).lacks_end
+
+
+@pytest.mark.parametrize(
+    ("rows", "open_at", "what"),
+    [
+        ([change(150, 6, 9), end("C", 150, 6)], None, "repeats changes of the transaction at 0/96"),
+        ([change(150, 6, 10)], 150, "at 0/96 after change 9"),
+        ([change(150, 6, 8), change(150, 7, 9)], 150, "the xid of a change at 0/96"),
+        ([end("C", 150, 6, end_lsn=150)], 150, "the end of the transaction at 0/96, or of a later one"),
+    ],
+)  # fmt: skip
+def test_a_transaction_that_spans_segments_otherwise_is_damage(rows: list[Row], open_at: int | None, what: str) -> None:
+    continued = None if open_at else OpenTransaction(Lsn(150), 9)
+    with pytest.raises(RowsInvalidError, match=what):
+        segment(*rows, open_at=open_at, continued=continued)

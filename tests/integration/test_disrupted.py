@@ -119,9 +119,7 @@ def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(
         cutline.restore.ddl.ddl, "SET_QUERY", "SELECT public.full_disk(), %s::text, %s::text, %s::text, %s::text"
     )
     with connect(node) as connection, pytest.raises(NodeDisruptedError), raising_unreachable(node):
-        set_sequences(
-            connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False, smallest=1, largest=9)]
-        )
+        set_sequences(connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False, smallest=1, largest=9)])
     # A deadlock, too, which no block takes for a node that is away.
     execute(
         node.dsn,
@@ -129,9 +127,7 @@ def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(
         "$$BEGIN RAISE 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END$$",
     )
     with connect(node) as connection, pytest.raises(NodeDisruptedError):
-        set_sequences(
-            connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False, smallest=1, largest=9)]
-        )
+        set_sequences(connection, [Sequence("public", "s", 1, is_called=True, increment=1, cycles=False, smallest=1, largest=9)])
     execute(node.dsn, "CREATE EVENT TRIGGER full_disk ON ddl_command_start EXECUTE FUNCTION on_ddl()")
     superusers = Superusers({"s1": target.maintenance}, "nobody", frozenset(), {})
     beforehand = replace(NOTHING, beforehand=("CREATE EXTENSION citext;",))

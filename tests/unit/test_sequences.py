@@ -7,9 +7,7 @@ from cutline.snapshots.records.commit import Sequence
 
 
 def sequence(last_value: int, *, is_called: bool = True, increment: int = 1, cycles: bool = False) -> Sequence:
-    return Sequence(
-        "s", "n", last_value, is_called=is_called, increment=increment, cycles=cycles, smallest=1, largest=9
-    )
+    return Sequence("s", "n", last_value, is_called=is_called, increment=increment, cycles=cycles, smallest=1, largest=9)
 
 
 @pytest.mark.parametrize(

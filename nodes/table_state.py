@@ -215,6 +215,18 @@ class TableState(Record, frozen=True):
         return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
 
 
+def read_printed(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, frozenset[str]]:
+    """Return stamps of the tables, keyed by oid, that change if their values would be printed differently.
+
+    A physical standby has the stamps of its primary as soon as it has replayed the change.
+    """
+    listed = list(oids)
+    stamps: dict[int, set[str]] = {oid: set() for oid in listed}
+    for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (listed,)):
+        stamps[oid].add(stamp)
+    return {oid: frozenset(some) for oid, some in stamps.items()}
+
+
 def read_table_states(
     connection: psycopg.Connection[Any],
     node: str,

@@ -7,13 +7,14 @@ are kept.
 
 Two kinds of transactions belong to the cut although no session sees them yet: those that the cut includes early,
 because another shard has committed its part, and those that have committed but still wait for a synchronous standby.
-The rows that they changed count as written, too.
+The rows that they changed count as written, too. They may be as old as the standby has been down, so the whole archive
+is searched for them; but only if rows differ that nobody else has written.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.encodings import Texts
 from cutline.nodes.groups import Group, Table
+from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.fold.sources import SegmentSource, read_at_cut, segment_sources
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import read_chain
@@ -39,6 +41,7 @@ from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.segments import (
     CHANGES,
     COMMIT,
+    DELETE,
     PREPARE,
     SEGMENT_SCHEMA,
     TRUNCATE,
@@ -46,11 +49,13 @@ from cutline.wal.segments.segments import (
     read_events,
 )
 
-# The newest segments in which transactions are looked up that sessions do not see yet.
-SEGMENTS_READ_MAX = 64
+# The newest segments in which transactions are looked up that sessions do not see yet, and how many are read at a time.
+SEGMENTS_READ_MAX, SEGMENTS_AT_ONCE = 2048, 16
 # The messages that the server decodes at a time, at least, and the most WAL that it decodes.
 MESSAGES_AT_ONCE = 500_000
 WAL_BYTES_MAX = 16 << 30
+# The most hashes of rows that are held; each takes 8 bytes, and twice as much while they are sorted.
+HASHES_MAX = 50_000_000
 XID_MASK = 0xFFFFFFFF
 # While an increment is being committed, the slot may be ahead of the newest commit.
 TRIES, WAIT_SECONDS = 5, 3.0
@@ -70,18 +75,29 @@ class Touched:
 
     truncated: set[int] = field(default_factory=set)
     _parts: dict[int, list[Hashes]] = field(default_factory=dict)
+    _count: int = 0
 
     def add(self, changes: pa.Table) -> None:
-        """Add changes, as in a segment."""
+        """Add changes, as in a segment; raise ChangesUnknownError if they are too many."""
         if not len(changes):
             return
         group, op = to_numpy(changes["group"]), to_numpy(changes["op"])
         self.truncated |= set(group[op == TRUNCATE].tolist())
-        for name in ("key", "row"):
-            hashes = xxhash64(column_of(changes[name]))
-            for number in np.unique(group).tolist():
-                # In a group without a key, the line identifies the row. Both are kept: `row` may be a new key.
-                self._parts.setdefault(number, []).append(np.unique(hashes[group == number]))
+        # In a group without a key, the line identifies the row. The `row` of a DELETE may be a new key.
+        keys, lines = column_of(changes["key"]), column_of(changes["row"])
+        has_line = (op == DELETE) | (keys.lengths == 0)
+        of_keys, of_lines = xxhash64(keys), xxhash64(lines)
+        for number in np.unique(group).tolist():
+            is_own = group == number
+            found = np.unique(np.concatenate([of_keys[is_own], of_lines[is_own & has_line]]))
+            self._parts.setdefault(number, []).append(found)
+            self._count += len(found)
+        if self._count > HASHES_MAX:
+            self._parts = {number: [np.unique(np.concatenate(parts))] for number, parts in self._parts.items()}
+            self._count = sum(len(part) for (part,) in self._parts.values())
+            # Close to the limit, every addition would join them again.
+            if self._count > HASHES_MAX * 3 // 4:
+                raise ChangesUnknownError(f"more than {self._count:,} rows were written since the cut: {REMEDY}")
 
     def covers(self, number: int, identities: Hashes) -> Flags:
         """Flag the rows of a group that were written since."""
@@ -96,7 +112,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class ChangesSince:
-    """Finds out what was written on a primary after the last cut of `chain`.
+    """Finds out what was written on a primary after the last cut of `chain`, and what the cut has before sessions do.
 
     `groups` and `tables` are those whose changes matter, by number. `running` are the transactions that ran before any
     row was read.
@@ -112,7 +128,7 @@ class ChangesSince:
     convert: Texts | None
 
     def find(self, store: ObjectStore, finish: Lsn) -> Touched:
-        """Return all rows written between the cut and `finish`; call this after the rows were read.
+        """Return all rows written between the cut and `finish`; call this after the rows were read. See `add_unseen`.
 
         Raises ChangesUnknownError, ObjectDamagedError, and the errors of reading the slot.
         """
@@ -150,35 +166,62 @@ class ChangesSince:
 
     def _read_archive(self, store: ObjectStore, newest: Chain, touched: Touched) -> None:
         position, excluded = self.chain.position(self.node.id), self.chain.excluded(self.node.id)
-        segments = segment_sources(newest, 0, self.node.id)
-        unseen = self._unseen(store, segments, position, excluded)
         at_cut = newest.numbers_at_cut(self.node.id)
         # The groups of a table that an increment has redefined meanwhile end with that increment.
         touched.truncated |= {number for number in self.groups if at_cut.get(number) != number}
-        for number, source in enumerate(segments):
+        for source in segment_sources(newest, 0, self.node.id):
             segment = source.segment
-            is_recent = bool(unseen) and number >= len(segments) - SEGMENTS_READ_MAX
             reaches = segment.through > position or any(segment.after <= lsn < segment.through for lsn in excluded)
-            if not segment.changes or not (reaches or is_recent):
+            if not segment.changes or not reaches:
                 continue
             for table in read_at_cut(store, source, SEGMENT_SCHEMA):
-                op, lsn, xid = (to_numpy(table[name]).astype(np.int64) for name in ("op", "lsn", "xid"))
-                is_outside = (lsn >= position) | _are_in(lsn, excluded) | _are_in(xid, unseen)
+                op, lsn = (to_numpy(table[name]).astype(np.int64) for name in ("op", "lsn"))
+                is_outside = (lsn >= position) | _are_in(lsn, excluded)
                 touched.add(table.filter(to_mask(is_outside & np.isin(op, CHANGES))))
 
-    def _unseen(
-        self, store: ObjectStore, segments: Sequence[SegmentSource], position: Lsn, excluded: Collection[Lsn]
-    ) -> set[int]:
-        """Return the transactions that the cut includes and that no session may have seen."""
-        committed, prepared, decided = set[int](), set[int](), set[int]()
-        for source in segments[-SEGMENTS_READ_MAX:]:
-            events = read_events(store, source.segment)
-            op, lsn, xid = (to_numpy(events[name]).astype(np.int64) for name in ("op", "lsn", "xid"))
-            is_included = (lsn < position) & ~_are_in(lsn, excluded)
-            committed |= set(xid[is_included & np.isin(op, (COMMIT, PREPARE))].tolist())
-            prepared |= set(xid[is_included & (op == PREPARE)].tolist())
-            decided |= set(xid[(op != PREPARE) & (op != COMMIT)].tolist())
-        return (prepared - decided) | (committed & self.running)
+    def add_unseen(self, store: ObjectStore, touched: Touched) -> bool:
+        """Add the changes of transactions that the cut includes and that no session may have seen.
+
+        Returns False if a transaction that ran was not found in the newest SEGMENTS_READ_MAX segments: then it is not
+        known whether an older segment has it.
+        """
+        if not self.running:
+            return True
+        position, excluded = self.chain.position(self.node.id), self.chain.excluded(self.node.id)
+        segments = [
+            source for source in segment_sources(self.chain, 0, self.node.id) if source.segment.after < position
+        ]
+        searched = segments[-SEGMENTS_READ_MAX:]
+        missing, found = set(self.running), dict[int, set[int]]()
+        for end in range(len(searched), 0, -SEGMENTS_AT_ONCE):
+            begin = max(end - SEGMENTS_AT_ONCE, 0)
+            some = searched[begin:end]
+            events = in_parallel(lambda source: read_events(store, source.segment), some)
+            for number, table in zip(range(begin, end), events, strict=True):
+                op, lsn, xid = (to_numpy(table[name]).astype(np.int64) for name in ("op", "lsn", "xid"))
+                is_ended = np.isin(op, (COMMIT, PREPARE)) & _are_in(xid, self.running)
+                missing -= set(xid[is_ended].tolist())
+                is_included = is_ended & (lsn < position) & ~_are_in(lsn, excluded)
+                if is_included.any():
+                    found[number] = set(lsn[is_included].tolist())
+            if not missing:
+                break
+        for number, positions in found.items():
+            for source in _with_beginnings(searched, number, positions):
+                for table in read_at_cut(store, source, SEGMENT_SCHEMA):
+                    is_theirs = _are_in(to_numpy(table["lsn"]).astype(np.int64), positions)
+                    touched.add(table.filter(to_mask(is_theirs & np.isin(to_numpy(table["op"]), CHANGES))))
+        return not missing or len(searched) == len(segments)
+
+
+def _with_beginnings(
+    segments: Sequence[SegmentSource], number: int, positions: Collection[int]
+) -> Iterator[SegmentSource]:
+    """Yield the segment, and those before it that end inside one of the transactions at `positions`."""
+    yield segments[number]
+    while number > 0 and (begun := segments[number - 1].segment.open) is not None and begun.lsn in positions:
+        number -= 1
+        yield segments[number]
 
 
 def _are_in(values: Ints, listed: Iterable[int]) -> Flags:
@@ -186,6 +229,12 @@ def _are_in(values: Ints, listed: Iterable[int]) -> Flags:
 
 
 def running_transactions(connection: psycopg.Connection[Any]) -> frozenset[int]:
-    """Return the xids, in 32 bits as in segments, of the transactions that run on the server."""
+    """Return the xids, in 32 bits as in segments, of all transactions that run on the server, prepared ones included.
+
+    `connection` must be in autocommit mode.
+    """
+    # The snapshot lists only transactions older than the newest that has ended. This transaction is newer than all that
+    # have begun, and has ended when the snapshot is taken.
+    connection.execute("SELECT pg_current_xact_id()")
     (text,) = connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("0:0:",)
     return frozenset(xid & XID_MASK for xid in SnapshotBounds.parse(str(text)).running)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,25 +42,26 @@ from cutline.check.live.report import (
     LiveCopy,
     LiveReport,
     LiveRow,
+    LiveVersion,
     RowRepair,
     amounts_text,
 )
-from cutline.check.named_rows import ROW_SCHEMA, NamingTask, read_rows
+from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_list, xxhash64
-from cutline.columns.row_batches import from_stream
 from cutline.fleet.progress import Progress
+from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import Group, Table
 from cutline.nodes.table_state import TableState, read_table_states
 from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.fold.sources import PROBLEM, sources_of
 from cutline.snapshots.records.chain import Chain
-from cutline.spark.spark_jobs import Dealing, job_progress, run_tasks
+from cutline.spark.spark_jobs import job_progress
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import DELETE, NO_GROUP, PARTIAL
+from cutline.wal.segments.segments import NO_GROUP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +69,14 @@ if TYPE_CHECKING:
 OTHER_DATABASE = (
     "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
 )
+LONG_RUNNING = (
+    "a transaction has been running since before the check, and may have written them long ago: if it waits for a"
+    " synchronous standby, they belong to the cut (pg_stat_activity, wait_event SyncRep)"
+)
+PLACE_UNKNOWN = "can't be shown: the table is copied whole, so the places of its rows are not known"
+UNKNOWN = "it was not found when the snapshot was read again"
+# The columns of a table that are GENERATED ALWAYS AS IDENTITY, which refuse an UPDATE.
+FIXED_QUERY = "SELECT attname FROM pg_attribute WHERE attrelid = %s AND attidentity = 'a' AND NOT attisdropped"
 REDEFINED = "its definition or its publication has changed since the cut: take an increment first"
 
 
@@ -173,16 +182,28 @@ def judge_rows(rows: pa.Table, is_written: Any, *, is_multiset: bool) -> tuple[T
     return TableVerdict(written, int(changed.sum()), int(lost.sum()), int(unknown.sum())), wrong
 
 
+def _judge_tables(
+    shard: CutShard, of_tables: Mapping[int, pa.Table], touched: Touched | None
+) -> dict[int, tuple[TableVerdict, pa.Table]]:
+    """Judge the rows of each table that differ, by number; None: nobody knows what was written."""
+    judged: dict[int, tuple[TableVerdict, pa.Table]] = {}
+    for number, rows in of_tables.items():
+        identities = to_numpy(rows["identity"]).view(np.uint64)
+        is_written = touched.covers(number, identities) if touched is not None else np.zeros(len(rows), np.bool_)
+        judged[number] = judge_rows(rows, is_written, is_multiset=shard.groups[number].is_multiset)
+    return judged
+
+
 class _Verdicts(NamedTuple):
     """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
 
-    `unproven` are the tables of which nobody knows what was written.
+    `unproven` are the tables of which nobody knows what was written, with the reason.
     """
 
     rows: pa.Table
     of_table: dict[tuple[int, int], TableVerdict]
     wrong: dict[tuple[int, int], pa.Table]
-    unproven: set[tuple[int, int]]
+    unproven: dict[tuple[int, int], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +245,7 @@ class CutComparison:
             bad |= self._note_rewritten(found.filter(to_mask(group == FILES)), report)
             bad |= self._note_overflow(found.filter(to_mask(group == OVERFLOW)), report)
             progress.step("read the WAL since the cut")
-            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, set())
+            verdicts = _Verdicts(found.filter(to_mask(group > NO_GROUP)), {}, {}, {})
             for source in self.sources:
                 self._judge(source, verdicts, bad, report)
         except (CutComparisonError, ObjectDamagedError) as error:
@@ -234,7 +255,7 @@ class CutComparison:
         for row in found.filter(to_mask(group == TOTALS)).select(["node", "partition", "equal"]).to_pylist():
             place = row["node"], row["partition"]
             equal[place] = equal.get(place, 0) + row["equal"]
-        named = self._name(session, verdicts.wrong, report, progress)
+        named = self._name(session, verdicts, report, progress)
         for source in self.sources:
             self._report(source, verdicts, equal, named, report)
 
@@ -276,15 +297,20 @@ class CutComparison:
                 why = error.message
         rows = verdicts.rows.filter(to_mask(to_numpy(verdicts.rows["node"]) == shard.number))
         group = to_numpy(rows["group"])
-        for number, definition in shard.groups.items():
-            if number in skipped:
-                continue
-            of_table = rows.filter(to_mask(group == number))
-            identities = to_numpy(of_table["identity"]).view(np.uint64)
-            is_written = (
-                touched.covers(number, identities) if touched is not None else np.zeros(len(of_table), np.bool_)
-            )
-            verdict, wrong = judge_rows(of_table, is_written, is_multiset=definition.is_multiset)
+        of_tables = {number: rows.filter(to_mask(group == number)) for number in shard.groups if number not in skipped}
+        judged = _judge_tables(shard, of_tables, touched)
+        if touched is not None and source.since is not None and any(verdict.wrong for verdict, _ in judged.values()):
+            # Perhaps transactions wrote these rows that belong to the cut, and that no session sees yet.
+            try:
+                why = "" if source.since.add_unseen(self.store.open(), touched) else LONG_RUNNING
+            except ObjectDamagedError:
+                raise
+            except SnapshotError as error:
+                why = error.message
+            judged = _judge_tables(shard, of_tables, touched)
+            touched = None if why else touched
+        for number, (verdict, wrong) in judged.items():
+            definition = shard.groups[number]
             verdicts.of_table[shard.number, number] = verdict
             if len(wrong):
                 verdicts.wrong[shard.number, number] = wrong
@@ -292,7 +318,7 @@ class CutComparison:
                 place = f"{definition.name} on {shard.node.id}"
                 differing = amounts_text({"row differs|rows differ": verdict.wrong})
                 report.skip(place, f"{differing} from the cut, but {why}")
-                verdicts.unproven.add((shard.number, number))
+                verdicts.unproven[shard.number, number] = why
 
     def _report(
         self,
@@ -372,12 +398,12 @@ class CutComparison:
     def _name(
         self,
         session: SparkSession,
-        wrong: Mapping[tuple[int, int], pa.Table],
+        verdicts: _Verdicts,
         report: LiveReport,
         progress: Progress,
     ) -> dict[tuple[int, int], tuple[LiveRow, ...]]:
         """Read some of the wrong rows on both sides; add repairs, and return up to `rows_max` rows of each table."""
-        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in wrong.items()}
+        chosen = {table: rows.slice(0, self.examples_max).to_pylist() for table, rows in verdicts.wrong.items()}
         if not self.examples_max or not chosen:
             return {}
         progress.step("name the rows that differ")
@@ -389,40 +415,93 @@ class CutComparison:
         stored = read_stored(session, self.chain, self.store, at_cut, progress)
         named: dict[tuple[int, int], tuple[LiveRow, ...]] = {}
         for (number, group), rows in chosen.items():
-            repairs = list(self._repairs(self.shards[number], group, rows, stored))
-            report.repairs += [repair for _, repair in repairs]
+            source = self.sources[number]
+            with raising_unreachable(source.shard.node):
+                found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
+            fixed = frozenset(name for (name,) in found)
+            repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
+            doubt = verdicts.unproven.get((number, group), "")
+            report.repairs += [replace(repair, doubt=doubt) for _, repair in repairs]
             named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])
         return named
 
     def _repairs(
-        self, shard: CutShard, number: int, rows: Sequence[Mapping[str, Any]], stored: Mapping[RowAtCut, LineAtCut]
+        self,
+        shard: CutShard,
+        number: int,
+        rows: Sequence[Mapping[str, Any]],
+        stored: Mapping[RowAtCut, LineAtCut],
+        fixed: frozenset[str] = frozenset(),
     ) -> Iterator[tuple[LiveRow, RowRepair]]:
-        """Yield the rows as they are in the database now and at the cut, without those that have changed meanwhile."""
+        """Yield the rows (of SUMMARY_SCHEMA) as they are in the database now and at the cut, and their repairs.
+
+        Rows whose versions have gone meanwhile were written by the application, and are left out.
+        """
         group = shard.groups[number]
         part = PageRange(group, shard.tables[number].oid)
-        places = {row["identity"]: place_text(row["place"]) for row in rows}
+        listed = [[place_text(place) for place in row["places"] or ()] for row in rows]
+        places = [place for some in listed for place in some]
         live: dict[str, LineAt] = {}
-        if any(places.values()):
+        if places:
             with take_snapshot(shard.node) as snapshot:
-                reading = ImportedSnapshot(shard.node, snapshot.exported)
-                live = lines_at(reading, part, [place for place in places.values() if place])
-        for row in rows:
-            identity, place = row["identity"], places[row["identity"]]
-            at_cut = stored.get(RowAtCut(shard.node.id, number, row["partition"], identity))
-            now = live.get(place)
-            if place and (now is None or identity_of(now, group) != identity):
+                live = lines_at(ImportedSnapshot(shard.node, snapshot.exported), part, places)
+        for row, named in zip(rows, listed, strict=True):
+            versions = [
+                LiveVersion(place, now.xmin, now.file, now.line)
+                for place, entry in zip(named, row["entries"] or (), strict=True)
+                if (now := live.get(place)) is not None and entry_of(now) == entry
+            ]
+            if len(versions) < len(named):
                 continue
-            if now is None and at_cut is None:
-                continue
-            key = now.key if now else at_cut.key if at_cut else b""
-            copies = (
-                LiveCopy(shard.node.id, shown(now.line) if now else None),
-                LiveCopy(self.label, at_cut.text if at_cut else None),
-            )
-            is_too_long = at_cut is not None and at_cut.is_cut
-            live_line, stored_line = (one.line if one is not None else None for one in (now, at_cut))
-            repair = RowRepair(shard.node.id, group, place, live_line, stored_line, is_too_long)
-            yield LiveRow(shown(key), place, copies), repair
+            at_cut = stored.get(RowAtCut(shard.node.id, number, row["partition"], row["identity"]))
+            line, why = line_and_reason(at_cut, is_expected=row["left"] > 0)
+            repair = RowRepair(
+                shard.node.id, group, row["left"], row["more"], line, tuple(versions), why, fixed
+            )  # fmt: skip
+            keys = [live[place].key for place in named] + ([at_cut.key] if at_cut is not None else [])
+            copies = (self._copy_in_database(repair, row["equal"]), self._copy_at_cut(repair, row["equal"], at_cut))
+            yield LiveRow(shown(next(iter(keys), b"")), next(iter(named), ""), copies), repair
+
+    def _copy_in_database(self, repair: RowRepair, equal: int) -> LiveCopy:
+        """Return what the database has of a row, of whose versions `equal` are at the cut as well."""
+        if repair.group.is_multiset:
+            line = repair.versions[0].line if repair.versions else repair.stored
+            return _counted_copy(repair.node, line, equal + repair.more)
+        if repair.versions:
+            return LiveCopy(repair.node, shown(repair.versions[0].line))
+        return LiveCopy(repair.node, None, PLACE_UNKNOWN if repair.more else "")
+
+    def _copy_at_cut(self, repair: RowRepair, equal: int, at_cut: LineAtCut | None) -> LiveCopy:
+        """Return what the cut has of a row."""
+        if not repair.left and not equal:
+            return LiveCopy(self.label, None)
+        if at_cut is None or at_cut.unknown:
+            return LiveCopy(self.label, None, f"can't be shown: {at_cut.unknown if at_cut else UNKNOWN}")
+        if repair.group.is_multiset:
+            return _counted_copy(self.label, at_cut.line, equal + repair.left)
+        return LiveCopy(self.label, at_cut.text)
+
+
+def _counted_copy(of: str, line: bytes | None, count: int) -> LiveCopy:
+    """Return what a copy has of a line that occurs `count` times."""
+    times = amounts_text({"time|times": count})
+    if not count:
+        return LiveCopy(of, None)
+    return LiveCopy(of, None, f"{times}: {PLACE_UNKNOWN}") if line is None else LiveCopy(of, shown(line), times)
+
+
+def line_and_reason(at_cut: LineAtCut | None, *, is_expected: bool) -> tuple[bytes | None, str]:
+    """Return the line of a row at the cut for a repair, or the reason why it is not known.
+
+    `is_expected`: the comparison has found the row at the cut. Otherwise, both are empty.
+    """
+    if not is_expected:
+        return None, ""
+    if at_cut is None:
+        return None, UNKNOWN
+    if at_cut.unknown or at_cut.is_cut:
+        return None, at_cut.unknown or "the row is too long for this script"
+    return at_cut.line, ""
 
 
 def place_text(place: int) -> str:
@@ -430,65 +509,7 @@ def place_text(place: int) -> str:
     return f"({place >> ITEM_BITS},{place & ((1 << ITEM_BITS) - 1)})" if place != NO_PLACE else ""
 
 
-def identity_of(line: LineAt, group: Group) -> int:
-    """Return the identity of a row as in ENTRY_SCHEMA."""
-    value = line.line if group.is_multiset else line.key
-    return int(xxhash64(from_list([value])).view(np.int64)[0])
-
-
-class RowAtCut(NamedTuple):
-    """Identifies a row of a chain's state; `partition` is that of its identity."""
-
-    node: str
-    group: int
-    partition: int
-    identity: int
-
-
-@dataclass(frozen=True, slots=True)
-class LineAtCut:
-    """The key and the line of a row in a chain's state. `is_cut`: only the beginning of the line is known."""
-
-    key: bytes
-    line: bytes
-    is_cut: bool
-
-    @property
-    def text(self) -> str:
-        """The line for people to read."""
-        return shown(self.line) + ("…" if self.is_cut else "")
-
-
-def read_stored(
-    session: SparkSession, chain: Chain, store: StoreLocation, wanted: Collection[RowAtCut], progress: Progress
-) -> dict[RowAtCut, LineAtCut]:
-    """Read these rows at the chain's last cut, a bounded number; rows that are not there are missing from the result.
-
-    A row that an object was to contain which can't be read, or whose newest image lacks values, is missing as well.
-    """
-    lines: dict[RowAtCut, LineAtCut] = {}
-    for node in sorted({row.node for row in wanted}):
-        rows = [row for row in wanted if row.node == node]
-        groups = frozenset(row.group for row in rows)
-        sources = sources_of(chain, (node,), store.open(), chosen={node: groups})
-        places = frozenset((row.group, row.partition) for row in rows)
-        identities = np.unique(np.array([row.identity for row in rows], np.int64).view(np.uint64))
-        tasks = [
-            NamingTask(source, places, sources.multisets, store, identities)
-            for source in (*sources.bases, *sources.segments)
-        ]
-        dealing = Dealing[NamingTask](lambda task: task.source.source.size)
-        reports = run_tasks(session, read_rows, tasks, progress, dealing)
-        found = pa.concat_tables(
-            [ROW_SCHEMA.empty_table(), *(from_stream(report.rows) for report in reports if report.problem is None)]
-        )
-        newest: dict[RowAtCut, dict[str, Any]] = {}
-        for row in found.sort_by([("lsn", "ascending"), ("seq", "ascending")]).to_pylist():
-            identity = int(np.array([row["identity"]], np.uint64).view(np.int64)[0])
-            newest[RowAtCut(node, row["group"], row["partition"], identity)] = row
-        lines |= {
-            at: LineAtCut(row["key"], row["row"], row["is_cut"])
-            for at, row in newest.items()
-            if row["op"] not in (DELETE, PARTIAL)
-        }
-    return lines
+def entry_of(line: LineAt) -> int:
+    """Return the entry of a row version as in ENTRY_SCHEMA."""
+    keys = xxhash64(from_list([line.key]))
+    return int(xxhash64(from_list([line.line]), keys).view(np.int64)[0])

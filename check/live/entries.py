@@ -82,19 +82,22 @@ NO_PLACE = -1
 ITEM_BITS = 16
 # The result: the rows that differ, the number of equal rows of each table (in TOTALS), and the rows about tables. If
 # too many rows differ in a Spark partition, some are left out, and OVERFLOW has a row for each of their tables.
+# `places` are those of versions that only the database has, and `entries` their entries.
 SUMMARY_SCHEMA = pa.schema(
     [
         ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
-        ("equal", pa.int64()), ("left", pa.int64()), ("more", pa.int64()), ("place", pa.int64()),
-        ("problem", pa.binary()),
+        ("equal", pa.int64()), ("left", pa.int64()), ("more", pa.int64()), ("places", pa.list_(pa.int64())),
+        ("entries", pa.list_(pa.int64())), ("problem", pa.binary()),
     ]
 )  # fmt: skip
 SUMMARY_DDL = (
-    "node int, `group` int, partition int, identity bigint, equal bigint, left bigint, more bigint, place bigint,"
-    " problem binary"
+    "node int, `group` int, partition int, identity bigint, equal bigint, left bigint, more bigint,"
+    " places array<bigint>, entries array<bigint>, problem binary"
 )
-# The most rows that differ which the driver holds; each takes 60 bytes.
+# The most rows that differ which the driver holds; each takes 70 bytes, and 16 more for each place.
 DIFFERING_MAX = 4_000_000
+# The most places of equal lines without a key that are known of a row.
+PLACES_MAX = 16
 # A task holds about this many rows, which take 50 bytes each, and as much again while they are sorted.
 ROWS_PER_TASK = 1_000_000
 
@@ -204,15 +207,26 @@ def entry_batch(
 
 
 def merged(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Count equal rows of tables without a key: a table may consist of a billion equal lines, which go to one task."""
-    keys = ["node", "group", "partition", "identity", "entry"]
-    counted = pa.Table.from_batches([batch]).group_by(keys)
-    summed = counted.aggregate([("stored", "sum"), ("live", "sum"), ("place", "max")])
-    columns = {name: summed[name] for name in keys}
-    columns |= {name: summed[f"{name}_sum"] for name in ("stored", "live")} | {"place": summed["place_max"]}
-    columns["problem"] = pa.nulls(len(summed), pa.binary())
-    table = pa.table([columns[name] for name in ENTRY_SCHEMA.names], names=ENTRY_SCHEMA.names).cast(ENTRY_SCHEMA)
-    return table.combine_chunks().to_batches()[0] if len(table) else batch
+    """Count equal rows of tables without a key: a table may consist of a billion equal lines, which go to one task.
+
+    Of rows in a database, the places of the first PLACES_MAX are kept; the last of these rows counts the rest as well.
+    """
+    if not len(batch):
+        return batch
+    values = {name: to_numpy(batch.column(name)).astype(np.int64) for name in ("group", "identity", "entry")}
+    order = np.lexsort((values["entry"], values["identity"], values["group"]))
+    starts = _starts({name: column[order] for name, column in values.items()}, ("group", "identity", "entry"))
+    sizes = np.diff(np.append(starts, len(order)))
+    has_places = bool(to_numpy(batch.column("live")).any())
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)
+    kept = np.flatnonzero(rank < (PLACES_MAX if has_places else 1))
+    columns = pa.Table.from_batches([batch]).take(pa.array(order[kept]))
+    for name in ("stored", "live"):
+        # A row that is kept counts the rows up to the next one.
+        summed = np.add.reduceat(to_numpy(batch.column(name))[order], kept)
+        at = columns.schema.get_field_index(name)
+        columns = columns.set_column(at, ENTRY_SCHEMA.field(name), to_arrow(summed.astype(np.int32)))
+    return columns.combine_chunks().to_batches()[0]
 
 
 def fact_batch(node: int, kind: int, number: int, identity: int = 0, problem: ErrorReport | None = None) -> Any:
@@ -366,7 +380,7 @@ class Summary:
         entries = pa.concat_tables([ENTRY_SCHEMA.empty_table(), *held])
         del held
         is_row = to_numpy(entries["group"]) > NO_GROUP
-        facts = entries.filter(to_mask(~is_row)).select(["node", "group", "partition", "identity", "place", "problem"])
+        facts = entries.filter(to_mask(~is_row)).select(["node", "group", "partition", "identity", "problem"])
         yield from _as_summary(facts).to_batches()
         rows = compared_rows(entries.filter(to_mask(is_row)))
         del entries
@@ -391,16 +405,32 @@ def compared_rows(entries: pa.Table) -> pa.Table:
     counts = {name: np.add.reduceat(values[name], of_entry) for name in ("stored", "live")}
     left = np.maximum(counts["stored"] - counts["live"], 0)
     more = np.maximum(counts["live"] - counts["stored"], 0)
-    # The place of a version that only the database has.
-    place = np.where(more > 0, np.maximum.reduceat(values["place"], of_entry), NO_PLACE)
     heads = {name: values[name][of_entry] for name in ("node", "group", "partition", "identity")}
     of_row = _starts(heads, ("node", "group", "identity"))
     columns = {name: column[of_row] for name, column in heads.items()}
     equal = np.minimum(counts["stored"], counts["live"])
     for name, amounts in (("equal", equal), ("left", left), ("more", more)):
         columns[name] = np.add.reduceat(amounts, of_row)
-    columns["place"] = np.maximum.reduceat(place, of_row)
-    return _as_summary(pa.table({name: to_arrow(column) for name, column in columns.items()}))
+    found = pa.table({name: to_arrow(column) for name, column in columns.items()})
+    return _as_summary(_with_places(found, values, of_entry, more, of_row))
+
+
+def _with_places(rows: pa.Table, values: Mapping[str, Ints], of_entry: Ints, more: Ints, of_row: Ints) -> pa.Table:
+    """Add up to `more` places of each entry that the database has more often; `values` are in order."""
+    if not more.any():
+        return rows
+    sizes = np.diff(np.append(of_entry, len(values["place"])))
+    has_place = (np.repeat(more, sizes) > 0) & (values["place"] != NO_PLACE)
+    counted = np.cumsum(has_place)
+    rank = counted - np.repeat(counted[of_entry] - has_place[of_entry], sizes) - 1
+    chosen = np.flatnonzero(has_place & (rank < np.minimum(np.repeat(more, sizes), PLACES_MAX)))
+    # Where each row's places end among those that are chosen.
+    ends = np.append(of_entry[of_row[1:]], len(values["place"]))
+    offsets = np.append(0, np.searchsorted(chosen, ends)).astype(np.int32)
+    for name, column in (("places", "place"), ("entries", "entry")):
+        lists = pa.ListArray.from_arrays(to_arrow(offsets), to_arrow(values[column][chosen]))
+        rows = rows.append_column(name, lists)
+    return rows
 
 
 def _starts(columns: Mapping[str, Ints], names: Sequence[str]) -> Ints:
@@ -414,12 +444,12 @@ def _starts(columns: Mapping[str, Ints], names: Sequence[str]) -> Ints:
 
 
 def _as_summary(rows: pa.Table) -> pa.Table:
-    """Return the rows in SUMMARY_SCHEMA; amounts that they lack are 0, and problems None."""
+    """Return the rows in SUMMARY_SCHEMA; amounts that they lack are 0, and places and problems None."""
     columns = [
         rows[field.name].cast(field.type)
         if field.name in rows.column_names
         else pa.nulls(len(rows), field.type)
-        if field.name == "problem"
+        if field.name in ("places", "entries", "problem")
         else to_arrow(np.zeros(len(rows), np.int64))
         for field in SUMMARY_SCHEMA
     ]
@@ -433,8 +463,8 @@ def equal_by_table(rows: pa.Table) -> dict[tuple[int, int], int]:
 
 
 def _total(table: tuple[int, int], kind: int, amount: int) -> pa.RecordBatch:
-    zeros = dict.fromkeys(SUMMARY_SCHEMA.names, 0)
-    values = {"node": table[0], "group": kind, "partition": table[1], "equal": amount, "problem": None}
+    zeros = dict.fromkeys(SUMMARY_SCHEMA.names, 0) | dict.fromkeys(("places", "entries", "problem"))
+    values = {"node": table[0], "group": kind, "partition": table[1], "equal": amount}
     return pa.RecordBatch.from_pylist([zeros | values], SUMMARY_SCHEMA)
 
 

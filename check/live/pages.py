@@ -11,12 +11,13 @@ differs in every reading.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -57,8 +58,12 @@ SELECT oid, pg_relation_filenode(oid::regclass),
        pg_relation_size(oid::regclass) / current_setting('block_size')::bigint
   FROM unnest(%s::bigint[]) oid
 """
-# SQLSTATEs of damaged data and of faulty disks.
-DAMAGED = ("XX", "58")
+# SQLSTATEs of damaged data and of faulty disks. Others of their classes have other causes as well: concurrent DDL
+# (XX000), or a library that is missing on the server.
+DAMAGED = ("XX001", "XX002", "58030")
+# A missing file has this state; it is damage if the file belongs to tables or to the states of transactions.
+MISSING_FILE = "58P01"
+DATA_FILE = re.compile(r'"(?:base|global|pg_tblspc|pg_xact|pg_multixact|pg_subtrans)/')
 
 
 def versions_query(part: PageRange) -> str:
@@ -217,10 +222,15 @@ def begin_reading(
 def _bad_range(node: Node, part: PageRange, error: StoppedAtRowError | CopyError) -> BadRange:
     """Return the range that could not be printed; raise the error if its cause is not in the table."""
     state = error.sqlstate if isinstance(error, StoppedAtRowError) else str(error.details.get("sqlstate", ""))
-    is_damaged = state.startswith(DAMAGED)
+    is_damaged = proves_damage(state, str(error))
     if isinstance(error, CopyError) and not is_damaged:
         raise error
     return BadRange(node.id, part.oid, part.low, part.high, str(error), is_damaged)
+
+
+def proves_damage(state: str, text: str) -> bool:
+    """Whether an error with this SQLSTATE and message proves that data is damaged, or that a disk is faulty."""
+    return state in DAMAGED or (state == MISSING_FILE and DATA_FILE.search(text) is not None)
 
 
 def tids_of(lines: BytesColumn) -> tuple[Ints, Ints]:
@@ -228,6 +238,23 @@ def tids_of(lines: BytesColumn) -> tuple[Ints, Ints]:
     pages, ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
     items, _ = numbers_at(lines.data, ends + 1)
     return pages, items
+
+
+class VersionColumns(NamedTuple):
+    """The places and the xmins of row versions."""
+
+    pages: Ints
+    items: Ints
+    xmins: Ints
+
+
+def versions_of(lines: BytesColumn) -> VersionColumns:
+    """Return the places and xmins of lines that begin with the columns of VERSION."""
+    pages, ends = numbers_at(lines.data, lines.offsets[:-1] + 1)
+    items, ends = numbers_at(lines.data, ends + 1)
+    # After the parenthesis and the tab.
+    xmins, _ = numbers_at(lines.data, ends + 2)
+    return VersionColumns(pages, items, xmins)
 
 
 def numbers_at(data: Bytes, starts: Ints) -> tuple[Ints, Ints]:
@@ -519,10 +546,12 @@ def _name(task: ConfirmTask, oid: int, group: Group, missing: Versions, extra: V
 
 @dataclass(frozen=True, slots=True)
 class LineAt:
-    """The key and the line of the row version at a place."""
+    """The key and the line of the row version at a place, its xmin, and the table's file, in which the place is."""
 
     key: bytes
     line: bytes
+    xmin: int = 0
+    file: int | None = None
 
 
 def lines_at(reading: ImportedSnapshot, part: PageRange, places: Sequence[str]) -> dict[str, LineAt]:
@@ -532,15 +561,17 @@ def lines_at(reading: ImportedSnapshot, part: PageRange, places: Sequence[str]) 
     def collect(_: PageRange, lines: BytesColumn) -> dict[str, LineAt]:
         rows = fields_after(lines, len(VERSION))
         keys = keys_of(rows, group.key_width, len(group.columns))
-        tids = zip(*(column.tolist() for column in tids_of(lines)), strict=True)
+        pages, items, xmins = (column.tolist() for column in versions_of(lines))
+        file = read.filenodes.get(part.oid)
         return {
-            f"({page},{item})": LineAt(value_at(keys, number), value_at(rows, number))
-            for number, (page, item) in enumerate(tids)
+            f"({page},{item})": LineAt(value_at(keys, number), value_at(rows, number), xmin, file)
+            for number, (page, item, xmin) in enumerate(zip(pages, items, xmins, strict=True))
         }
 
     found: dict[str, LineAt] = {}
+    read = NodeRead()
     with open_exported(reading.node, reading.exported) as connection:
-        begin_reading(connection, reading.node, [part], NodeRead())
+        begin_reading(connection, reading.node, [part], read)
         # If the row can't be printed although it was a moment ago, it stays without its line.
         with suppress(StoppedAtRowError):
             for lines in copy_lines(connection, reading.node, part, places_query(group, places)):

@@ -1,7 +1,10 @@
 """The script that `check --live --repair-script` writes, for an operator to review, edit and run with psql.
 
 A row that differs from the cut may be wrong in the database or in the snapshot, so each section ends with ROLLBACK. A
-statement names the row version that was read (its ctid), and so changes nothing if the row has been written since.
+statement names the row version that was read, and so changes nothing if the row has been written since: by its place
+(ctid), which later versions can get, by its xmin, which they can't have, and by the table's file, which a rewrite
+replaces. A row is deleted only if the comparison has proven that the cut has no such row; where the cut's line is not
+known, there is only a comment.
 
 A physical standby can't be written to. Its page is replaced if its primary writes the whole page into its WAL, which it
 does with the first change of a page after a checkpoint (PostgreSQL manual, "full_page_writes"). Locking a row of the
@@ -13,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, RowRepair
-from cutline.fleet.table_names import quote_identifier
+from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, LiveVersion, RowRepair
+from cutline.fleet.table_names import quote_identifier, unquote_identifier
+from cutline.nodes.connections import PINNED_SETTINGS
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.groups import Group
 from cutline.nodes.problems import comment
@@ -27,7 +31,19 @@ HEADER = (
     "This script was written by: snapshot check --live. It changes nothing until you edit it.",
     "Decide for each row which side is right. Sections for a primary end with ROLLBACK: replace it with COMMIT.",
     "Take a snapshot before you run it.",
+    "Triggers of the tables run, and foreign keys apply: a DELETE can delete rows of other tables (ON DELETE CASCADE),"
+    " and an INSERT can be refused because the row that it refers to comes later. To write only the rows themselves,"
+    " let a superuser run it, with the line about session_replication_role: foreign keys are not checked then.",
 )
+# The settings under which values were read, as far as they decide how a value is parsed, and row_security: with off, a
+# statement fails if policies would hide rows from it.
+PARSING = (
+    "standard_conforming_strings", "datestyle", "intervalstyle", "timezone", "lc_monetary", "xmloption", "array_nulls",
+    "transform_null_equals", "row_security",
+)  # fmt: skip
+# Oids below this are PostgreSQL's own types: the search_path of the session always has their operators.
+OWN_TYPES_END = 16384
+QUOTED_NAME = re.compile(r'"(?:[^"]|"")*"')
 
 
 def repair_script(report: LiveReport) -> str:
@@ -55,41 +71,103 @@ def _node_section(report: LiveReport, node: str) -> Iterator[str]:
     yield comment(
         f"{_place(report, node)}, to make its rows those of snapshot {report.snapshot}, increment {report.increment}:"
     )
-    yield f"SET client_encoding = '{encoding}'; SET standard_conforming_strings = on; BEGIN;"
+    settings = "".join(f" SET {name} = {literal(PINNED_SETTINGS[name].encode())};" for name in PARSING)
+    yield f"SET client_encoding = '{encoding}';{settings} BEGIN;"
+    yield "-- SET LOCAL session_replication_role = replica;"
+    doubted = ""
     for repair in report.repairs:
-        if repair.node == node:
-            yield from _statements(repair)
+        if repair.node != node:
+            continue
+        if repair.doubt and repair.group.name != doubted:
+            doubted = repair.group.name
+            yield comment(
+                f"{doubted}: it may be the application that has written the following rows since the snapshot:"
+                f" {repair.doubt}"
+            )
+        yield from _statements(repair)
     yield "ROLLBACK;"
 
 
 def _statements(repair: RowRepair) -> Iterator[str]:
-    """Yield the statement that makes the row of the database that of the cut, after comments with both lines."""
+    """Yield the statements that make the rows of the database those of the cut, after comments with what they are."""
     group, table = repair.group, qualified(repair.group)
-    if repair.is_too_long:
-        yield comment(f"{group.name} {repair.place}: the row is too long for this script")
+    versions = list(repair.versions)
+    if repair.why:
+        held = f"; the database has {_shown_line(versions[0].line)}" if versions else ""
+        yield comment(f"{group.name}{_key_text(repair)}: the snapshot's row is not known: {repair.why}{held}")
         return
-    stored, live = _fields(repair.stored), _fields(repair.live)
-    if stored is None and live is not None:
-        yield comment(f"{group.name}: the snapshot lacks this row; it may be the snapshot that is wrong")
-        yield f"DELETE FROM ONLY {table} WHERE {_condition(group, live, repair.place)};"
-    elif stored is not None and live is None:
-        names = ", ".join(identifier(column.name) for column in group.columns)
-        yield comment(f"{group.name}: the database lacks this row")
-        yield (f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE VALUES ({', '.join(map(literal, stored))});")
-    elif stored is not None and live is not None:
-        changed = [
-            (column, new, old) for column, new, old in zip(group.columns, stored, live, strict=True) if new != old
-        ]
-        for column, _, old in changed:
-            yield comment(f"{group.name}: {column.name} is now {_shown(old)}")
-        values = ", ".join(f"{identifier(column.name)} = {literal(new)}" for column, new, _ in changed)
-        yield f"UPDATE ONLY {table} SET {values} WHERE {_condition(group, live, repair.place)};"
+    if repair.more and not versions:
+        yield comment(
+            f"{group.name}{_key_text(repair)}: the database has {_amount(repair.more)} that the snapshot lacks, but"
+            " their places are not known, because the table is copied whole: compare them yourself"
+        )
+        if not group.is_multiset and repair.stored is not None:
+            yield comment(f"the snapshot has {_shown_line(repair.stored)}")
+            return
+    # Lines without a key that differ are not versions of the same row.
+    updates = 0 if group.is_multiset else min(repair.left, len(versions))
+    for version in versions[updates:]:
+        yield comment(
+            f"{group.name}: the snapshot lacks this row, or has it less often; it may be the snapshot that is wrong:"
+            f" {_shown_line(version.line)}"
+        )
+        yield f"DELETE FROM ONLY {table} WHERE {_condition(group, version)};"
+    if (unknown := repair.more - len(versions)) > 0 and versions:
+        yield comment(
+            f"{group.name}: {_amount(unknown)} more that the snapshot lacks: repeat the check after this script"
+        )
+    if repair.stored is None:
+        return
+    for version in versions[:updates]:
+        yield from _update(repair, version, repair.stored)
+    for _ in range(repair.left - updates):
+        yield comment(f"{group.name}: the database lacks this row, or has it less often")
+        yield _insert(group, repair.stored)
 
 
-def _fields(line: bytes | None) -> list[bytes | None] | None:
-    """Split a line in COPY's text format into values."""
-    if line is None:
-        return None
+def _amount(count: int) -> str:
+    return f"{count:,} {'row' if count == 1 else 'rows'}"
+
+
+def _key_text(repair: RowRepair) -> str:
+    """Return the key for a comment, if there is one."""
+    line = next((version.line for version in repair.versions), repair.stored)
+    if line is None or repair.group.is_multiset:
+        return ""
+    return " " + ", ".join(map(_shown, fields_of(line, repair.group)[: repair.group.key_width]))
+
+
+def _update(repair: RowRepair, version: LiveVersion, stored: bytes) -> Iterator[str]:
+    group, table = repair.group, qualified(repair.group)
+    fields = zip(group.columns, fields_of(stored, group), fields_of(version.line, group), strict=True)
+    changed = [(column, new, old) for column, new, old in fields if new != old]
+    if not changed:
+        yield comment(f"{group.name} {version.place}: this row is equal by now")
+        return
+    for column, _, old in changed:
+        yield comment(f"{group.name}: {column.name} is now {_shown(old)}")
+    fixed = [column.name for column, *_ in changed if column.name in repair.fixed]
+    for name in fixed:
+        yield comment(f"{group.name}: {name} is GENERATED ALWAYS, and refuses an UPDATE unless that is changed")
+        yield f"ALTER TABLE {table} ALTER COLUMN {identifier(name)} SET GENERATED BY DEFAULT;"
+    values = ", ".join(f"{identifier(column.name)} = {literal(new)}" for column, new, _ in changed)
+    yield f"UPDATE ONLY {table} SET {values} WHERE {_condition(group, version)};"
+    for name in fixed:
+        yield f"ALTER TABLE {table} ALTER COLUMN {identifier(name)} SET GENERATED ALWAYS;"
+
+
+def _insert(group: Group, stored: bytes) -> str:
+    if not group.columns:
+        return f"INSERT INTO {qualified(group)} DEFAULT VALUES;"
+    names = ", ".join(identifier(column.name) for column in group.columns)
+    values = ", ".join(map(literal, fields_of(stored, group)))
+    return f"INSERT INTO {qualified(group)} ({names}) OVERRIDING SYSTEM VALUE VALUES ({values});"
+
+
+def fields_of(line: bytes, group: Group) -> list[bytes | None]:
+    """Split a line in COPY's text format into the values of the group's columns; a group without columns has none."""
+    if not group.columns:
+        return []
     fields = line.removesuffix(b"\n").split(b"\t")
     return [None if field == NULL else FIELD_ESCAPE.sub(_unescape, field) for field in fields]
 
@@ -120,10 +198,27 @@ def _shown(value: bytes | None) -> str:
     return "NULL" if value is None else value[:200].decode(errors="backslashreplace")
 
 
-def _condition(group: Group, live: list[bytes | None], place: str) -> str:
-    keys = zip(group.columns[: group.key_width], live, strict=False)
-    parts = [f"{identifier(column.name)} = {literal(value)}" for column, value in keys]
-    return " AND ".join([*parts, f"ctid = '{place}'"])
+def _shown_line(line: bytes) -> str:
+    text = line.removesuffix(b"\n")
+    return text[:200].decode(errors="backslashreplace") + ("…" if len(text) > 200 else "")
+
+
+def _condition(group: Group, version: LiveVersion) -> str:
+    """Return the condition that only this row version meets."""
+    keys = zip(group.columns[: group.key_width], fields_of(version.line, group), strict=False)
+    parts = [
+        f"{identifier(column.name)} = {literal(value)}"
+        for column, value in keys
+        if value is not None and column.type_oid < OWN_TYPES_END
+    ]
+    parts += [f"ctid = '{version.place}'", f"xmin = '{version.xmin}'"]
+    parts += [f"pg_catalog.pg_relation_filenode(tableoid) = {version.file}"] if version.file is not None else []
+    return " AND ".join(parts)
+
+
+def escaped(name: str) -> str:
+    """Return a quoted, qualified name as `identifier` quotes its parts."""
+    return QUOTED_NAME.sub(lambda part: identifier(unquote_identifier(part[0])), name)
 
 
 def _page_section(report: LiveReport, conflict: LiveConflict) -> Iterator[str]:
@@ -159,5 +254,5 @@ def _page_section(report: LiveReport, conflict: LiveConflict) -> Iterator[str]:
 def _index_section(conflict: LiveConflict) -> Iterator[str]:
     yield ""
     yield comment(f"on the primary of {conflict.node}, which rebuilds it on the standbys as well: {conflict.detail}")
-    yield f"REINDEX INDEX CONCURRENTLY {conflict.index};"
+    yield f"REINDEX INDEX CONCURRENTLY {escaped(conflict.index or '')};"
     yield comment("if a collation has changed, see also: ALTER COLLATION … REFRESH VERSION")

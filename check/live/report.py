@@ -28,11 +28,20 @@ STANDBY_ROWS, UNREADABLE, CUT_ROWS, APPEND_ONLY, INDEX = (
 class LiveCopy:
     """What a copy has of a row: its `line`, which ends with … if it is longer; None if the copy lacks the row.
 
-    `of` is a node, or the snapshot that the row was compared with.
+    `of` is a node, or the snapshot that the row was compared with. `note` says how often the line occurs if a table has
+    no key, or, without a line, why the row can't be shown.
     """
 
     of: str
     line: str | None
+    note: str = ""
+
+    @property
+    def text(self) -> str:
+        """The copy's state for people to read."""
+        if self.line is None:
+            return self.note or "no such row"
+        return f"{self.line}  ({self.note})" if self.note else self.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +75,37 @@ class LiveConflict:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRepair:
-    """A row of the database of `node` whose contents differ from the cut's.
+class LiveVersion:
+    """A row version of a database: its place (ctid), its xmin, and its line in the database's encoding.
 
-    `live` is its line in the database, at `place`, and `stored` its line at the cut; None if there is no such row. They
-    are in the database's encoding. `is_too_long`: a line was cut off.
+    `file` is the table's file (filenode), to which the place belongs; None if it is not known.
+    """
+
+    place: str
+    xmin: int
+    file: int | None
+    line: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RowRepair:
+    """Rows with one key (without a key: equal lines) that the database of `node` and the cut have differently.
+
+    The cut has `left` rows that the database lacks, all with the line `stored`; None if there are none, or if the line
+    is not known, for the reason `why`. The database has `more` rows that the cut lacks; those whose place is known are
+    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `doubt` is the reason why
+    nobody knows whether these rows were written since the cut.
     """
 
     node: str
     group: Group
-    place: str
-    live: bytes | None
+    left: int
+    more: int
     stored: bytes | None
-    is_too_long: bool = False
+    versions: tuple[LiveVersion, ...] = ()
+    why: str = ""
+    fixed: frozenset[str] = frozenset()
+    doubt: str = ""
 
 
 @dataclass(slots=True)

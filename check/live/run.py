@@ -9,8 +9,8 @@ what was only being changed. Nothing is stopped or stored.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,7 @@ import numpy as np
 import psycopg
 
 from cutline.check.live.changes_since import ChangesSince, running_transactions
-from cutline.check.live.cut_comparison import CutComparison, CutSource, RowAtCut, match_tables, read_stored
+from cutline.check.live.cut_comparison import CutComparison, CutSource, match_tables
 from cutline.check.live.entries import CutShard
 from cutline.check.live.indexes import check_indexes
 from cutline.check.live.ordered_snapshots import Shard, SnapshotOrderError, SnapshotTurn, take_turns
@@ -48,6 +48,7 @@ from cutline.check.live.report import (
     amounts_text,
     pages_text,
 )
+from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
@@ -60,14 +61,22 @@ from cutline.nodes.groups import Group, Table, read_tables
 from cutline.nodes.left_out import find_planned_code
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
-from cutline.nodes.table_state import read_table_states
+from cutline.nodes.table_state import read_printed, read_table_states
 from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import Dealing, SparkSource, cores_of, limited_sessions, run_tasks, start_session
+from cutline.spark.spark_jobs import (
+    Dealing,
+    NodeShares,
+    SparkSource,
+    cores_of,
+    limited_sessions,
+    run_tasks,
+    start_session,
+)
 from cutline.storage.errors import ErrorReport, RefusedError
 from cutline.wal.drain.waiting import ReplayState
 
@@ -77,8 +86,8 @@ if TYPE_CHECKING:
 # How much of a shard is read in one round. With a limit on the rate, a round takes ROUND_SECONDS, and a task, which
 # locks tables against DDL, UNIT_SECONDS.
 ROUND_BYTES = 1 << 30
-ROUND_SECONDS, UNIT_SECONDS = 20, 5
-PIECE_PAGES_MIN = 256
+ROUND_SECONDS, UNIT_SECONDS = 10, 5
+PIECE_PAGES_MIN = 32
 # A range that a node could not read is tried this often, in other rounds.
 TRIES = 3
 # Pages that are read again by one task, and in one job of a shard.
@@ -96,6 +105,9 @@ CONFLICT_HINT = (
     "if replay cancelled the query, set hot_standby_feedback = on there, or raise max_standby_streaming_delay"
 )
 RECOVERY_CONFLICT = "conflict with recovery"
+RENAMED = (
+    "labels of an enum, attributes of a type, or objects whose names the table contains were renamed during the check"
+)
 WHY_UNPROVEN = (
     "because its indexes call functions of users, the table can only be read as a whole, which proves no difference:"
     " compare its rows yourself"
@@ -348,6 +360,34 @@ class _Confirmation(NamedTuple):
     task: ConfirmTask
 
 
+# What identifies how the values of a table are printed, by node and oid.
+_Stamps = Mapping[tuple[str, int], frozenset[str]]
+
+
+def _read_stamps(work: Iterable[_Confirmation]) -> _Stamps:
+    """Read how the values of the tables are printed on their primaries and standbys now.
+
+    Names of enum labels, regclass and the like come from the newest catalog of each server, and not from the snapshot.
+    """
+    wanted: dict[Node, set[int]] = {}
+    connections: dict[str, psycopg.Connection[Any]] = {}
+    for one in work:
+        for reading in one.task.turns[:2]:
+            wanted.setdefault(reading.node, set()).update(part.oid for part in one.task.ranges)
+            connections[reading.node.id] = one.check.shard.connections[reading.node.id]
+    stamps: dict[tuple[str, int], frozenset[str]] = {}
+    for node, oids in wanted.items():
+        with raising_unreachable(node):
+            found = read_printed(connections[node.id], sorted(oids))
+        stamps |= {(node.id, oid): some for oid, some in found.items()}
+    return stamps
+
+
+def is_unsteady(oid: int, nodes: Sequence[str], before: _Stamps, after: _Stamps) -> bool:
+    """Whether the nodes may have printed equal values of the table differently between two readings of the stamps."""
+    return len({stamps.get((node, oid)) for stamps in (before, after) for node in nodes}) > 1
+
+
 class _NamedRow(NamedTuple):
     """A row of the table `oid` on a primary; `identity` is the hash of its key."""
 
@@ -373,15 +413,25 @@ class _LiveRun:
         if not any(check.left for check in self.checks):
             return
         self.progress.step("compare standbys", total=sum(len(check.left) for check in self.checks), unit="tasks")
+        totals = Counter[str]()
+        shares = NodeShares[CompareTask](
+            self.progress, totals, lambda task: task.primary.node.id, lambda task: task.size
+        )
+        done = Counter[str]()
         while any(check.left for check in self.checks):
-            self._compare_round()
+            # Units that could not be read, and tables that were rewritten, are read again.
+            for check in self.checks:
+                totals[check.shard.primary.id] = done[check.shard.primary.id] + sum(unit.size for unit in check.left)
+            shares.begin()
+            done += self._compare_round(shares)
             while any(check.suspects for check in self.checks):
                 self._confirm_round()
             for check in self.checks:
                 if not check.left:
                     self._restart_rewritten(check)
 
-    def _compare_round(self) -> None:
+    def _compare_round(self, shares: NodeShares[CompareTask]) -> Counter[str]:
+        """Compare the units of a round; return their bytes by primary."""
         taken = [(check, check.take(self.request.round_bytes)) for check in self.checks if check.left]
         with self._turns([check for check, _ in taken], 1) as turns:
             work: list[_UnitTask] = []
@@ -391,7 +441,7 @@ class _LiveRun:
                     work += [_UnitTask(check, unit, self._compare_task(check, unit, turn)) for unit in units]
             dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
             tasks = [one.task for one in work]
-            reports = run_tasks(self.session, compare_ranges, tasks, self.progress, dealing, self.sessions.watch)
+            reports = run_tasks(self.session, compare_ranges, tasks, shares, dealing, self.sessions.watch)
         failed: dict[str, list[tuple[_Unit, CompareReport]]] = {}
         for one, found in zip(work, reports, strict=True):
             if found.problem is not None:
@@ -401,6 +451,7 @@ class _LiveRun:
         for check in self.checks:
             if units_failed := failed.get(check.shard.primary.id):
                 self._try_again(check, units_failed)
+        return Counter({check.shard.primary.id: sum(unit.size for unit in units) for check, units in taken})
 
     def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: SnapshotTurn) -> CompareTask:
         taken = turn.standbys
@@ -529,9 +580,13 @@ class _LiveRun:
                             work.append(_Confirmation(check, some, self._confirm_task(check, node, some, taken)))
             dealing = Dealing[ConfirmTask](lambda _: 1, lambda task: task.nodes, self.limits)
             tasks = [one.task for one in work]
+            before = _read_stamps(work)
             reports = run_tasks(self.session, confirm_ranges, tasks, Silent(), dealing, self.sessions.watch)
+            after = _read_stamps(work)
         for confirmation, found in zip(work, reports, strict=True):
-            self._conclude_pages(confirmation.check, confirmation.suspects, found)
+            nodes = confirmation.check.shard.primary.id, confirmation.suspects[0].standby
+            unsteady = {one.oid for one in confirmation.suspects if is_unsteady(one.oid, nodes, before, after)}
+            self._conclude_pages(confirmation.check, confirmation.suspects, found, unsteady)
 
     def _choose(self, check: _ShardCheck) -> list[Suspects]:
         """Take the suspects of the next job, without pages of tables about which enough is known."""
@@ -579,14 +634,20 @@ class _LiveRun:
             self.request.bytes_per_second,
         )
 
-    def _conclude_pages(self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport) -> None:
+    def _conclude_pages(
+        self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport, unsteady: Collection[int]
+    ) -> None:
+        """Keep what is proven; read again what is not. Differences of `unsteady` tables (oids) prove nothing."""
         unproven = {one.oid for one in found.differences if one.unproven}
+        renamed = {one.oid for one in found.differences if one.oid in unsteady}
         for one in some:
-            is_unknown = found.problem is not None or one.oid in found.moved
+            is_unknown = found.problem is not None or one.oid in found.moved or one.oid in renamed
             if not is_unknown and one.oid not in unproven:
                 continue
             if one.tries + 1 < TRIES:
                 check.suspects.append(replace(one, tries=one.tries + 1))
+            elif one.oid in renamed:
+                self.report.skip(f"{check.name(one.oid)} on {one.standby}", RENAMED)
             elif one.oid in unproven:
                 lines = next(difference.unproven for difference in found.differences if difference.oid == one.oid)
                 why = f"{lines:,} rows differ from {check.shard.primary.id} in every reading; {WHY_UNPROVEN}"
@@ -598,7 +659,7 @@ class _LiveRun:
         if found.problem is None:
             self._note_bad(check, found.bad)
         for difference in found.differences:
-            if not difference.unproven:
+            if not difference.unproven and difference.oid not in renamed:
                 finding = check.findings.setdefault((some[0].standby, difference.oid), _Finding())
                 finding.add(difference, self.request.rows)
 
@@ -628,7 +689,7 @@ class _LiveRun:
         detail = f"{pages_text(pages, len(pages))} can't be read: {damaged[0].text}"
         self.report.conflicts.append(LiveConflict(UNREADABLE, detail, node, group=check.name(oid), pages=pages))
 
-    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, str]:
+    def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, LineAtCut]:
         """Return what the cut has of the named rows."""
         wanted = {
             _NamedRow(primary, oid, row.identity): at
@@ -642,7 +703,7 @@ class _LiveRun:
             return {}
         self.progress.step("name the rows that differ")
         found = read_stored(self.session, chain, fleet.store, wanted.values(), self.progress)
-        return {place: found[at].text for place, at in wanted.items() if at in found}
+        return {place: found[at] for place, at in wanted.items() if at in found}
 
     def _rows_of(
         self,
@@ -650,14 +711,16 @@ class _LiveRun:
         standby: str,
         oid: int,
         finding: _Finding,
-        evidence: Mapping[_NamedRow, str],
+        evidence: Mapping[_NamedRow, LineAtCut],
     ) -> tuple[LiveRow, ...]:
         primary = check.shard.primary.id
         rows: list[LiveRow] = []
         for row in finding.rows:
             copies = [LiveCopy(primary, row.primary), LiveCopy(standby, row.standby)]
-            if row.identity is not None and (text := evidence.get(_NamedRow(primary, oid, row.identity))):
-                copies.append(LiveCopy(f"{self.report.snapshot} at increment {self.report.increment}", text))
+            if row.identity is not None and (at_cut := evidence.get(_NamedRow(primary, oid, row.identity))):
+                label = f"{self.report.snapshot} at increment {self.report.increment}"
+                note = f"can't be shown: {at_cut.unknown}" if at_cut.unknown else ""
+                copies.append(LiveCopy(label, None if note else at_cut.text, note))
             rows.append(LiveRow(row.key, row.place, tuple(copies)))
         return tuple(rows)
 

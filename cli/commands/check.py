@@ -246,7 +246,7 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
     script = options.repair_script
     request = LiveRequest(name, rows, bytes_per_second, options.indexes, script is not None)
     # A file that can't be written is refused before the work.
-    with nullcontext() if script is None else replaced_file(script) as write:
+    with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
         with (
             SparkOnDemand(fleet, f"check live {name or ''}") as spark,
             recorded_activity(context, fleet, LIVE_KIND, name or "") as recorded,
@@ -260,6 +260,11 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
     code = report.exit_code or (UNWRITTEN if problems else DONE)
     emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
     raise typer.Exit(code)
+
+
+def script_mode(script: Path) -> int | None:
+    """Return the permissions of a new repair script, which contains rows: only its user's. None: keep a file's own."""
+    return None if script.exists() else 0o600
 
 
 def parse_subset(text: str | None) -> tuple[int, int] | None:
@@ -541,4 +546,4 @@ def _live_row_lines(row: LiveRow) -> Iterator[str]:
     where = f" at {row.place}" if row.place else ""
     yield f"row {row.key}{where}:" if row.key else f"a row without a key{where}:"
     for copy in row.copies:
-        yield f"  {copy.of}: {'no such row' if copy.line is None else copy.line}"
+        yield f"  {copy.of}: {copy.text}"

@@ -18,13 +18,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.check.live import run as live_run
+from cutline.check.live.ordered_snapshots import Shard
 from cutline.check.live.repair_script import repair_script
 from cutline.check.live.report import APPEND_ONLY, CUT_ROWS, INDEX, STANDBY_ROWS, UNREADABLE, LiveReport
 from cutline.check.live.run import LiveRequest, check_live
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, stop_server
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import Reading, Silent
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.documented_roles import BACKUP, DATABASE, grant, statements
@@ -383,9 +384,60 @@ def test_a_standby_that_does_not_replay_is_left_out_by_name(
     assert report.shards[1].compared.tables == 9
 
 
-def test_reading_is_slow_if_it_shall_be(runs: Runs) -> None:
-    fast, slow = check(runs), check(runs, bytes_per_second=4_000_000)
+class Told(Silent):
+    """Keeps the readings."""
+
+    def __init__(self) -> None:
+        self.readings: list[Reading] = []
+
+    def tell(self, reading: Reading) -> None:
+        self.readings.append(reading)
+
+
+def test_a_label_that_was_renamed_while_the_standby_lags_is_no_conflict(
+    runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn, standby = servers.primaries[0].dsn(), servers.node("s1-b1").dsn()
+    execute(dsn, "CREATE TYPE color AS ENUM ('red')", "CREATE TABLE colored (id int PRIMARY KEY, c color)",
+            "INSERT INTO colored VALUES (1, 'red')")  # fmt: skip
+    replayed(runs)
+    names = ["red"]
+    turns = live_run.take_turns
+
+    @contextmanager
+    def renaming(shard: Shard, *arguments: Any) -> Iterator[Any]:
+        with turns(shard, *arguments) as taken:
+            if shard.primary.id != "s1":
+                yield taken
+                return
+            execute(standby, "SELECT pg_wal_replay_pause()")
+            names.append(f"red {len(names)}")
+            execute(dsn, f"ALTER TYPE color RENAME VALUE '{names[-2]}' TO '{names[-1]}'")
+            try:
+                yield taken
+            finally:
+                execute(standby, "SELECT pg_wal_replay_resume()")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live_run, "take_turns", renaming)
+        report = check(runs)
+    assert (report.exit_code, report.conflicts) == (4, [])
+    assert [(part.what, part.why) for part in report.skipped] == [("public.colored on s1-b1", live_run.RENAMED)]
+    replayed(runs)
+    assert check(runs).result == "valid"
+    execute(dsn, "DROP TABLE colored", "DROP TYPE color")
+
+
+def test_reading_is_slow_if_it_shall_be(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    monkeypatch.setattr(live_run, "ROUND_SECONDS", 0.05)
+    monkeypatch.setattr(live_run, "UNIT_SECONDS", 0.05)
+    fast, slow = check(runs), check_live(runs.fleet, LiveRequest(bytes_per_second=4_000_000), runs.spark, told)
     assert slow.result == "valid"
+    # The amount that was read grows in steps of some seconds, and ends with everything.
+    last = {reading.node: reading for reading in told.readings if reading.unit == "bytes"}
+    assert all(reading.done == reading.total for reading in last.values()), last
+    assert len({reading.done for reading in told.readings if reading.node == "s1"}) > 2
     size = max(shard.compared.bytes for shard in slow.shards)
     # Both nodes are read one after the other.
     assert slow.seconds >= 2 * size / 4_000_000 > 0

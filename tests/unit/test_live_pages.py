@@ -14,11 +14,13 @@ from cutline.check.live.pages import (
     fields_after,
     places_query,
     proven_missing,
+    proves_damage,
     shown,
     tids_of,
+    versions_of,
     versions_query,
 )
-from cutline.check.live.run import GAP_PAGES, Suspects, page_runs, together
+from cutline.check.live.run import GAP_PAGES, Suspects, is_unsteady, page_runs, together
 from cutline.columns.bytes_column import BytesColumn, from_list
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import PageRange
@@ -136,3 +138,28 @@ def test_a_long_line_is_cut_off() -> None:
     assert shown(b"1\tx\n") == "1\tx"
     assert shown(b"x" * 2000 + b"\n") == "x" * 1000 + "…"
     assert shown(b"\xff\n") == "\\xff"
+
+
+def test_only_some_errors_prove_that_data_is_damaged() -> None:
+    assert all(proves_damage(state, "") for state in ("XX001", "XX002", "58030"))
+    # A library that a standby lacks, and what concurrent DDL causes, prove nothing; a lost file of the table does.
+    assert not proves_damage("58P01", 'could not access file "$libdir/postgis-3": No such file or directory')
+    assert not proves_damage("XX000", "cache lookup failed for type 16402")
+    assert proves_damage("58P01", 'could not open file "base/16384/16397": No such file or directory')
+    assert proves_damage("58P01", 'could not access status of transaction 7: Could not open file "pg_xact/0000"')
+
+
+def test_names_prove_nothing_unless_both_servers_print_them_alike_before_and_after() -> None:
+    old, new = frozenset({"enum 1 2 red.3"}), frozenset({"enum 1 2 crimson.4"})
+    nodes = ("p", "s")
+    steady = {("p", 7): new, ("s", 7): new}
+    assert not is_unsteady(7, nodes, steady, steady)
+    assert is_unsteady(7, nodes, {("p", 7): new, ("s", 7): old}, steady)
+    assert is_unsteady(7, nodes, {("p", 7): old, ("s", 7): old}, steady)
+    # Another standby that lags does not matter.
+    assert not is_unsteady(7, nodes, steady | {("t", 7): old}, steady)
+
+
+def test_a_version_has_its_xmin() -> None:
+    lines = from_list([b"(0,7)\t900\t1\tx\n", b"(4294967294,12)\t4294967295\t\n"])
+    assert [column.tolist() for column in versions_of(lines)] == [[0, 4294967294], [7, 12], [900, 4294967295]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from cutline.check.live.report import (
     LiveCopy,
     LiveReport,
     LiveRow,
+    LiveVersion,
     RowRepair,
     ShardReport,
     pages_text,
 )
-from cutline.cli.commands.check import live_lines
+from cutline.cli.commands.check import live_lines, script_mode
 from cutline.cli.output.junit import junit_of_live
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.nodes.groups import Column, Group
@@ -30,6 +32,7 @@ from tests.commands.in_process import run_here
 
 COLUMNS = (Column("id", "integer", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("n", "integer", 23, -1, 2))
 KEYED = Group(1, "public", "t", "default", 1, COLUMNS)
+FULL = Group(1, "public", "t", "full", 0, COLUMNS)
 
 
 def report_of(*conflicts: LiveConflict, repairs: tuple[RowRepair, ...] = ()) -> LiveReport:
@@ -43,24 +46,120 @@ def statements(report: LiveReport) -> list[str]:
     return [line for line in repair_script(report).splitlines() if line and not line.startswith("--")]
 
 
+def version(line: bytes, place: str = "(0,7)", file: int | None = 500) -> LiveVersion:
+    return LiveVersion(place, 900, file, line)
+
+
+def changes_of(*repairs: RowRepair) -> list[str]:
+    """Return the statements about rows, without the settings and the end."""
+    found = statements(report_of(repairs=repairs))
+    assert found[0].startswith("SET client_encoding = 'UTF8'; SET standard_conforming_strings = 'on';")
+    assert found[-1] == "ROLLBACK;"
+    return found[1:-1]
+
+
+AT = "ctid = '(0,7)' AND xmin = '900' AND pg_catalog.pg_relation_filenode(tableoid) = 500"
+
+
 def test_a_row_gets_the_contents_of_the_cut_unless_it_has_been_written_since() -> None:
-    repair = RowRepair("a", KEYED, "(0,7)", b"7\tO'Neil\\t\\\\\t\\N\n", b"7\tit's\t5\n")
-    assert statements(report_of(repairs=(repair,))) == [
-        "SET client_encoding = 'UTF8'; SET standard_conforming_strings = on; BEGIN;",
-        "UPDATE ONLY \"public\".\"t\" SET \"name\" = 'it''s', \"n\" = '5' WHERE \"id\" = '7' AND ctid = '(0,7)';",
-        "ROLLBACK;",
+    repair = RowRepair("a", KEYED, 1, 1, b"7\tit's\t5\n", (version(b"7\tO'Neil\\t\\\\\t\\N\n"),))
+    assert changes_of(repair) == [
+        f'UPDATE ONLY "public"."t" SET "name" = \'it\'\'s\', "n" = \'5\' WHERE "id" = \'7\' AND {AT};'
     ]
     assert "name is now O'Neil" in repair_script(report_of(repairs=(repair,)))
+    # Nothing is left to do for a row that is equal by now.
+    assert changes_of(RowRepair("a", KEYED, 1, 1, b"7\ta\t5\n", (version(b"7\ta\t5\n"),))) == []
+
+
+def test_values_are_read_under_the_settings_under_which_they_were_printed() -> None:
+    script = repair_script(report_of(repairs=(RowRepair("a", KEYED, 1, 0, b"7\ta\t\\N\n"),)))
+    for text in ("datestyle = 'ISO, YMD'", "intervalstyle = 'postgres'", "timezone = 'UTC'", "lc_monetary = 'C'",
+                 "xmloption = 'content'", "array_nulls = 'on'", "row_security = 'off'"):  # fmt: skip
+        assert f" SET {text};" in script
+    # Only a superuser may keep triggers from running, so the operator decides.
+    assert "\n-- SET LOCAL session_replication_role = replica;\n" in script
 
 
 def test_rows_that_one_side_lacks_are_inserted_and_deleted() -> None:
-    lost, unknown = RowRepair("a", KEYED, "", None, b"7\ta\t\\N\n"), RowRepair("a", KEYED, "(1,2)", b"8\tb\t1\n", None)
-    assert statements(report_of(repairs=(lost, unknown)))[1:-1] == [
+    lost = RowRepair("a", KEYED, 1, 0, b"7\ta\t\\N\n")
+    unknown = RowRepair("a", KEYED, 0, 1, None, (version(b"8\tb\t1\n"),))
+    assert changes_of(lost, unknown) == [
         'INSERT INTO "public"."t" ("id", "name", "n") OVERRIDING SYSTEM VALUE VALUES (\'7\', \'a\', NULL);',
-        'DELETE FROM ONLY "public"."t" WHERE "id" = \'8\' AND ctid = \'(1,2)\';',
+        f'DELETE FROM ONLY "public"."t" WHERE "id" = \'8\' AND {AT};',
     ]
-    too_long = RowRepair("a", KEYED, "(0,1)", b"7\ta\t1\n", b"7\tb", is_too_long=True)
-    assert statements(report_of(repairs=(too_long,)))[1:-1] == []
+
+
+def test_a_row_is_not_deleted_because_its_line_at_the_cut_is_not_known() -> None:
+    for why in ("the row is too long for this script", "object x is damaged"):
+        repair = RowRepair("a", KEYED, 1, 1, None, (version(b"7\tb\t1\n"),), why)
+        assert changes_of(repair) == []
+        assert f"public.t 7: the snapshot's row is not known: {why}" in repair_script(report_of(repairs=(repair,)))
+
+
+def test_a_second_row_under_a_key_that_is_right_otherwise_is_deleted() -> None:
+    assert changes_of(RowRepair("a", KEYED, 0, 1, None, (version(b"7\tfalse\t1\n"),))) == [
+        f'DELETE FROM ONLY "public"."t" WHERE "id" = \'7\' AND {AT};'
+    ]
+    # Of two false rows, the first gets the cut's contents.
+    two = (version(b"7\tb\t1\n"), version(b"7\tc\t1\n", "(0,8)"))
+    deleted, updated = changes_of(RowRepair("a", KEYED, 1, 2, b"7\ta\t1\n", two))
+    assert (deleted[:6], "(0,8)" in deleted, updated[:6], "(0,7)" in updated) == ("DELETE", True, "UPDATE", True)
+
+
+def test_lines_without_a_key_become_as_many_as_at_the_cut() -> None:
+    line = b"7\ta\t1\n"
+    assert [words[:6] for words in changes_of(RowRepair("a", FULL, 2, 0, line))] == ["INSERT", "INSERT"]
+    twice = (version(line), version(line, "(0,8)"))
+    assert changes_of(RowRepair("a", FULL, 0, 2, None, twice)) == [
+        f'DELETE FROM ONLY "public"."t" WHERE {AT};', f'DELETE FROM ONLY "public"."t" WHERE {AT.replace("7)", "8)")};'
+    ]  # fmt: skip
+    # Only some places are known: the others are for the next script.
+    repair = RowRepair("a", FULL, 0, 5, None, twice)
+    assert len(changes_of(repair)) == 2
+    assert "3 rows more that the snapshot lacks: repeat the check" in repair_script(report_of(repairs=(repair,)))
+
+
+def test_a_row_whose_place_is_not_known_gets_no_statement() -> None:
+    repair = RowRepair("a", KEYED, 1, 1, b"7\ta\t1\n")
+    assert changes_of(repair) == []
+    script = repair_script(report_of(repairs=(repair,)))
+    assert "public.t 7: the database has 1 row that the snapshot lacks, but their places are not known" in script
+    assert "the snapshot has 7" in script
+    assert changes_of(RowRepair("a", FULL, 0, 2, None)) == []
+
+
+def test_tables_without_columns_identities_and_types_of_extensions() -> None:
+    empty = Group(1, "public", "t", "full", 0, ())
+    assert changes_of(RowRepair("a", empty, 1, 0, b"\n")) == ['INSERT INTO "public"."t" DEFAULT VALUES;']
+    assert changes_of(RowRepair("a", empty, 0, 1, None, (version(b"\n", file=None),))) == [
+        "DELETE FROM ONLY \"public\".\"t\" WHERE ctid = '(0,7)' AND xmin = '900';"
+    ]
+    # PostgreSQL refuses to update a column that is GENERATED ALWAYS AS IDENTITY.
+    fixed = RowRepair("a", KEYED, 1, 1, b"7\ta\t1\n", (version(b"7\ta\t2\n"),), fixed=frozenset({"n", "id"}))
+    found = changes_of(fixed)
+    assert found[0] == 'ALTER TABLE "public"."t" ALTER COLUMN "n" SET GENERATED BY DEFAULT;'
+    assert found[1].startswith('UPDATE ONLY "public"."t" SET "n" = \'1\' WHERE')
+    assert found[2:] == ['ALTER TABLE "public"."t" ALTER COLUMN "n" SET GENERATED ALWAYS;']
+    # The operators of a key's type may be in any schema: ctid, xmin and file say enough.
+    columns = (Column("id", "ext.label", 70000, -1, 0), *COLUMNS[1:])
+    other = Group(1, "public", "t", "default", 1, columns)
+    assert changes_of(RowRepair("a", other, 0, 1, None, (version(b"7\ta\t1\n"),))) == [
+        f'DELETE FROM ONLY "public"."t" WHERE {AT};'
+    ]
+
+
+def test_the_script_says_of_which_tables_nobody_knows_what_was_written() -> None:
+    rows = [RowRepair("a", KEYED, 1, 0, line, doubt="no slot") for line in (b"7\ta\t1\n", b"8\ta\t1\n")]
+    script = repair_script(report_of(repairs=(*rows,)))
+    assert script.count("-- public.t: it may be the application that has written the following rows since") == 1
+    assert "it may be the application" not in repair_script(report_of(repairs=(replace(rows[0], doubt=""),)))
+
+
+def test_a_new_script_is_its_users_only(tmp_path: Path) -> None:
+    script = tmp_path / "repair.sql"
+    assert script_mode(script) == 0o600
+    script.touch()
+    assert script_mode(script) is None
 
 
 def test_a_name_in_a_script_is_ascii_and_can_not_end_its_comment() -> None:
@@ -68,6 +167,8 @@ def test_a_name_in_a_script_is_ascii_and_can_not_end_its_comment() -> None:
     assert identifier('é"\\') == 'U&"\\+0000E9""\\\\"'
     evil = LiveConflict(INDEX, "index x\nDROP TABLE t;", "a", group="public.t", index='"public"."x"')
     assert statements(report_of(evil)) == ['REINDEX INDEX CONCURRENTLY "public"."x";']
+    odd = LiveConflict(INDEX, "x", "a", group="public.t", index='"é"."a""."')
+    assert statements(report_of(odd)) == ['REINDEX INDEX CONCURRENTLY U&"\\+0000E9"."a"".";']
 
 
 def test_a_standby_gets_its_pages_from_its_primary() -> None:
@@ -109,7 +210,7 @@ def test_conflicts_are_shown_with_their_rows_and_counted_in_junit() -> None:
     ]  # fmt: skip
     (suite,) = ElementTree.fromstring(junit_of_live(report))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("1", "1", "0")
-    assert report.to_json()["conflicts"][0]["rows"][0]["copies"][1] == {"of": "b", "line": None}
+    assert report.to_json()["conflicts"][0]["rows"][0]["copies"][1] == {"of": "b", "line": None, "note": ""}
 
 
 def test_many_pages_are_counted() -> None:

@@ -84,7 +84,7 @@ def set_position(document: Document) -> None:
 
 
 REFUSED_ATTACKS: dict[str, tuple[str, Callable[[Document], object], str]] = {
-    "no succession": (FIRST, lambda d: d["schema_changes"]["successions"].update(s1={}), "continued"),
+    "no succession": (FIRST, lambda d: d["schema_changes"]["successions"].update(s1={}), "copied"),
     "another succession": (
         FIRST,
         lambda d: d["schema_changes"]["successions"].update(
@@ -104,7 +104,7 @@ REFUSED_ATTACKS: dict[str, tuple[str, Callable[[Document], object], str]] = {
     "a line in a missing value": (
         FIRST, lambda d: d["schema_changes"]["groups"]["s1"][0]["columns"][3].update(missing="3\n9\t9"), "missing",
     ),
-    "another column": (FULL, lambda d: d["groups"]["s1"][0]["columns"][1].update(number=9), "columns of group"),
+    "another column": (FULL, lambda d: d["groups"]["s1"][0]["columns"][1].update(number=9), "numbers of its columns"),
     "an unknown encoding": (FULL, lambda d: [one.update(encoding="") for one in d["baseline"]], "encoding"),
     "a position before the base": (LAST, set_position, "cut"),
     "a key twice": (FULL, lambda d: d.update({f"{TWICE}comment": "another"}), "twice"),

@@ -78,7 +78,7 @@ def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place:
     assert shown in refused["message"]
     lines = refused["hint"].splitlines()
     (cause,) = [line for line in lines if line.startswith("two rows have the same key")]
-    assert cause.endswith(f"snapshot --fleet {place.fleet.path} check snp --increment 0"), cause
+    assert cause.endswith(f"snapshot --fleet {place.fleet.path} check snp --increment 0 --restorable"), cause
     (named,) = [line for line in lines if line.startswith("until the restore ends, the databases have temporary names")]
     loading = named.partition(": ")[2].partition(" on ")[0]
     execute(with_database(place.fleet.primaries[0], loading).dsn, "DELETE FROM item WHERE id = 2")
@@ -98,7 +98,7 @@ def test_rows_that_an_existing_table_does_not_accept_have_the_hint_of_their_caus
     lines = refused["hint"].splitlines()
     assert lines[0].startswith("if another session has inserted a row with this key")
     assert lines[1].startswith("otherwise the snapshot has two rows with this key: drop the index")
-    assert lines[2].endswith("check snp --increment 0")
+    assert lines[2].endswith("check snp --increment 0 --restorable")
     # As the second line says; and a rule of the table that the snapshot's has not.
     execute(place.dsn, "DROP INDEX item_folded", "ALTER TABLE item ADD CHECK (id < 3)")
     code, refused = place.run("restore", "--data-only")

@@ -104,17 +104,30 @@ def fetch_texts(connection: psycopg.Connection[Any], query: str) -> list[tuple[A
 
     No transaction may be open: its remaining statements would run under the client encoding RAW.
     """
-    texts = texts_of(connection)
-    if texts is None:
+    if texts_of(connection) is None:
         return connection.execute(query.encode()).fetchall()
+    (rows,) = fetch_texts_at_once(connection, [query])
+    return rows
+
+
+def fetch_texts_at_once(connection: psycopg.Connection[Any], queries: Sequence[str]) -> list[list[tuple[Any, ...]]]:
+    """Do the same for several queries, which all see the same snapshot of the server."""
+    texts = texts_of(connection)
     with connection.transaction(), connection.cursor() as cursor:
-        for name in TEXT_TYPES:
-            cursor.adapters.register_loader(name, _BytesLoader)
-        cursor.execute(f"SET LOCAL client_encoding = '{RAW}'")
-        rows = cursor.execute(query.encode()).fetchall()
-    values = list({value for row in rows for value in row if isinstance(value, bytes)})
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if texts is not None:
+            for name in TEXT_TYPES:
+                cursor.adapters.register_loader(name, _BytesLoader)
+            cursor.execute(f"SET LOCAL client_encoding = '{RAW}'")
+        results = [cursor.execute(query.encode()).fetchall() for query in queries]
+    if texts is None:
+        return results
+    values = list({value for rows in results for row in rows for value in row if isinstance(value, bytes)})
     text_of = dict(zip(values, texts(values), strict=True))
-    return [tuple(text_of[value] if isinstance(value, bytes) else value for value in row) for row in rows]
+    return [
+        [tuple(text_of[value] if isinstance(value, bytes) else value for value in row) for row in rows]
+        for rows in results
+    ]
 
 
 def find_inconvertible(connection: psycopg.Connection[Any], values: list[bytes]) -> list[bytes]:

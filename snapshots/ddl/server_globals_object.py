@@ -7,7 +7,6 @@ verifiers are stored only if our role may read pg_authid, which managed services
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import zstandard
 
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import from_json, to_builtins
-from cutline.nodes.encodings import fetch_texts
+from cutline.nodes.encodings import fetch_texts, fetch_texts_at_once
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.operations.operation import Operation
 from cutline.snapshots.records.chain import Chain
@@ -84,14 +83,9 @@ def read_globals(connection: psycopg.Connection[Any], *, passwords: bool = False
         except psycopg.errors.InsufficientPrivilege:
             with_verifiers = False
     # From one snapshot, so that every role that is named is among the roles.
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        return _read_globals(connection, verifiers, with_verifiers=with_verifiers)
-
-
-def _read_globals(
-    connection: psycopg.Connection[Any], verifiers: Mapping[str, str], *, with_verifiers: bool
-) -> ServerGlobals:
+    of_roles, of_memberships, of_tablespaces, of_parameters, of_settings = fetch_texts_at_once(
+        connection, [ROLES_QUERY, MEMBERSHIPS_QUERY, TABLESPACES_QUERY, PARAMETERS_QUERY, SETTINGS_QUERY]
+    )
     roles = [
         ServerRole(
             name=name,
@@ -108,28 +102,27 @@ def _read_globals(
             verifier=verifiers.get(name),
         )
         for name, superuser, inherit, createrole, createdb, login, replication, bypassrls, limit, until, comment in (
-            fetch_texts(connection, ROLES_QUERY)
+            of_roles
         )
     ]
     memberships = [
         RoleMembership(role=role, member=member, grantor=grantor, admin=admin, inherit=inherit, set=can_set)
-        for role, member, grantor, admin, inherit, can_set in fetch_texts(connection, MEMBERSHIPS_QUERY)
+        for role, member, grantor, admin, inherit, can_set in of_memberships
     ]
     tablespaces = [
         ServerTablespace(name=name, owner=owner, location=location, options=tuple(options), comment=comment)
-        for name, owner, location, options, comment in fetch_texts(connection, TABLESPACES_QUERY)
+        for name, owner, location, options, comment in of_tablespaces
     ]
     parameters = [
         ParameterPrivilege(
             parameter=parameter, privilege=privilege, grantee=grantee, grantor=grantor, grantable=grantable
         )
-        for parameter, privilege, grantee, grantor, grantable in fetch_texts(connection, PARAMETERS_QUERY)
+        for parameter, privilege, grantee, grantor, grantable in of_parameters
     ]
-    settings = tuple(DatabaseSetting(*row) for row in fetch_texts(connection, SETTINGS_QUERY))
     return ServerGlobals(
         roles=tuple(roles),
         memberships=tuple(memberships),
-        settings=settings,
+        settings=tuple(DatabaseSetting(*row) for row in of_settings),
         tablespaces=tuple(tablespaces),
         with_verifiers=with_verifiers,
         parameters=tuple(parameters),

@@ -200,6 +200,14 @@ class _Part(NamedTuple):
     ended_at: float
 
 
+class _Decided(NamedTuple):
+    """A part of the global transaction, and whether it was committed."""
+
+    global_id: str
+    is_commit: bool
+    part: _Part
+
+
 def decided_differently(events: FleetEvents, windows: Mapping[str, NodeWindow]) -> Iterator[str]:
     """Describe the global transactions that were committed on one node, and rolled back on another at the same time.
 
@@ -230,7 +238,7 @@ def decided_differently(events: FleetEvents, windows: Mapping[str, NodeWindow]) 
                 break
 
 
-def _decided_parts(window: NodeWindow, names: pa.Array[Any]) -> Iterator[tuple[str, bool, _Part]]:
+def _decided_parts(window: NodeWindow, names: pa.Array[Any]) -> Iterator[_Decided]:
     """Yield the parts of these transactions that end in a window, and whether they were committed."""
     rows = window.events.filter(pc.is_in(window.events["global_id"], value_set=names))
     events = rows.select(["op", "xid", "seq", "global_id"]).to_pylist()  # bounded by DECIDED_MAX
@@ -238,7 +246,7 @@ def _decided_parts(window: NodeWindow, names: pa.Array[Any]) -> Iterator[tuple[s
     for one in events:
         if one["op"] in (COMMIT, COMMIT_PREPARED, ROLLBACK_PREPARED):
             began = one["seq"] if one["op"] == COMMIT else prepared_at.get(one["xid"], -math.inf)
-            yield one["global_id"], one["op"] != ROLLBACK_PREPARED, _Part(began, one["seq"])
+            yield _Decided(one["global_id"], one["op"] != ROLLBACK_PREPARED, _Part(began, one["seq"]))
 
 
 def _are_at(events: FleetEvents, cuts: list[NodeCut], positions: list[list[Lsn]]) -> Flags:

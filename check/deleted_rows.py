@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,14 +49,23 @@ class KeyDeletes:
     truncated: Mapping[int, int] = field(default_factory=dict)
 
 
+class _KeyChanges(NamedTuple):
+    """Changes of keys: the salted hash of the key, the position, the number in the transaction, and the group."""
+
+    hashes: Hashes
+    lsn: Ints
+    seq: Ints
+    groups: Ints
+
+
 @dataclass(slots=True)
 class DeletedKeys:
     """Collects the KeyDeletes of a segment that is being read; `forms` are those of the node's tables."""
 
     segment: SegmentSource
     forms: TableForms
-    _deletes: list[tuple[Hashes, Ints, Ints, Ints]] = field(default_factory=list)
-    _writes: list[tuple[Hashes, Ints, Ints]] = field(default_factory=list)
+    _deletes: list[_KeyChanges] = field(default_factory=list)
+    _writes: list[_KeyChanges] = field(default_factory=list)
     _truncated: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: pa.Table) -> None:
@@ -76,9 +86,10 @@ class DeletedKeys:
         op, lsn, seq, group = (to_numpy(chosen[name]) for name in ("op", "lsn", "seq", "group"))
         hashes = salted(xxhash64(column_of(chosen["key"])), group)
         is_delete = op == DELETE
+        columns = hashes, lsn, seq, group
         if is_delete.any():
-            self._deletes.append((hashes[is_delete], lsn[is_delete], seq[is_delete], group[is_delete]))
-        self._writes.append((hashes[~is_delete], lsn[~is_delete], seq[~is_delete]))
+            self._deletes.append(_KeyChanges(*(column[is_delete] for column in columns)))
+        self._writes.append(_KeyChanges(*(column[~is_delete] for column in columns)))
 
     def _have_key(self, group: Ints) -> Flags:
         """Flag the rows of tables that have a key and were not copied again."""
@@ -93,7 +104,7 @@ class DeletedKeys:
     def report(self) -> KeyDeletes:
         """Return what was collected."""
         none = np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
-        writes = [np.concatenate(parts) for parts in zip(none, *self._writes, strict=True)]
+        writes = [np.concatenate([empty, *(one[at] for one in self._writes)]) for at, empty in enumerate(none)]
         # Sorting is several times as fast as np.unique, which hashes.
         written = np.sort((writes[0] >> HALF_BITS).astype(np.uint32))
         written = written[np.concatenate([[True], written[1:] != written[:-1]])[: len(written)]]

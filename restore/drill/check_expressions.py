@@ -53,7 +53,7 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CheckColumn:
     """A column: its place in a line, and how its values are compared (None: only with NULL)."""
 
     place: int
@@ -64,19 +64,19 @@ class Column:
 class Comparison:
     """A comparison of a column with a constant (its text), or with another column."""
 
-    column: Column
+    column: CheckColumn
     operator: str
-    other: str | Column
+    other: str | CheckColumn
     family: Family
 
     def evaluate(self, fields: RowFields) -> Truth:
         """Compare the fields that are not NULL."""
         known = ~fields.nulls(self.column.place)
-        if isinstance(self.other, Column):
+        if isinstance(self.other, CheckColumn):
             known &= ~fields.nulls(self.other.place)
         rows = np.flatnonzero(known)
         values = fields.values(self.column.place).take(rows)
-        if isinstance(self.other, Column):
+        if isinstance(self.other, CheckColumn):
             sign, is_decided = compare_fields(values, fields.values(self.other.place).take(rows), self.family)
         else:
             sign, is_decided = compare_with(values, self.other, self.family)
@@ -90,7 +90,7 @@ class Comparison:
 class IsNull:
     """Whether a column is NULL."""
 
-    column: Column
+    column: CheckColumn
 
     def evaluate(self, fields: RowFields) -> Truth:
         """Return which fields are NULL."""
@@ -126,16 +126,16 @@ class Every:
 
 
 Condition: TypeAlias = Comparison | IsNull | Not | Every
-Operand: TypeAlias = Column | tuple[str, Family | None]
+Operand: TypeAlias = CheckColumn | tuple[str, Family | None]
 
 
-def read_check(expression: str, columns: Mapping[str, Column], *, compares_text: bool = True) -> Condition:
+def read_check(expression: str, columns: Mapping[str, CheckColumn], *, compares_text: bool = True) -> Condition:
     """Read the expression of a CHECK constraint; raises NotUnderstoodError.
 
     `columns` are those of the table, by name, or the value of a domain as VALUE. Without `compares_text`, equal texts
     may have other bytes.
     """
-    reader = _Reader(expression, columns, compares_text)
+    reader = _ExpressionReader(expression, columns, compares_text)
     condition = reader.condition()
     if reader.at < len(reader.tokens):
         raise NotUnderstoodError(expression)
@@ -148,11 +148,11 @@ def family_of(type_: str) -> Family | None:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _ExpressionReader:
     """Reads an expression by descent. `at` is the next token."""
 
     expression: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, CheckColumn]
     compares_text: bool
     tokens: list[tuple[str, str]] = field(default_factory=list)
     at: int = 0
@@ -195,7 +195,7 @@ class _Reader:
         if self._takes("word", "IS"):
             is_not = self._takes("word", "NOT")
             self._need("NULL", "word")
-            if not isinstance(left, Column):
+            if not isinstance(left, CheckColumn):
                 raise NotUnderstoodError(self.expression)
             return Not(IsNull(left)) if is_not else IsNull(left)
         operator = self._next("mark")
@@ -209,11 +209,11 @@ class _Reader:
         return self._compared(left, operator, self._operand())
 
     def _compared(self, left: Operand, operator: str, right: Operand) -> Comparison:
-        if not isinstance(left, Column):
-            if not isinstance(right, Column):
+        if not isinstance(left, CheckColumn):
+            if not isinstance(right, CheckColumn):
                 raise NotUnderstoodError(self.expression)
             left, operator, right = right, MIRRORED[operator], left
-        ours, theirs = left.family, right.family if isinstance(right, Column) else right[1]
+        ours, theirs = left.family, right.family if isinstance(right, CheckColumn) else right[1]
         family = ours
         if ours in NUMERIC and theirs in NUMERIC:
             family = "integer" if ours == theirs == "integer" else "number"
@@ -221,7 +221,7 @@ class _Reader:
             raise NotUnderstoodError(self.expression)
         if family is None or (family == "text" and not (self.compares_text and operator in ("=", "<>"))):
             raise NotUnderstoodError(self.expression)
-        if isinstance(right, Column):
+        if isinstance(right, CheckColumn):
             return Comparison(left, operator, right, family)
         if not USUAL[family].fullmatch(right[0]):
             raise NotUnderstoodError(self.expression)
@@ -273,10 +273,10 @@ class _Reader:
         """Return the operand after a cast that does not change its text; a string becomes a value of the type."""
         if family is None:
             raise NotUnderstoodError(self.expression)
-        if isinstance(operand, Column):
+        if isinstance(operand, CheckColumn):
             if operand.family != family and (operand.family, family) != ("integer", "number"):
                 raise NotUnderstoodError(self.expression)
-            return Column(operand.place, family)
+            return CheckColumn(operand.place, family)
         text, ours = operand
         if ours not in (None, family) and (ours, family) != ("integer", "number"):
             raise NotUnderstoodError(self.expression)

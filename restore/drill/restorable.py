@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,10 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.programs import PostgresMissingError
 from cutline.restore.drill.row_constraints import (
+    AddedValues,
     Breach,
     ShardRules,
     TableRules,
-    Values,
     compile_rules,
     evaluate,
     hashes_of,
@@ -214,7 +214,7 @@ def _build_rows(
         folded.release()
     names = {number: {group.number: group.name for group in chain.groups(node)} for number, node in enumerate(nodes)}
     report.rows = dict.fromkeys(nodes, 0)
-    breaches: dict[tuple[str, str | None, str], tuple[int, str]] = {}
+    breaches: dict[_Breached, tuple[int, str]] = {}
     # A row for each set of values, for each object that could not be read, and for each batch with breaches.
     for row in found.to_pylist():
         node, group = nodes[row["node"]], names[row["node"]].get(row["group"])
@@ -223,7 +223,7 @@ def _build_rows(
             detail = f"{row['rows']} rows can't be completed: the snapshot lacks earlier images of them"
             report.problems.append(RestoreProblem(node, group, detail))
         elif problem is not None and BREACH in (document := json.loads(problem)):
-            of = node, group, document[BREACH]
+            of = _Breached(node, group, document[BREACH])
             count, example = breaches.get(of, (0, document["example"]))
             breaches[of] = count + row["rows"], example
         elif problem is not None:
@@ -231,11 +231,28 @@ def _build_rows(
         elif row["set"] == 0:
             report.rows[node] += row["rows"]
         if row["example"] is not None:
-            value = named.get(tuple(row[name] for name in ("node", "group", "set", "example")))
+            value = named.get(_Example(row["node"], row["group"], row["set"], row["example"]))
             report.problems += _refusals(rules.get(row["node"], NO_RULES), node, row, value)
     for (node, group, what), (count, example) in breaches.items():
         detail = f"rows that {what}: {count}{f', for example where {example}' if example else ''}"
         report.problems.append(RestoreProblem(node, group, detail))
+
+
+class _Breached(NamedTuple):
+    """A table, and what its rows break."""
+
+    node: str
+    group: str | None
+    what: str
+
+
+class _Example(NamedTuple):
+    """The hash of a value in a set of values (row_constraints) of a table, which are given by their numbers."""
+
+    node: int
+    group: int
+    set: int
+    hash: int
 
 
 def _refusals(rules: ShardRules, node: str, row: Mapping[str, Any], value: bytes | None) -> Iterator[RestoreProblem]:
@@ -362,7 +379,9 @@ def _constrained(batch: pa.RecordBatch, node: Numbers, tables: TablesByNode) -> 
             yield _values_batch(*places, use.number, hashes_of(found.values), use.reference)
 
 
-def _evaluated(batch: pa.RecordBatch, node: Numbers, tables: TablesByNode) -> Iterator[tuple[int, Values | Breach]]:
+def _evaluated(
+    batch: pa.RecordBatch, node: Numbers, tables: TablesByNode
+) -> Iterator[tuple[int, AddedValues | Breach]]:
     """Yield what the rules yield for the rows, with the number of their node."""
     lines, group = column_of(batch.column("row")), to_numpy(batch.column("group"))
     # A base copy's batch has one node.
@@ -413,8 +432,8 @@ def _name_values(
     tables: Any,
     refused: pa.Table,
     progress: Progress,
-) -> dict[tuple[int, int, int, int], bytes]:
-    """Read all rows again to find the values behind the hashes of examples: by node, group, set and hash."""
+) -> dict[_Example, bytes]:
+    """Read all rows again to find the values behind the hashes of examples."""
     # Bounded by the tables and their constraints.
     wanted = np.unique(to_numpy(refused["example"].combine_chunks()).view(np.uint64))
 
@@ -422,7 +441,7 @@ def _name_values(
         keys = column_of(batch.column("key"))
         yield _named(node, to_numpy(batch.column("group")), 0, keys, wanted)
         for number, found in _evaluated(batch, node, tables.value):
-            if isinstance(found, Values):
+            if isinstance(found, AddedValues):
                 use, count = found.use, len(found.values)
                 places = np.full(count, number, np.int32), np.full(count, use.group, np.int32)
                 yield _named(*places, use.number, found.values, wanted)
@@ -433,7 +452,7 @@ def _name_values(
     )
     with job_progress(session, progress):
         found = rows.toArrow().to_pylist()
-    return {(row["node"], row["group"], row["set"], row["h1"]): row["value"] for row in found}
+    return {_Example(row["node"], row["group"], row["set"], row["h1"]): row["value"] for row in found}
 
 
 def _named(

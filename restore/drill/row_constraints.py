@@ -18,12 +18,12 @@ from cutline.columns.bytes_column import BytesColumn, Flags, Ints, runs, xxhash6
 from cutline.nodes.groups import Column, Group
 from cutline.restore.drill.check_expressions import (
     VALUE,
+    CheckColumn,
     Condition,
     NotUnderstoodError,
     family_of,
     read_check,
 )
-from cutline.restore.drill.check_expressions import Column as CheckColumn
 from cutline.restore.drill.row_fields import USUAL, Family, FieldsMissingError, RowFields, compare_with
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_constraints import (
@@ -152,7 +152,7 @@ class ShardRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class AddedValues:
     """Values that rows add to a set, in the text form of their fields with a TAB between them."""
 
     use: ValueUse
@@ -396,7 +396,7 @@ def _are_usual(values: Sequence[str | None] | frozenset[str | None], family: Fam
 
 def evaluate(
     rules: Mapping[int, TableRules], groups: npt.NDArray[Any], lines: BytesColumn
-) -> Iterator[Values | Breach]:
+) -> Iterator[AddedValues | Breach]:
     """Evaluate the rules of lines, whose groups' numbers are given: yield values for sets, and breaches."""
     chosen = np.flatnonzero(np.isin(groups, list(rules)))
     if len(chosen) and len(chosen) == len(groups) and (groups == groups[0]).all():
@@ -408,7 +408,7 @@ def evaluate(
         yield from _evaluate(number, rules[number], lines.take(order[run]))
 
 
-def _evaluate(number: int, rules: TableRules, lines: BytesColumn) -> Iterator[Values | Breach]:
+def _evaluate(number: int, rules: TableRules, lines: BytesColumn) -> Iterator[AddedValues | Breach]:
     required = rules.required if lines_have_nulls(lines) else ()
     if not (rules.uses or rules.bounds or rules.checks or required):
         return
@@ -425,7 +425,7 @@ def _evaluate(number: int, rules: TableRules, lines: BytesColumn) -> Iterator[Va
         values = fields.joined(use.places)
         if not is_chosen.all():
             values = values.take(np.flatnonzero(is_chosen))
-        yield Values(use, values)
+        yield AddedValues(use, values)
     for test in rules.bounds:
         yield from _breach(number, rules, fields, test.outside(fields), test.what, (test.place,))
     for check in rules.checks:

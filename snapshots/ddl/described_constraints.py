@@ -159,7 +159,7 @@ class Constraints:
 
 def describe_constraints(archive: DdlArchive) -> Constraints:
     """Read the constraints from the statements in an archive."""
-    reader = _Reading()
+    reader = _ConstraintReader()
     for entry in archive.contents.entries:
         reader.add(entry, statements_of_entry(archive.body, entry))
     return Constraints(
@@ -175,7 +175,7 @@ def describe_constraints(archive: DdlArchive) -> Constraints:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _ConstraintReader:
     """What was read from the entries of an archive so far."""
 
     unique: list[UniqueKey] = field(default_factory=list)

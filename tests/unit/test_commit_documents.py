@@ -41,6 +41,7 @@ TEXTS = st.text(max_size=8)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
 POSITIONS = st.integers(0, 2**63 - 1).map(Lsn)
 COUNTS = st.integers(0, 2**40)
+VALUES = st.integers(-(2**63) + 1, 2**63 - 1)
 SECONDS = st.integers(0, 10**6).map(lambda thousandths: thousandths / 1000)
 
 
@@ -52,9 +53,7 @@ KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 TIMES = st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
 COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS, COUNTS, st.none() | TEXTS)
 GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, tuples_of(COLUMNS), COUNTS)
-SEQUENCES = st.builds(
-    Sequence, TEXTS, TEXTS, st.integers(-(2**63) + 1, 2**63 - 1), st.booleans(), st.integers(1, 9), st.booleans()
-)
+SEQUENCES = st.builds(Sequence, TEXTS, TEXTS, VALUES, st.booleans(), st.integers(1, 9), st.booleans(), VALUES, VALUES)
 RULES = st.builds(GroupRules, tuples_of(TEXTS), tuples_of(TEXTS), tuples_of(TEXTS))
 TABLE_STATES = st.builds(
     TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, tuples_of(TEXTS),

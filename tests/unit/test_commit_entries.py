@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -81,17 +82,15 @@ def with_segment(made: MadeChain, increment: int, **values: Any) -> MadeChain:
     return made.with_commit(increment, change)
 
 
-@pytest.mark.parametrize(
-    ("operation", "is_doubtful"),
-    [
-        ("20261127T041144Z-ffffffffff", False),
-        # Ten minutes later than the increment, and as much before the one before it.
-        ("20261127T042200Z-ffffffffff", True),
-        ("20261127T040100Z-ffffffffff", True),
-        ("another", True),
-    ],
-)
-def test_segments_are_of_operations_between_two_commits(made: MadeChain, operation: str, *, is_doubtful: bool) -> None:
+@pytest.mark.parametrize(("minutes", "is_doubtful"), [(0, False), (11, True), (-11, True), (None, True)])
+def test_segments_are_of_operations_between_two_commits(
+    made: MadeChain, minutes: int | None, *, is_doubtful: bool
+) -> None:
+    """Not of an operation that began over ten minutes after the increment, or before the commit before it."""
+    operation = "another"
+    if minutes is not None:
+        began = datetime.strptime(made.chain.commits[2].operation[:16], "%Y%m%dT%H%M%SZ")
+        operation = f"{began + timedelta(minutes=minutes):%Y%m%dT%H%M%SZ}-ffffffffff"
     changed = with_segment(made, 2, operation=operation)
     findings = findings_of(changed.chain)
     assert findings.report.conflicts == []

@@ -10,12 +10,11 @@ import pytest
 
 from cutline.columns.bytes_column import from_list
 from cutline.nodes.groups import Column, Group
-from cutline.restore.drill.check_expressions import Column as CheckColumn
-from cutline.restore.drill.check_expressions import NotUnderstoodError, read_check
+from cutline.restore.drill.check_expressions import CheckColumn, NotUnderstoodError, read_check
 from cutline.restore.drill.row_constraints import (
+    AddedValues,
     Breach,
     ShardRules,
-    Values,
     compile_constraints,
     evaluate,
 )
@@ -55,7 +54,7 @@ def found(of: ShardRules, number: int, *lines: bytes) -> tuple[dict[tuple[int, i
     """The values by group, set and reference, and the breaches of the rows of a table."""
     values, breaches = dict[tuple[int, int, int], list[bytes]](), list[Breach]()
     for one in evaluate(of.tables, np.full(len(lines), number), from_list(list(lines))):
-        if isinstance(one, Values):
+        if isinstance(one, AddedValues):
             column = one.values
             texts = [column.part(slice(at, at + 1)).data.tobytes() for at in range(len(column))]
             values[one.use.group, one.use.number, one.use.reference] = texts

@@ -119,7 +119,8 @@ def loaded(dsns: list[str]) -> Iterator[Callable[[], int]]:
     def run(dsn: str) -> None:
         number = 0
         with psycopg.connect(dsn, autocommit=True) as connection:
-            while not ended.is_set():
+            # A pause, so that the check gets its share of the processors.
+            while not ended.wait(0.005):
                 number += 1
                 statement = LOAD[number % len(LOAD)].format(n=number)
                 try:

@@ -105,8 +105,8 @@ class _Shard:
 def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> StoredDefinitions:
     """Read stored DDL, globals and extension rows, and count object lists; report damage and contradictions.
 
-    All DDL and globals of the chain are read, because what they tell of rows depends on all of them. Only objects in
-    the part are counted, and only its extension rows are read.
+    All DDL and globals of the chain are read, because the labels of enum types and the roles accumulate. Only
+    objects in the part are counted, and only its extension rows are read.
     """
     chain = part.chain
     checking = _Checking(store, part, findings, {shard: _Shard() for shard in chain.full.primaries})
@@ -306,7 +306,7 @@ class _Checking:
             self.findings.doubt(Doubt("left-out", detail, node=stored.node, object=stored.key))
 
     def _check_unchanged(self, before: Chain, chain: Chain, name: str) -> None:
-        """Compare what a commit without new DDL of the shard says of its catalogs with the commit before."""
+        """Compare the catalogs in a commit without new DDL of the shard with those in the previous commit."""
         details = [*_changed_sequences(before.sequences(name), chain.sequences(name))]
         changes = chain.last.definition_changes
         if changes and (name in changes.groups or name in changes.gone):

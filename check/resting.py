@@ -233,7 +233,7 @@ class _Held:
 
 
 def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
-    """Return the last increments of the parts in which the increments after this one are checked.
+    """Divide the increments after `after` into parts to check, and return the last increment of each part.
 
     If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES.
     """

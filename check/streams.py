@@ -297,7 +297,7 @@ def _check_seal(body: bytes, metadata: SegmentMetadata, segment: Segment) -> Non
 
 
 def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
-    """Check what the commit says of the place of the events, which is used only if the segment is large."""
+    """Check the offset of the events in the commit, which is used only if the segment is large."""
     if segment.events_at is None:
         return
     begin = events_offset(file, segment.changes, segment.size)

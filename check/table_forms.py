@@ -115,7 +115,7 @@ class TableForms:
 
     @classmethod
     def of(cls, groups: Iterable[Group], labels: Labels | None = None) -> TableForms:
-        """Return the forms of definitions with different numbers; `labels` are what the DDL tells of columns."""
+        """Return the forms of definitions with different numbers; `labels` are as in Copies."""
         ordered = sorted(groups, key=lambda group: group.number)
         widths = np.array([len(group.columns) for group in ordered], np.int64)
         columns = [column for group in ordered for column in group.columns]

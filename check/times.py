@@ -41,7 +41,7 @@ def check_times(chain: Chain, findings: Findings) -> None:
 
 
 def _out_of_order(before: Commit | None, commit: Commit) -> Iterator[str]:
-    """Yield what no create writes, whatever the clocks do."""
+    """Describe times in an order that no create writes, even if clocks are wrong."""
     created, made = seconds_of(commit.created_at), seconds_of(commit.cut.made_at)
     began = time_of_id(commit.operation)
     if began is not None and abs(created - began.timestamp()) > SLACK_SECONDS:

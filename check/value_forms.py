@@ -235,7 +235,7 @@ def precision_of(modifier: int) -> tuple[int, int] | None:
 
 @cache
 def _numeric_form(modifier: int) -> str:
-    """Return the pattern of what a numeric with this modifier can hold without rounding.
+    """Return the pattern of the numbers that a numeric with this modifier can hold without rounding.
 
     Fewer decimal places than its scale are no damage: users have changed pg_attribute to avoid a rewrite.
     """

@@ -89,7 +89,7 @@ def _node_section(report: LiveReport, node: str) -> Iterator[str]:
 
 
 def _statements(repair: RowRepair) -> Iterator[str]:
-    """Yield the statements that make the rows of the database those of the cut, after comments with what they are."""
+    """Yield the statements that turn rows of the database into those of the cut, with comments that show the rows."""
     group, table = repair.group, qualified(repair.group)
     versions = list(repair.versions)
     if repair.why:

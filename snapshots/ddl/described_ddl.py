@@ -78,7 +78,7 @@ PLAIN_NAME = re.compile(r"[^.()\[\]\"]+")
 SERVER_VERSION = re.compile(r"(\d+)(?:\.(\d+))?")
 # Objects with lower oids come with the server.
 FIRST_OWN_OID = 16384
-# The objects that are compared between shards: those with owners, what tables have, and what is said of objects.
+# The objects that are compared between shards: those with owners, the parts of tables, and privileges and comments.
 # Publications, foreign servers and user mappings are usually not the same.
 OWNED = frozenset(
     {

@@ -29,6 +29,7 @@ from cutline.fleet.progress import Reading, Silent
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.documented_roles import BACKUP, DATABASE, grant, statements
+from tests.integration.refusing import execute
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import require_server
 
@@ -95,12 +96,6 @@ def runs(servers: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark
         found = Runs(fleet, Ready(spark))
         found.init()
         yield found
-
-
-def execute(dsn: str, *statements: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def check(runs: Runs, name: str | None = None, **options: Any) -> LiveReport:

@@ -26,6 +26,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
 from cutline.nodes.programs import run_tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.integration.refusing import execute
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import require_server
 
@@ -97,12 +98,6 @@ def runs(servers: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark
         found = Runs(fleet, Ready(spark))
         found.init()
         yield found
-
-
-def execute(dsn: str, *statements: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def rows(dsn: str, query: str) -> list[Any]:

@@ -31,6 +31,8 @@ from cutline.snapshots.records.commit import NO_LIMIT
 # A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
 STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
 PART = re.compile(rf"{STRING}|(?P<mark>[(),])")
+# A semicolon in quotes does not end a statement.
+END = re.compile(rf"{STRING}|(?P<mark>;)")
 NAME = re.compile(r'"((?:[^"]|"")*)"')
 LITERAL = re.compile(r"'((?:[^']|'')*)'")
 # What follows the type of a column. Types contain these words only in lowercase, or quoted.
@@ -397,7 +399,7 @@ class _Describing:
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
     listed = _split(text)
-    before, after = text[: listed.begin], text[listed.end :].partition(";")[0]
+    before, after = text[: listed.begin], text[listed.end : _end_of_statement(text, listed.end)]
     kinds = {match["word"] for match in KIND.finditer(f"{before} {after}") if match["word"]}
     if "PARTITION BY" in kinds:
         return None
@@ -433,6 +435,11 @@ def _read_column(name: str, after: str, columns: list[DescribedColumn], generate
     is_not_null = any(match["word"] == "NOT NULL" for match in AFTER_TYPE.finditer(after, begin))
     if type_:
         columns.append(DescribedColumn(name, _shown(type_.replace('"', "")), is_not_null, default))
+
+
+def _end_of_statement(text: str, begin: int) -> int:
+    """Return the offset of the semicolon that ends the statement."""
+    return next((match.start() for match in END.finditer(text, begin) if match["mark"]), len(text))
 
 
 def _end_of_default(text: str, begin: int) -> int:

@@ -117,9 +117,11 @@ def _try(folder: Path, spark: SparkSession, kinds: Sequence[Kind]) -> list[Resul
 
 def _check_clean(folder: Path, spark: SparkSession, count: int, standbys: int) -> int:
     with ground_in(folder, spark, standbys) as ground:
+        printed = 0
         for report in check_clean(ground, SEED, count, CASES_AT_ONCE[standbys]):
-            sys.stdout.write(f"{report}\n")
+            sys.stdout.writelines(f"{line}\n" for line in [str(report), *report.alarms[printed:]])
             sys.stdout.flush()
+            printed = len(report.alarms)
     return 1 if report.alarms else 0
 
 

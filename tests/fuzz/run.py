@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 import psycopg
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.relation_locks import RelationLockedError
+from cutline.restore.drill.restorable import check_restorable
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
@@ -71,6 +73,8 @@ class Run:
                 self.check(number)
             else:
                 self.judge(number)
+        if is_checked_only:
+            self.check_restorable(len(self.states) - 1)
 
     @property
     def dsns(self) -> list[str]:
@@ -166,8 +170,22 @@ class Run:
             report = self.runs.check_one(NAME, number)
         wanted = "valid" if len(self.runs.fleet.nodes) > len(self.runs.fleet.primaries) else "inconclusive"
         if (report.result, report.conflicts) != (wanted, []):
-            raise FoundError(f"check of increment {number}: {report}")
+            found = "; ".join(f"{conflict.node}: {conflict.detail}" for conflict in report.conflicts)
+            raise FoundError(f"check of increment {number}: {report.result}: {found}")
         self.figures.checked += 1
+
+    def check_restorable(self, number: int) -> None:
+        """Build all rows that a restore would load, and compare their numbers with the source's."""
+        with named_step(f"check --restorable of increment {number}"), self.figures.timed("restorable"):
+            report = check_restorable(self.runs.fleet, NAME, number, self.runs.spark, Silent())
+        nodes = [node.id for node in self.runs.fleet.primaries]
+        expected = {
+            node: sum(text.count(b"\n") for text in state.rows.values())
+            for node, state in zip(nodes, self.states[number], strict=True)
+        }
+        if report.problems or report.rows != expected:
+            found = "; ".join(f"{problem.node}: {problem.group}: {problem.detail}" for problem in report.problems)
+            raise FoundError(f"check --restorable of increment {number}: {report.rows}, not {expected}: {found}")
 
 
 @contextmanager

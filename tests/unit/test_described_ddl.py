@@ -63,8 +63,8 @@ ALTER TABLE ONLY "s"."a ""b" ALTER COLUMN "e" SET STORAGE EXTERNAL;
 def test_tables_of_other_kinds_name_where_their_columns_come_from() -> None:
     assert read_table('CREATE TABLE "s"."r" (\n    "id" bigint\n)\nPARTITION BY RANGE ("id");\n') is None
     assert read_table('CREATE TABLE "s"."t" OF "s"."ty"\nPARTITION BY RANGE ("a");\n') is None
-    child = table_of('CREATE TABLE "s"."c" (\n    "own" bigint\n)\nINHERITS ("s"."p", "s"."q (");\n')
-    assert (child.parents, [column.name for column in child.columns]) == ((("s", "p"), ("s", "q (")), ["own"])
+    child = table_of('CREATE TABLE "s"."c" (\n    "own" bigint\n)\nINHERITS ("s"."p", "s"."q (;");\n')
+    assert (child.parents, [column.name for column in child.columns]) == ((("s", "p"), ("s", "q (;")), ["own"])
     of_type = table_of('CREATE TABLE "s"."t" OF "s"."ty" (\n    "a" WITH OPTIONS NOT NULL\n);\n')
     assert (of_type.of_type, of_type.columns, of_type.is_whole) == (("s", "ty"), (), False)
     full = table_of('CREATE TABLE "s"."f" (\n    "v" text\n);\n\nALTER TABLE ONLY "s"."f" REPLICA IDENTITY FULL;\n')

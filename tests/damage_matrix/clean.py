@@ -44,7 +44,8 @@ def check_clean(ground: Ground, seed: int, count: int, together: int) -> Iterato
             if report.checked >= count:
                 return
             case = merge_cases(cases[at : at + together])
-            case.options.update(judge="check")
+            # It starts a server for each shard.
+            case.options.update(judge="check", restorable="no" if at else "yes")
             try:
                 ground.run(case)
             except FoundError as error:

@@ -73,7 +73,7 @@ class Run:
                 self.check(number)
             else:
                 self.judge(number)
-        if is_checked_only:
+        if self.case.options.get("restorable") == "yes":
             self.check_restorable(len(self.states) - 1)
 
     @property

@@ -27,6 +27,7 @@ from cutline.check.live.entries import (
     CutComparisonError,
     CutShard,
     compare_entries,
+    entry_buckets,
     live_entries,
     live_units,
     stored_entries,
@@ -265,13 +266,14 @@ class CutComparison:
         chosen = {shard.node.id: frozenset(shard.groups) for shard in shards}
         sources = sources_of(self.chain, nodes, self.store.open(), chosen=chosen)
         groups = {shard.number: frozenset(shard.groups) for shard in shards}
-        stored, folded = stored_entries(session, sources, groups, self.store)
+        # About as many rows in the databases as at the cut.
+        rows = sum(sum(self.chain.base_rows(node).values()) for node in nodes) + sources.changes
+        buckets = entry_buckets(session, 2 * rows)
+        stored, folded = stored_entries(session, sources, groups, self.store, buckets)
         try:
             units = live_units(shards, self.task_pages, self.bytes_per_second)
-            entries = stored.unionByName(live_entries(session, shards, units, lanes))
-            # About as many rows in the databases as at the cut.
-            rows = sum(sum(self.chain.base_rows(node).values()) for node in nodes) + sources.changes
-            return compare_entries(entries, 2 * rows)
+            entries = stored.unionByName(live_entries(session, shards, units, lanes, buckets))
+            return compare_entries(entries, buckets)
         finally:
             folded.release()
 

@@ -25,6 +25,7 @@ from cutline.check.live.pages import (
     tids_of,
 )
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.buckets import BUCKETS_DDL, BUCKETS_SCHEMA, Buckets, read_buckets
 from cutline.columns.bytes_column import (
     BytesColumn,
     Hashes,
@@ -66,10 +67,6 @@ if TYPE_CHECKING:
 # is the page and the item of a version in the database, else NO_PLACE. Rows in the groups FILES and FAILURES are about
 # tables: their `partition` is the table's number, or PROBLEM if the snapshot is damaged. A row in FILES has the table's
 # file in `identity`, and a row in FAILURES has the report in `problem`.
-ENTRY_DDL = (
-    "node int, `group` int, partition int, identity bigint, entry bigint, stored int, live int, place bigint,"
-    " problem binary"
-)
 ENTRY_SCHEMA = pa.schema(
     [
         ("node", pa.int32()), ("group", pa.int32()), ("partition", pa.int32()), ("identity", pa.int64()),
@@ -243,9 +240,13 @@ def _problems(node: int, reports: Mapping[int, ErrorReport]) -> Iterator[pa.Reco
 
 
 def stored_entries(
-    session: SparkSession, sources: Sources, chosen: Mapping[int, frozenset[int]], store: StoreLocation
+    session: SparkSession,
+    sources: Sources,
+    chosen: Mapping[int, frozenset[int]],
+    store: StoreLocation,
+    buckets: Buckets,
 ) -> tuple[DataFrame, Fold]:
-    """Return the rows at the cut as ENTRY_DDL, and the fold, which the caller must release after the job.
+    """Return the rows at the cut in `buckets`, and the fold, which the caller must release after the job.
 
     `sources` are those of the groups in `chosen`, by node number; their objects may contain rows of other groups.
     Raises CutComparisonError if an object can't be read; objects that can't be read later are rows in FAILURES.
@@ -260,26 +261,27 @@ def stored_entries(
         def read(_: int, base: BaseSource) -> Iterator[pa.RecordBatch]:
             changed, chosen = sent.value
             number = base.source.number
-            return base_entries(store.open(), base, changed.get(number, {}), chosen[number])
+            return buckets.fill(base_entries(store.open(), base, changed.get(number, {}), chosen[number]))
 
-        entries = read_bases(session, sources.bases, chosen, read, ENTRY_DDL)
+        entries = read_bases(session, sources.bases, chosen, read, BUCKETS_DDL)
         if folded.local is not None:
             numbers = to_numpy(folded.local["node"])
             batches = [
                 stored_batch(folded.local.filter(to_mask(numbers == number)), number, multisets)
                 for number in np.unique(numbers).tolist()
             ]
-            entries = entries.unionByName(local_frame(session, pa.Table.from_batches(batches, ENTRY_SCHEMA)))
+            filled = pa.Table.from_batches(buckets.fill(batches), BUCKETS_SCHEMA)
+            entries = entries.unionByName(local_frame(session, filled))
         if folded.images is not None:
-            entries = entries.unionByName(_of_images(folded.images, multisets))
+            entries = entries.unionByName(map_batches(_of_images(folded.images, multisets), buckets.fill, BUCKETS_DDL))
         if folded.long_images is not None:
             reader = broadcast(session, long_image_reader(sources, store))
 
             def read_long(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return long_entries(batches, reader.value, multisets)
+                return buckets.fill(long_entries(batches, reader.value, multisets))
 
             divided = order_by_place(folded.long_images, lambda rows, by: rows.repartition(cores_of(session).now, by))
-            entries = entries.unionByName(map_batches(divided, read_long, ENTRY_DDL))
+            entries = entries.unionByName(map_batches(divided, read_long, BUCKETS_DDL))
     except BaseException:
         folded.release()
         raise
@@ -330,7 +332,7 @@ def _incomplete() -> ErrorReport:
 
 
 def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
-    """Return folded rows as ENTRY_DDL. Spark's xxhash64 returns the hashes that tasks compute."""
+    """Return folded rows as ENTRY_SCHEMA. Spark's xxhash64 returns the hashes that tasks compute."""
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     is_problem = F.col("group") == PROBLEM
@@ -352,19 +354,19 @@ def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
     )
 
 
-def compare_entries(entries: DataFrame, rows: int) -> pa.Table:
-    """Compare the rows with the same identity; return SUMMARY_SCHEMA.
+def entry_buckets(session: SparkSession, rows: int) -> Buckets:
+    """Return the buckets for about this many rows: rows with the same identity go to the same task."""
+    partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
+    return Buckets(ENTRY_SCHEMA, "identity", max(partitions, -(-rows // ROWS_PER_TASK)))
 
-    `left` counts the versions that only the cut has, and `more` those that only the database has. `rows` is about how
-    many rows there are.
+
+def compare_entries(entries: DataFrame, buckets: Buckets) -> pa.Table:
+    """Compare the rows with the same identity, which are in `buckets`; return SUMMARY_SCHEMA.
+
+    `left` counts the versions that only the cut has, and `more` those that only the database has.
     """
-    # Rows with the same identity go to the same task. Sorting them in whole columns there is several times as fast as
-    # an aggregation by Spark.
-    partitions = int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    partitions = max(partitions, -(-rows // ROWS_PER_TASK))
-    divided = entries.repartition(partitions, "node", "group", "identity")
-    summary = Summary(max(DIFFERING_MAX // partitions, 1))
-    found: pa.Table = map_batches(divided, summary.of, SUMMARY_DDL).toArrow()
+    summary = Summary(max(DIFFERING_MAX // buckets.count, 1))
+    found: pa.Table = map_batches(buckets.shuffled(entries), summary.of_buckets, SUMMARY_DDL).toArrow()
     return found
 
 
@@ -374,11 +376,13 @@ class Summary:
 
     rows_max: int
 
+    def of_buckets(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do the same as `of` for rows in buckets."""
+        return self.of(read_buckets(batches))
+
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows that differ and the rows about tables, then the totals; see SUMMARY_SCHEMA."""
-        held = [pa.Table.from_batches([batch]).cast(ENTRY_SCHEMA) for batch in batches]
-        entries = pa.concat_tables([ENTRY_SCHEMA.empty_table(), *held])
-        del held
+        entries = pa.Table.from_batches(batches, ENTRY_SCHEMA)
         is_row = to_numpy(entries["group"]) > NO_GROUP
         facts = entries.filter(to_mask(~is_row)).select(["node", "group", "partition", "identity", "problem"])
         yield from _as_summary(facts).to_batches()
@@ -469,9 +473,13 @@ def _total(table: tuple[int, int], kind: int, amount: int) -> pa.RecordBatch:
 
 
 def live_entries(
-    session: SparkSession, shards: Sequence[CutShard], units: Sequence[LiveUnit], lanes: Mapping[int, int]
+    session: SparkSession,
+    shards: Sequence[CutShard],
+    units: Sequence[LiveUnit],
+    lanes: Mapping[int, int],
+    buckets: Buckets,
 ) -> DataFrame:
-    """Return the rows of the running databases as ENTRY_DDL; `lanes` is how many tasks may read from each shard."""
+    """Return the rows of the running databases in `buckets`; `lanes` is how many tasks may read from each shard."""
     dealt = [
         [unit for unit in units if unit.shard == shard.number][lane :: lanes[shard.number]]
         for shard in shards
@@ -482,7 +490,6 @@ def live_entries(
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for lane in batch.column(0).to_pylist():
-                for unit in listed.value[lane]:
-                    yield from read_unit(unit)
+                yield from buckets.fill(row for unit in listed.value[lane] for row in read_unit(unit))
 
-    return map_batches(session.range(0, len(dealt), 1, max(len(dealt), 1)), read, ENTRY_DDL)
+    return map_batches(session.range(0, len(dealt), 1, max(len(dealt), 1)), read, BUCKETS_DDL)

@@ -201,16 +201,19 @@ def _columns(group: Group, described: Description, *, only_ascii: bool) -> tuple
     theirs = [column.name for column in table.columns]
     if not table.is_ordered:
         stored = described.stored_columns(name)
-        if stored is not None and stored != set(ours):
-            ours, theirs = sorted(ours), sorted(stored)
-        else:
-            # The statement lacks inherited columns, and shows a generated one that it repeats as if it were stored.
-            both = set(ours) & set(theirs)
-            ours, theirs = [one for one in ours if one in both], [one for one in theirs if one in both]
-    if only_ascii:
-        ours = [one if one.isascii() else "?" for one in ours]
-        theirs = [one if _is_ascii(one) else "?" for one in theirs]
-    return ours, theirs
+        if stored is not None:
+            named, found = (sorted(_comparable_forms(names, only_ascii=only_ascii)) for names in (ours, stored))
+            if named != found:
+                return named, found
+        # The statement lacks inherited columns, and shows a generated one that it repeats as if it were stored.
+        both = set(ours) & set(theirs)
+        ours, theirs = [one for one in ours if one in both], [one for one in theirs if one in both]
+    return _comparable_forms(ours, only_ascii=only_ascii), _comparable_forms(theirs, only_ascii=only_ascii)
+
+
+def _comparable_forms(names: Iterable[str], *, only_ascii: bool) -> list[str]:
+    """Return the names with "?" for each one that has another form in the DDL than in commits."""
+    return ["?" if only_ascii and not _is_ascii(name) else name for name in names]
 
 
 def _differing_columns(group: Group, described: Description, *, only_ascii: bool) -> Iterator[str]:

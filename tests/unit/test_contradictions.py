@@ -11,8 +11,9 @@ import pytest
 from msgspec import structs
 
 from cutline.nodes.groups import Group
-from cutline.snapshots.ddl.contradictions import contradictions
+from cutline.snapshots.ddl.contradictions import compare_tables, contradictions
 from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
+from cutline.snapshots.ddl.described_ddl import describe
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseSetting
@@ -317,6 +318,20 @@ def test_inherited_columns_are_compared_by_their_names(chain: Chain, ddl: DdlArc
     of_other = altered(ddl, {"TABLE entry": (text, child)})
     assert contradictions(chain, SHARD, of_other) == [
         f"table public.entry has columns {ours} in the commit, but account, id, n, remark, v in the DDL"
+    ]
+
+
+def test_in_other_encodings_inherited_columns_with_other_letters_are_counted(chain: Chain, ddl: DdlArchive) -> None:
+    """The two forms of such a name don't sort alike."""
+    text = '(\n    "id" bigint NOT NULL,\n    "account" bigint,\n    "remark" "text"\n)'
+    child = '(\n    "account" bigint\n)\nINHERITS ("public"."long")'
+    parent = ('    "v" "text",\n    "n" integer\n', '    "\\xa4" "text"\n')
+    described = describe(altered(ddl, {"TABLE entry": (text, child), "TABLE long": parent}))
+    (group,) = (group for group in chain.groups(SHARD) if group.table == "entry")
+    ours = renamed(group, {"remark": "\u20ac"})
+    assert compare_tables(described, [ours], only_ascii=True) == []
+    assert compare_tables(described, [renamed(ours, {"account": "amount"})], only_ascii=True) == [
+        "table public.entry has columns ?, amount, id in the commit, but ?, account, id in the DDL"
     ]
 
 

@@ -81,7 +81,8 @@ LOAD = (
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
     folder = tmp_path_factory.mktemp("live")
-    settings = {"hot_standby_feedback": "on", "max_prepared_transactions": "20"}
+    # A vacuum of the primary would send its pages again, and replace those that a test has altered on a standby.
+    settings = {"hot_standby_feedback": "on", "max_prepared_transactions": "20", "autovacuum": "off"}
     with fleet_of(folder / "fleet", [require_server(15), None], backups=1, settings=settings) as fleet:
         for dsn in fleet.dsns():
             execute(dsn, TABLES)

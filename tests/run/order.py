@@ -1,12 +1,13 @@
 """The order in which several processes start the tests, and the tests that stay together.
 
 A process gets one unit at a time: a module, or a folder below tests/integration, whose modules share servers and
-chains. A long unit that begins last would keep one process busy while the others are idle.
+chains. Of the folders in DIVIDED, `make rest` and `make all` have parts with servers of their own. A long unit that begins last would keep one process busy while the others are idle.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 
@@ -117,7 +118,16 @@ LONG = (
     "tests/integration/test_tls.py",
     "tests/spark/test_session_files.py",
 )
+# All tests of these folders would keep one process busy for more than an hour.
+DIVIDED = {"tests/integration/restoring": 4}
 PLACES = {unit: place for place, unit in enumerate(LONG)}
+
+
+def part_of(nodeid: str, cases: str) -> str:
+    """Return the unit of a test, or the part of it if the unit is divided in a run of these `cases`."""
+    unit, module = unit_of(nodeid), nodeid.partition("::")[0]
+    parts = 1 if cases == "test" else DIVIDED.get(unit, 1)
+    return f"{unit} {crc32(module.encode()) % parts}" if parts > 1 else unit
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
@@ -125,7 +135,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
     class LoadUnitScheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return unit_of(nodeid)
+            return part_of(nodeid, config.getoption("cases"))
 
     return LoadUnitScheduling(config, log)
 

@@ -38,5 +38,5 @@ def apply_remedies(dsn: str) -> bool:
     remedies = remedies_of(dsn)
     with psycopg.connect(judge_dsn(dsn), autocommit=True) as connection:
         for remedy in remedies:
-            connection.execute(remedy.encode())
+            connection.execute(remedy.encode(connection.info.encoding))
     return bool(remedies)

@@ -281,6 +281,9 @@ class Findings:
 
     report: SnapshotReport
     damaged: set[str] = field(default_factory=set)
+    # The objects that the first `_indexed` conflicts name: a store may lack a million objects.
+    _named: set[str] = field(default_factory=set)
+    _indexed: int = 0
 
     def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
         """Add to the amounts compared."""
@@ -306,10 +309,17 @@ class Findings:
         if problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
         conflict = conflict_of(problem)
-        if conflict.object not in {known.object for known in self.report.conflicts if known.object}:
+        if not self._is_named(conflict.object):
             self.conflict(conflict)
         if conflict.node:
             self.damaged.add(conflict.node)
+
+    def _is_named(self, key: str | None) -> bool:
+        """Whether a conflict is about this object. Conflicts are only added, also to the report itself."""
+        added = self.report.conflicts[self._indexed :]
+        self._named.update(conflict.object for conflict in added if conflict.object)
+        self._indexed += len(added)
+        return key in self._named
 
 
 def conflict_of(problem: ErrorReport) -> Conflict:

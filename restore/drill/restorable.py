@@ -394,8 +394,10 @@ def _evaluated(
 
 
 def _problem_batch(node: int, group: int, problem: str, count: int = 1) -> pa.RecordBatch:
-    row = {"node": node, "group": group, "set": 0, "h1": 0, "h2": 0, "reference": 0, "problem": problem}
-    return pa.RecordBatch.from_pylist([row] * count, schema=LOADED_SCHEMA)
+    """Return a problem that `count` rows have as LOADED, with a row for each of them."""
+    none = np.zeros(count, np.uint64)
+    batch = _values_batch(np.full(count, node), np.full(count, group), 0, (none, none))
+    return pa.record_batch([*batch.columns[:-1], pa.repeat(pa.scalar(problem, pa.string()), count)], LOADED_SCHEMA)
 
 
 def _count(session: SparkSession, rows: DataFrame, sources: Sources, progress: Progress) -> pa.Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -38,6 +39,8 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 NUMERIC: frozenset[Family] = frozenset({"integer", "number"})
 VALUE = "VALUE"
+# Conditions with more parentheses inside each other are not read: Python limits how deep functions and pickles nest.
+NESTED_MAX = 50
 
 
 class NotUnderstoodError(ValueError):
@@ -165,6 +168,9 @@ class _ExpressionReader:
                 raise NotUnderstoodError(self.expression)
             self.tokens.append((match.lastgroup, match[match.lastgroup]))
             position = match.end()
+        marks = (text if kind == "mark" else "" for kind, text in self.tokens)
+        if max(accumulate((mark == "(") - (mark == ")") for mark in marks), default=0) > NESTED_MAX:
+            raise NotUnderstoodError(self.expression)
 
     def condition(self) -> Condition:
         """Read conditions that are connected by OR."""

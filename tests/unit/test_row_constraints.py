@@ -201,6 +201,7 @@ def test_a_check_refuses_the_rows_for_which_it_is_false(expression: str, wrong: 
         '(("t" = E\'\\\\\'::"text"))',
         '(("i" = \'a\'::"text"))',
         "((\"i\" > '5'::double precision))",
+        "(NOT " * 200 + '("i" > 0)' + ")" * 200,
     ],
 )
 def test_an_expression_of_another_form_is_not_understood(expression: str) -> None:

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cutline.columns.bytes_column import Flags
-from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare_fields, compare_with
+from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare
 from cutline.snapshots.ddl.described_ddl import read_name
 
 TOKEN = re.compile(
@@ -78,11 +78,8 @@ class Comparison:
         if isinstance(self.other, CheckColumn):
             known &= ~fields.nulls(self.other.place)
         rows = np.flatnonzero(known)
-        values = fields.values(self.column.place).take(rows)
-        if isinstance(self.other, CheckColumn):
-            sign, is_decided = compare_fields(values, fields.values(self.other.place).take(rows), self.family)
-        else:
-            sign, is_decided = compare_with(values, self.other, self.family)
+        other = fields.values(self.other.place).take(rows) if isinstance(self.other, CheckColumn) else self.other
+        sign, is_decided = compare(fields.values(self.column.place).take(rows), other, self.family)
         holds = COMPARISONS[self.operator](sign)
         true, false = np.zeros(len(fields), np.bool_), np.zeros(len(fields), np.bool_)
         true[rows], false[rows] = holds & is_decided, ~holds & is_decided

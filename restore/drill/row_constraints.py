@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from cutline.restore.drill.check_expressions import (
     family_of,
     read_check,
 )
-from cutline.restore.drill.row_fields import USUAL, Family, FieldsMissingError, RowFields, compare_with
+from cutline.restore.drill.row_fields import USUAL, Family, FieldsMissingError, RowFields, compare
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_constraints import (
     LARGEST,
@@ -69,11 +69,10 @@ class ValueUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundTest:
-    """The bound of a partition as far as its first column tells: the rows below `low`, or not before `high`.
+class RangeTest:
+    """The bound of a RANGE partition as far as its first column tells: from `low`, to before `high`; None: no limit.
 
-    With `includes_high`, a value equal to `high` may be in the partition. With `values`, they are all that is allowed,
-    and None is NULL.
+    With `includes_high`, a value equal to `high` may be in the partition. NULL is in no such partition.
     """
 
     what: str
@@ -82,33 +81,46 @@ class BoundTest:
     low: str | None = None
     high: str | None = None
     includes_high: bool = False
-    values: frozenset[str | None] | None = None
 
     def outside(self, fields: RowFields) -> Flags:
         """Return which rows are outside the bound."""
+        outside = fields.nulls(self.place).copy()
+        rows = np.flatnonzero(~outside)
+        values = fields.values(self.place).take(rows)
+        if self.low is not None:
+            sign, is_decided = compare(values, self.low, self.family)
+            outside[rows] |= (sign < 0) & is_decided
+        if self.high is not None:
+            sign, is_decided = compare(values, self.high, self.family)
+            outside[rows] |= (sign > (0 if self.includes_high else -1)) & is_decided
+        return outside
+
+
+@dataclass(frozen=True, slots=True)
+class ListTest:
+    """The bound of a LIST partition: `values` are all values that it may contain, and None is NULL."""
+
+    what: str
+    place: int
+    family: Family
+    values: frozenset[str | None]
+
+    def outside(self, fields: RowFields) -> Flags:
+        """Return which rows have none of the values."""
         is_null = fields.nulls(self.place)
-        if self.values is not None:
-            wrong = np.full(len(fields), None not in self.values, np.bool_) & is_null
-        else:
-            wrong = is_null.copy()
         rows = np.flatnonzero(~is_null)
         values = fields.values(self.place).take(rows)
-        if self.values is not None:
-            outside = np.ones(len(rows), np.bool_)
-            for value in self.values:
-                if value is not None:
-                    sign, is_decided = compare_with(values, value, self.family)
-                    outside &= (sign != 0) & is_decided
-        else:
-            outside = np.zeros(len(rows), np.bool_)
-            if self.low is not None:
-                sign, is_decided = compare_with(values, self.low, self.family)
-                outside |= (sign < 0) & is_decided
-            if self.high is not None:
-                sign, is_decided = compare_with(values, self.high, self.family)
-                outside |= (sign > (0 if self.includes_high else -1)) & is_decided
-        wrong[rows] = outside
-        return wrong
+        has_none = np.ones(len(rows), np.bool_)
+        for value in self.values:
+            if value is not None:
+                sign, is_decided = compare(values, value, self.family)
+                has_none &= (sign != 0) & is_decided
+        outside = np.full(len(fields), None not in self.values, np.bool_) & is_null
+        outside[rows] = has_none
+        return outside
+
+
+BoundTest: TypeAlias = RangeTest | ListTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,9 +343,9 @@ class _Compiling:
             high = None if bound.high[0] == LARGEST else bound.high[0]
             if bound.low[0] == LARGEST or bound.high[0] == SMALLEST or not _are_usual([low, high], family):
                 return None
-            return BoundTest(what, place, family, low, high, includes_high=len(columns) > 1)
+            return RangeTest(what, place, family, low, high, includes_high=len(columns) > 1)
         if isinstance(bound, ListBound) and method == "LIST" and _are_usual(bound.values, family):
-            return BoundTest(what, place, family, values=bound.values)
+            return ListTest(what, place, family, bound.values)
         return None
 
     def _family(self, column: Column) -> Family | None:

@@ -18,7 +18,7 @@ from cutline.restore.drill.row_constraints import (
     compile_constraints,
     evaluate,
 )
-from cutline.restore.drill.row_fields import FieldsMissingError, RowFields, compare_with
+from cutline.restore.drill.row_fields import FieldsMissingError, RowFields, compare
 from cutline.snapshots.ddl.described_constraints import (
     Attached,
     Check,
@@ -211,7 +211,7 @@ def test_an_expression_of_another_form_is_not_understood(expression: str) -> Non
 
 def test_numbers_that_a_double_does_not_tell_apart_are_not_decided() -> None:
     fields = from_list([b"0.10000000000000000001", b"0.1", b"0.2", b"NaN"])
-    sign, is_decided = compare_with(fields, "0.1", "number")
+    sign, is_decided = compare(fields, "0.1", "number")
     assert is_decided.tolist() == [False, True, True, False]
     assert sign.tolist()[1:3] == [0, 1]
 

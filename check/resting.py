@@ -28,7 +28,8 @@ from cutline.check.read_times import (
     subset_range,
 )
 from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
-from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
+from cutline.check.rereading import Deadline, Rereading, pieces_of
+from cutline.check.stored_entries import StoredEntries, compare_listing
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
@@ -97,18 +98,17 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
         return False
     check.progress.step("list objects")
     # The objects of new increments will be read, which finds more.
-    listed = Findings(SnapshotReport(chain.name, chain.last.increment))
-    entries = compare_listing(store, chain, listed, earlier.increment if earlier else chain.last.increment)
+    entries, missing = compare_listing(store, chain, earlier.increment if earlier else chain.last.increment)
     if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
         why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None
     if earlier is None:
         _note_unused(check, why)
         if is_limited:
-            report.conflicts += listed.report.conflicts
+            report.conflicts += missing
             _read_unproven(check, entries, why)
         return is_limited
-    report.conflicts += listed.report.conflicts
+    report.conflicts += missing
     _Resting(check, entries, earlier).run(check_part)
     return True
 

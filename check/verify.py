@@ -24,8 +24,9 @@ from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.sequence_values import check_sequences, fed_groups
+from cutline.check.stored_entries import check_listing
 from cutline.check.streams import hash_streams
-from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.structure import check_structure, names_to_check
 from cutline.check.table_forms import enum_labels
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules

@@ -53,7 +53,7 @@ def check_structure(
     commit file is missing.
     """
     try:
-        chain = read_chain_lists(store, read_chain(store, name, increment), allow_damage=True)
+        chain = read_chain_lists(store, read_chain(store, name, increment))
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:

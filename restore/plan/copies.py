@@ -233,7 +233,7 @@ def _damage_error(
     lost, damages = found
     # Later increments may have more damage, which must not prevent the hint from listing the restorable increments.
     try:
-        longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
+        longest = read_chain_lists(store, read_chain(store, chain.name))
     except SnapshotDeletedError:
         # The objects are deleted, not damaged.
         raise

@@ -146,15 +146,13 @@ class BaseUnit:
     damaged: Mapping[str, str]
 
 
-def rebuild_base(
-    chain: Chain, unit: BaseUnit, operation: str, work: Work, lost_max: int = LOST_ROWS_MAX
-) -> Replacement:
+def rebuild_base(chain: Chain, unit: BaseUnit, operation: str, work: Work) -> Replacement:
     """Store new base objects under keys of `operation` that contain the rows of the damaged ones.
 
     Raises NotRebuildableError, and any error of the store or of the tasks except ObjectDamagedError.
     """
     commit = next(one for one in chain.commits if one.increment == unit.increment)
-    scope = _Scope.of(chain, commit, unit, lost_max)
+    scope = _Scope.of(chain, commit, unit)
     try:
         window = _Window.of(chain, unit, scope, work)
         wanted = _judge(_compare(scope, window, work), scope, window)
@@ -218,13 +216,13 @@ class _Scope:
     definitions: Mapping[int, Group]
 
     @classmethod
-    def of(cls, chain: Chain, commit: Commit, unit: BaseUnit, lost_max: int) -> _Scope:
+    def of(cls, chain: Chain, commit: Commit, unit: BaseUnit) -> _Scope:
         own = list_bases(commit, unit.node)
         lost = [one for one in own if one.stored.key in unit.damaged]
         groups = frozenset[int]().union(*(one.groups for one in lost))
         definitions = chain.definitions(unit.node)
         rows = sum(sum(one.stored.rows.values()) for one in lost)
-        is_whole = rows > lost_max or any(definitions[number].is_multiset for number in groups)
+        is_whole = rows > LOST_ROWS_MAX or any(definitions[number].is_multiset for number in groups)
         if is_whole:
             groups = _together(own, groups)
         here = [one for one in own if one not in lost and one.groups & groups]

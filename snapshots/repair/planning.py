@@ -182,7 +182,7 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
     check_of_fleet(chain, identity)
     if other is not None and (plan := _plan_commits(fleet, store, identity, request, other)).commits:
         return plan
-    chain = read_chain_lists(store, chain, allow_damage=True)
+    chain = read_chain_lists(store, chain)
     work = Work(fleet.store, spark, progress)
     damages = find_damage(chain, request, work)
     planner = _Planner(chain, store, damages, other)

@@ -147,7 +147,7 @@ def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Pro
 
 def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
     """Read the chain under the lease; raise RepairOutdatedError if it was repaired since the plan was made."""
-    chain = read_chain_lists(store, read_chain(store, planned.name), allow_damage=True)
+    chain = read_chain_lists(store, read_chain(store, planned.name))
     if (
         chain.applied.repairs == planned.applied.repairs
         and next_repair_number(store, planned.name) == plan.number

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+import cutline.snapshots.repair.base_rows as base_rows
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import read_chain
@@ -87,19 +88,20 @@ def test_a_rebuilt_object_restores_the_same_rows(
     assert shard.store.read(key) == b"damaged"
 
 
-def rebuild(shard: MadeShard, chain: Chain, node: str, *keys: str, lost_max: int = 1000) -> Replacement:
+def rebuild(shard: MadeShard, chain: Chain, node: str, *keys: str) -> Replacement:
     unit = BaseUnit(node, "b" if node == "a" else "a", 0, dict.fromkeys(keys, "digest"))
-    return rebuild_base(chain, unit, "20261120T000000Z-0000000001", shard.work(), lost_max)
+    return rebuild_base(chain, unit, "20261120T000000Z-0000000001", shard.work())
 
 
-def test_only_lost_rows_are_written_unless_there_are_too_many() -> None:
+def test_only_lost_rows_are_written_unless_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = MadeShard(ITEMS)
     chain = shard.take()
     first, *_ = base_keys(chain, "a")
     one = rebuild(shard, chain, "a", first)
     assert [old.key for old in one.replaced] == [first]
     assert sum(new.rows[ITEM.number] for new in one.objects) == 10
-    every = rebuild(shard, chain, "a", first, lost_max=9)
+    monkeypatch.setattr(base_rows, "LOST_ROWS_MAX", 9)
+    every = rebuild(shard, chain, "a", first)
     assert [(old.key == first, old.damage) for old in every.replaced] == [
         (True, "digest"), (False, "intact"), (False, "intact"),
     ]  # fmt: skip

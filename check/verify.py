@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -192,7 +192,7 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
 
 def _check_part(check: ChainCheck, part: NewPart, rows: int = 0) -> None:
     stored = check_definitions(check.location.open(), part, check.findings)
-    check_contents(check.spark, part, check.location, check.findings, check.progress, stored, check.known_as, rows)
+    check_contents(check, part, stored, rows)
 
 
 @contextmanager
@@ -229,30 +229,20 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def check_contents(
-    spark: SparkSource,
-    part: NewPart,
-    store: StoreLocation,
-    findings: Findings,
-    progress: Progress,
-    stored: StoredDefinitions | None = None,
-    known_as: Mapping[str, str] | None = None,
-    rows: int = 0,
-) -> None:
+def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, rows: int = 0) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`.
 
     If an earlier check has found the rest of the chain valid, only the `part` is read; Spark is then started only if
-    tables were copied or there is more to read than the driver should hold. `stored` is what the stored DDL tells about
-    rows; without it, less of them is checked. `known_as` maps further names of shards, as distributed transactions have
-    them, to their primaries.
+    tables were copied or there is more to read than the driver should hold. `stored` contains the facts about rows that
+    the stored DDL states. `rows` is as in CheckRequest.
     """
-    stored, chain = stored or StoredDefinitions(), part.chain
+    chain, spark, store, findings, progress = part.chain, check.spark, check.location, check.findings, check.progress
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
     if part.has_copies or held is None:
         spark.begin(ExecutorNeeds(store), progress)
     sources = None if held else _sources_for_reports(copies, part, store)
-    rules = PartRules.of(chain, known_as or {}, part.after)
+    rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
     check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {})

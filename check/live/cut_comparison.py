@@ -420,8 +420,8 @@ class CutComparison:
                 found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
             fixed = frozenset(name for (name,) in found)
             repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
-            doubt = verdicts.unproven.get((number, group), "")
-            report.repairs += [replace(repair, doubt=doubt) for _, repair in repairs]
+            unproven = verdicts.unproven.get((number, group), "")
+            report.repairs += [replace(repair, unproven=unproven) for _, repair in repairs]
             named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])
         return named
 

@@ -74,15 +74,14 @@ def _node_section(report: LiveReport, node: str) -> Iterator[str]:
     settings = "".join(f" SET {name} = {literal(PINNED_SETTINGS[name].encode())};" for name in PARSING)
     yield f"SET client_encoding = '{encoding}';{settings} BEGIN;"
     yield "-- SET LOCAL session_replication_role = replica;"
-    doubted = ""
+    noted = ""
     for repair in report.repairs:
         if repair.node != node:
             continue
-        if repair.doubt and repair.group.name != doubted:
-            doubted = repair.group.name
+        if repair.unproven and repair.group.name != noted:
+            noted = repair.group.name
             yield comment(
-                f"{doubted}: it may be the application that has written the following rows since the snapshot:"
-                f" {repair.doubt}"
+                f"{noted}: the application may have written the following rows since the snapshot: {repair.unproven}"
             )
         yield from _statements(repair)
     yield "ROLLBACK;"

@@ -93,8 +93,8 @@ class RowRepair:
 
     The cut has `left` rows that the database lacks, all with the line `stored`; None if there are none, or if the line
     is not known, for the reason `why`. The database has `more` rows that the cut lacks; those whose place is known are
-    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `doubt` is the reason why
-    nobody knows whether these rows were written since the cut.
+    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `unproven` is the reason
+    why it is not known whether these rows were written since the cut; "" if it is known.
     """
 
     node: str
@@ -105,7 +105,7 @@ class RowRepair:
     versions: tuple[LiveVersion, ...] = ()
     why: str = ""
     fixed: frozenset[str] = frozenset()
-    doubt: str = ""
+    unproven: str = ""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.copies import Copies
+from cutline.check.report import Conflict, Findings
 from cutline.check.stored_rows import salted
 from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_mask, to_numpy

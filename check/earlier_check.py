@@ -17,9 +17,9 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import LastReads, milliseconds_of, moment_of
-from cutline.check.report import Copies
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.ended_operations import (
     AHEAD_SECONDS_MAX,

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
-from cutline.check.report import Conflict, Copies, DifferentRow, Findings, StoredRow
+from cutline.check.report import Conflict, DifferentRow, Findings, StoredRow
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.columns.row_batches import from_stream, to_stream

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cutline.check.report import Copies
+from cutline.check.copies import Copies
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.snapshots.fold.sources import (
     BaseSources,

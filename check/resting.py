@@ -15,6 +15,7 @@ from datetime import datetime
 import numpy as np
 
 from cutline.check.compare import compare_copies
+from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
 from cutline.check.new_part import NewPart
 from cutline.check.partitions import PartitionHashes
@@ -27,7 +28,7 @@ from cutline.check.read_times import (
     moment_of,
     subset_range,
 )
-from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
+from cutline.check.report import Findings, RestsOn, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline, Rereading, pieces_of
 from cutline.check.stored_entries import StoredEntries, compare_listing
 from cutline.columns.bytes_column import Ints

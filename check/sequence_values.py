@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.check.report import Copies, Doubt, Findings
+from cutline.check.copies import Copies
+from cutline.check.report import Doubt, Findings
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.table_names import table_name

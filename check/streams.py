@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutline.check.copies import Copies
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.deleted_rows import CHANGES_MAX, DeletedKeys, ExpectedRows, KeyDeletes, expected_rows
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
-from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.report import Conflict, Findings
 from cutline.check.required_values import RequiredSince, check_changes
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks

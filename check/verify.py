@@ -9,22 +9,23 @@ from dataclasses import dataclass
 
 from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
+from cutline.check.copies import Copies
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
-from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.primaries import check_primaries
-from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.sequence_values import check_sequences, fed_groups
 from cutline.check.stored_entries import check_listing
+from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_structure, names_to_check
 from cutline.check.table_forms import enum_labels

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 import cutline.check.streams
 import cutline.wal.segments.segments
+from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
-from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
 from cutline.check.streams import (
     LastTask,
     StreamReport,

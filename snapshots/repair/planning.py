@@ -1,4 +1,4 @@
-"""Plan a repair: find the damaged objects of a snapshot, and for each of them a source that is not in doubt itself."""
+"""Plan a repair: find the damaged objects of a snapshot, and for each of them a source that can be trusted."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ class _Planner:
                 reasons.append(str(error))
                 continue
             if damaged := [other.key for other in overlapping if other.key in self.damages]:
-                reasons.append(f"both copies are in doubt: object {damaged[0]} of {copy} is damaged, too")
+                reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
             self.steps.append(RepairStep(Method.REBUILD_SEGMENT, (one,), (damage,), copy))
             return
@@ -360,7 +360,7 @@ class _Planner:
             bases = list_bases(self._commit(increment), copy)
             damaged = [one.stored.key for one in bases if one.groups & groups and one.stored.key in self.damages]
             if damaged:
-                reasons.append(f"both copies are in doubt: object {damaged[0]} of {copy} is damaged, too")
+                reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
             definitions = self.chain.definitions(node)
             tables = list_some(sorted({definitions[number].name for number in groups}), TABLES_NAMED_MAX)

@@ -219,7 +219,7 @@ def _replace(work: Work, chain: Chain, intent: Intent, other: SecondStore | None
         try:
             new = [rebuild_segment(store, chain, old, step.copy, intent.operation) for old in segments]
         except ObjectDamagedError as error:
-            raise NotRebuildableError(f"both copies are in doubt: {error.message}") from error
+            raise NotRebuildableError(f"neither copy can be trusted: {error.message}") from error
         return _replacement(chain, step, damage, new)
     entries: list[StoredObject | ObjectList | Segment] = []
     for one in step.located:

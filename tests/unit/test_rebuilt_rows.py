@@ -130,7 +130,7 @@ def test_copies_that_disagree_about_an_intact_row_are_both_in_doubt() -> None:
     rows = sorted(ITEMS)
     chain = with_copy_of_b(shard, shard.take(), [item(0, "other") if row == rows[0] else row for row in rows])
     first, second, _ = base_keys(chain, "a")
-    with pytest.raises(NotRebuildableError, match=r"in doubt: they disagree about 1 rows of public\.item"):
+    with pytest.raises(NotRebuildableError, match=r"can be trusted: they disagree about 1 rows of public\.item"):
         rebuild(shard, chain, "a", second)
     # The row itself is in the first object. If that is lost, the copies agree about everything that is left.
     assert rebuild(shard, chain, "a", first).objects
@@ -152,8 +152,8 @@ def test_both_copies_damaged_is_refused_by_name() -> None:
     plan = plan_repair(shard.fleet, RepairRequest(NAME), NoSpark(), Silent())  # type: ignore[arg-type]
     assert plan.is_empty
     assert {one.key: one.why for one in plan.unrepairable} == {
-        mine: f"both copies are in doubt: object {theirs} of b is damaged, too",
-        theirs: f"both copies are in doubt: object {mine} of a is damaged, too",
+        mine: f"neither copy can be trusted: object {theirs} of b is damaged, too",
+        theirs: f"neither copy can be trusted: object {mine} of a is damaged, too",
     }
 
 

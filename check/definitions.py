@@ -1,8 +1,8 @@
 """Check the stored DDL of a chain against the commits that list it, and against the DDL before it.
 
-A shard's DDL is stored again only if the fingerprint of its catalogs has changed. So from a commit to the next, what
-the catalogs decide can't change unless the next commit lists new DDL: which tables there are, their columns and keys,
-which sequences there are and how they count, which tables are unlogged, foreign or an extension's. A difference without
+A shard's DDL is stored again only if the fingerprint of its catalogs has changed. So facts from the catalogs can't
+differ between a commit and the next unless the next commit lists new DDL. Such facts are the tables, their columns and
+keys, the sequences and how they count, and which tables are unlogged, foreign or an extension's. A difference without
 new DDL is a conflict, and so is DDL that the commit contradicts (snapshots/ddl/contradictions.py).
 
 Everything here is in documents and archives that a check reads anyway. Of each shard's DDL, only one description is
@@ -72,7 +72,7 @@ OF_CATALOGS = frozenset(
 
 @dataclass(slots=True)
 class StoredDefinitions:
-    """What the stored DDL tells other passes about each shard.
+    """Facts from the stored DDL of each shard that other passes need.
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
     are those that enum types have had, as COPY prints them, by shard and by the oid of the type; None for a composite
@@ -88,7 +88,7 @@ class StoredDefinitions:
 
 @dataclass(slots=True)
 class _Shard:
-    """What was read of a shard's DDL so far: the newest archive, and the increment that lists it.
+    """The DDL of a shard as far as it was read: the newest archive, and the increment that lists it.
 
     `increments` maps the digest of the content of each archive to the first increment that lists it. `roles` are those
     of the server's newest globals, and `all_roles` of all; if `lacks_roles`, some could not be read.
@@ -144,7 +144,7 @@ class _Checking:
         return self.part.chain
 
     def check(self, commit: Commit) -> None:
-        """Check what a commit lists, and what it has in common with the commit before it."""
+        """Check the objects that a commit lists, and the facts that it must share with the commit before it."""
         chain = self.chain.up_to(commit.increment)
         before = self._before(commit)
         archives: dict[str, list[StoredObject]] = {}
@@ -283,7 +283,7 @@ class _Checking:
                 self._conflict(detail, stored)
 
     def note(self) -> None:
-        """Note what is doubtful about the newest DDL of each shard."""
+        """Add the doubts about the newest DDL of each shard."""
         for shard in self.shards.values():
             if shard.newest is not None and shard.listed is not None:
                 increment, stored = shard.listed

@@ -33,7 +33,7 @@ EXAMPLES_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What the copy of `node` has of a row: its `line`, `count` times, from `object`, which `increment` lists.
+    """A row in the copy of `node`: its `line`, `count` times, from `object`, which `increment` lists.
 
     A `line` that ends with … is longer. If it is None, the copy lacks the row. `position`, `xid` and `global_id` are
     those of the transaction that wrote the row; None for a row of a base copy, and for a row without a key.
@@ -84,7 +84,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Something that damage would explain, but that may also be as it should be. It does not change the result.
+    """Something that damage would explain, but that has another explanation as well. It does not change the result.
 
     Fields that do not apply are None.
     """
@@ -122,9 +122,10 @@ class RestsOn:
     """The record of an earlier check that a check rests on, and the objects that it stands for.
 
     `operation` is the check whose record it is, and `ended_at` is when that check ended. `compared_by` is the check
-    that read and compared everything, which began at `compared_at`. `objects` and `bytes` measure what was not read
-    now; all of it has been read since `oldest_read_at`. Rereading within `reread_seconds` is required. `reread_objects`
-    and `reread_bytes` were read again now; `left_objects` and `left_bytes` should have been, but no time was left.
+    that read and compared everything, which began at `compared_at`. `objects` and `bytes` measure the objects that were
+    not read now; all of them have been read since `oldest_read_at`. Rereading within `reread_seconds` is required.
+    `reread_objects` and `reread_bytes` were read again now; `left_objects` and `left_bytes` should have been, but no
+    time was left.
     """
 
     operation: str

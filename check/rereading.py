@@ -65,7 +65,7 @@ def reread(task: RereadTask) -> ErrorReport | None:
     try:
         store = task.store.open()
         if not _has_digest(store, entry):
-            # This says what is wrong, and reads again if the answer was cut short.
+            # This raises the error that describes the damage, and reads again if the answer was cut short.
             read_listed(store, entry.node, entry.key, (entry.size, entry.digest))
     except SnapshotError as error:
         return report_of(error)

@@ -165,12 +165,11 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required`
-    of the columns that are NOT NULL. `continued` is the transaction of which the segment before it has the beginning,
-    and `base` the position at which the node's slot was created. `last`, `with_events` and `with_deletes` request
-    additional results, and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier
-    check has compared the segment's changes and events before `checked_to`, except those of the transactions at
-    `decided`.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required` of
+    the columns that are NOT NULL. `continued` is the transaction that the segment before it has begun, and `base` the
+    position at which the node's slot was created. `last`, `with_events` and `with_deletes` request additional results,
+    and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier check has compared
+    the segment's changes and events before `checked_to`, except those of the transactions at `decided`.
     """
 
     segment: SegmentSource
@@ -415,7 +414,7 @@ def hash_streams(
 
     With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
     segments are not read again. With `rules`, the parts of global transactions are reduced. With `part`, only its
-    segments are read, and only what is new in them is hashed.
+    segments are read, and only their new changes and events are hashed.
     """
     part = part or NewPart(copies.chain)
     segments = [
@@ -562,7 +561,7 @@ def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
     Of a two-phase transaction that was rolled back meanwhile, PostgreSQL may omit the rest.
     """
     at = before.open.lsn if before.open else segment.segment.after
-    detail = f"it lacks the end of the transaction at {at}, of which segment {before.number} has the beginning"
+    detail = f"it lacks the end of the transaction at {at}, which begins in segment {before.number}"
     return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
 
 

@@ -100,7 +100,7 @@ def check_structure(
 def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: SnapshotReport, *, is_whole: bool) -> None:
     """Compare the mark of a lost chain with its commits; if `is_whole`, the chain was read up to its newest increment.
 
-    A mark is stored while no create runs, except by a restore, which may run beside one.
+    A mark is stored while no create runs, except by a restore, which may run while a create does.
     """
     key, number, last = lost_key(lost.snapshot, lost.chain), lost.after_increment, chain.last.increment
     if is_whole and number > last and find_place(store, chain.name, number).commit is None:

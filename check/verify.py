@@ -67,9 +67,9 @@ class CheckRequest:
     With `newest`, check only the newest snapshot. `rows` is the number of different rows that are named for each
     partition that differs.
 
-    With `since_last`, read only what no check has read since, and rest on the record of an earlier check for the rest,
-    of which some is reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the check ends
-    after the increment or the objects that it is reading then. Both imply `since_last`.
+    With `since_last`, read only objects that no check has read, and rest on the record of an earlier check for all
+    others, some of which are reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the
+    check ends after the increment or the objects that it is reading then. Both imply `since_last`.
     """
 
     name: str | None = None
@@ -145,7 +145,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
 def _names_to_check(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
 ) -> tuple[list[str], RecordedPoints]:
-    """Return the snapshots to check, and what the outcomes of creates and checks say.
+    """Return the snapshots to check, and the facts about them from the outcomes of creates and checks.
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it

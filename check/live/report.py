@@ -26,7 +26,7 @@ STANDBY_ROWS, UNREADABLE, CUT_ROWS, APPEND_ONLY, INDEX = (
 
 @dataclass(frozen=True, slots=True)
 class LiveCopy:
-    """What a copy has of a row: its `line`, which ends with … if it is longer; None if the copy lacks the row.
+    """A row in a copy: its `line`, which ends with … if it is longer; None if the copy lacks the row.
 
     `of` is a node, or the snapshot that the row was compared with. `note` says how often the line occurs if a table has
     no key, or, without a line, why the row can't be shown.
@@ -78,7 +78,7 @@ class LiveConflict:
 class LiveVersion:
     """A row version of a database: its place (ctid), its xmin, and its line in the database's encoding.
 
-    `file` is the table's file (filenode), to which the place belongs; None if it is not known.
+    `file` is the table's file (filenode) that contains the place; None if it is not known.
     """
 
     place: str

@@ -74,7 +74,7 @@ def check(
     *,
     increment: Increment = None,
     newest: Annotated[
-        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
+        bool, typer.Option("--newest", help="Check only the newest snapshot: the snapshot with the latest first cut.")
     ] = False,
     metadata_only: Annotated[
         bool,
@@ -97,8 +97,8 @@ def check(
         bool,
         typer.Option(
             "--restorable",
-            help="Also build everything that a restore of NAME would load, evaluate constraints and foreign keys over"
-            " it, and throw it away; if this machine has PostgreSQL's programs, run the DDL in empty databases on"
+            help="Also build the rows that a restore of NAME would load, evaluate constraints and foreign keys over"
+            " them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
             " temporary servers.",
         ),
     ] = False,

@@ -134,7 +134,7 @@ class RowCheck:
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """What the rows of a table of `columns` have to satisfy. `required` are the places of columns that are NOT NULL."""
+    """The rules for the rows of a table of `columns`. `required` are the places of columns that are NOT NULL."""
 
     columns: tuple[str, ...]
     uses: tuple[ValueUse, ...] = ()
@@ -305,7 +305,7 @@ class _Compiling:
         order = tuple(sorted(key.referenced_columns))
         number = self._numbers.get((key.referenced, order))
         if number is None:
-            number = self._new_set((key.referenced, order), key.referenced, "what foreign keys reference", None)
+            number = self._new_set((key.referenced, order), key.referenced, "the referenced columns", None)
         return (0, number), order
 
     def _are_comparable(self, ours: Column, theirs: Column) -> bool:

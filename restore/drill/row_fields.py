@@ -1,7 +1,7 @@
 """The fields of many lines of one table, and the comparisons that their text decides.
 
 A field is as COPY prints it with Cutline's settings (nodes.connections.PINNED_SETTINGS): dates in ISO order, times in
-UTC. A comparison is decided only where the text of both values is of the usual form.
+UTC. A comparison is decided only where both values have the usual form.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def compare(fields: BytesColumn, other: str | BytesColumn, family: Family) -> tu
         try:
             return _compare_integers(fields, other) if family == "integer" else _compare_numbers(fields, other)
         except ValueError:
-            # A value is of another form.
+            # A value has another form.
             return np.zeros(len(fields), np.int8), np.zeros(len(fields), np.bool_)
     left = fields.to_large_arrow()
     right = pa.scalar(other.encode(), pa.large_binary()) if isinstance(other, str) else other.to_large_arrow()

@@ -128,7 +128,7 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
 
 @dataclass(slots=True)
 class _Checking:
-    """The check of a chain's definitions, commit by commit. `said` are the contradictions that were reported."""
+    """The check of a chain's definitions, commit by commit. `reported` has the reported contradictions, by shard."""
 
     store: ObjectStore
     part: NewPart
@@ -136,7 +136,7 @@ class _Checking:
     shards: dict[str, _Shard]
     labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
-    said: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str]] = field(default_factory=set)
     required: dict[str, Since] = field(default_factory=dict)
 
     @property
@@ -265,7 +265,7 @@ class _Checking:
 
     def _contradicted(self, details: Iterable[str], stored: StoredObject) -> None:
         for detail in details:
-            self.said.add((stored.node, detail))
+            self.reported.add((stored.node, detail))
             self._conflict(detail, stored)
 
     def _check_newest(self, chain: Chain, before: Chain | None, stored: StoredObject, commit: Commit) -> None:
@@ -332,8 +332,8 @@ class _Checking:
         details = compare(chain, name, described) if is_whole else compare_sequences(chain, name, described)
         details += [] if is_whole else compare_database(chain, name, described)
         for detail in details:
-            if (name, detail) not in self.said:
-                self.said.add((name, detail))
+            if (name, detail) not in self.reported:
+                self.reported.add((name, detail))
                 where = f"{point_label(commit.increment)}: {detail}"
                 key = listed[1].key if listed is not None else None
                 self.findings.conflict(Conflict("definition", where, node=name, object=key))
@@ -356,8 +356,8 @@ class _Checking:
         named |= {role for one in properties.privileges or () for role in (one.grantee, one.grantor)}
         missing = sorted(role for role in named - known - {""} if not role.startswith(PREDEFINED))
         detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the database needs"
-        if missing and (name, detail) not in self.said:
-            self.said.add((name, detail))
+        if missing and (name, detail) not in self.reported:
+            self.reported.add((name, detail))
             key = commit_key(self.chain.name, commit.increment)
             self.findings.conflict(
                 Conflict("roles", f"{point_label(commit.increment)}: {detail}", node=name, object=key)

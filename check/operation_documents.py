@@ -92,8 +92,9 @@ def check_outcomes(
     `others` are the kinds of the operations that have an outcome and are no creates.
     """
     commits = {commit.operation: commit for commit in chain.commits}
-    for operation in commits.keys() & (others or {}).keys():
-        detail = f"it was a {(others or {})[operation]} according to its outcome, but its commit is in the store"
+    kinds = others or {}
+    for operation in commits.keys() & kinds.keys():
+        detail = f"it was a {kinds[operation]} according to its outcome, but its commit is in the store"
         findings.conflict(_conflict(operation, detail))
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:

@@ -78,16 +78,16 @@ def check_sequences(
         names = {group.number: group.name for group in chain.groups(shard)}
         histories = histories_of(chain, shard)
         behind: list[Doubt] = []
-        said: set[Name] = set()
+        noted: set[Name] = set()
         for group, sequence_name in fed.items():
             history = histories.get(sequence_name, ())
             if history and (number, group) in extremes and (detail := _behind(history, extremes[number, group])):
-                said.add(sequence_name)
+                noted.add(sequence_name)
                 behind.append(Doubt(SEQUENCE, detail, node=shard, group=names[group]))
         behind += [
             Doubt(SEQUENCE, detail, node=shard)
             for name, history in histories.items()
-            if name not in said
+            if name not in noted
             for detail in _gone_back(chain, shard, history)
         ]
         for doubt in behind[:NAMED_MAX]:

@@ -354,7 +354,7 @@ def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iter
 
 
 def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
-    damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
+    damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.chain_object.stored.size)
     for reports in run_many(session, verify_object, tasks, progress, dealing):
         raise_first([report.problem for report in reports])
         damages |= {report.damage.key: report.damage for report in reports if report.damage}

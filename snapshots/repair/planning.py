@@ -221,9 +221,9 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     )
     is_local = work.is_local(size) or bool(request.objects)
     found: dict[str, Damage] = {}
-    for reports in work.run_many(verify_object, tasks, lambda task: task.one.stored.size, is_local=is_local):
+    for reports in work.run_many(verify_object, tasks, lambda task: task.chain_object.stored.size, is_local=is_local):
         raise_first([report.problem for _, report in reports])
-        unknown -= {task.one.key for task, _ in reports}
+        unknown -= {task.chain_object.key for task, _ in reports}
         found |= {report.damage.key: report.damage for _, report in reports if report.damage}
     if unknown:
         raise UsageError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -57,10 +57,14 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class CheckColumn:
-    """A column: its place in a line, and how its values are compared (None: only with NULL)."""
+    """A column: its place in a line, and how its values are compared (None: only with NULL).
+
+    Unless `is_scalar`, its values may be rows, of which `IS NULL` is true if all their fields are NULL.
+    """
 
     place: int
     family: Family | None
+    is_scalar: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,7 @@ class _ExpressionReader:
         if self._takes("word", "IS"):
             is_not = self._takes("word", "NOT")
             self._need("NULL", "word")
-            if not isinstance(left, CheckColumn):
+            if not isinstance(left, CheckColumn) or not left.is_scalar:
                 raise NotUnderstoodError(self.expression)
             return Not(IsNull(left)) if is_not else IsNull(left)
         operator = self._next("mark")
@@ -279,7 +283,7 @@ class _ExpressionReader:
         if isinstance(operand, CheckColumn):
             if operand.family != family and (operand.family, family) != ("integer", "number"):
                 raise NotUnderstoodError(self.expression)
-            return CheckColumn(operand.place, family)
+            return replace(operand, family=family)
         text, ours = operand
         if ours not in (None, family) and (ours, family) != ("integer", "number"):
             raise NotUnderstoodError(self.expression)

@@ -32,6 +32,7 @@ from cutline.snapshots.ddl.described_constraints import (
     Attached,
     Check,
     Constraints,
+    Domain,
     ForeignKey,
     ListBound,
     RangeBound,
@@ -197,6 +198,7 @@ class _Compiling:
     def __init__(self, groups: Sequence[Group], constraints: Constraints, described: Description) -> None:
         self._groups = {(group.schema, group.table): group for group in groups}
         self._constraints, self._described = constraints, described
+        self._domains = {f"{schema}.{name}": domain for (schema, name), domain in constraints.domains.items()}
         self._tables = {group.number: TableRules(tuple(one.name for one in group.columns)) for group in groups}
         self._sets: dict[tuple[int, int], tuple[str, str]] = {}
         self._references: dict[tuple[int, int], list[ForeignKey]] = {}
@@ -354,13 +356,19 @@ class _Compiling:
 
     def _add_checks(self, name: Name, group: Group) -> None:
         places = {column.name: place for place, column in enumerate(group.columns)}
-        columns = {column.name: CheckColumn(places[column.name], self._family(column)) for column in group.columns}
+        columns = {
+            column.name: CheckColumn(
+                places[column.name], self._family(column), is_scalar=self._is_scalar(column.type.replace('"', ""))
+            )
+            for column in group.columns
+        }
         found = list[RowCheck]()
         for check in self._constraints.checks.get(name, ()):
             found += self._row_check(check, f"violate CHECK constraint {check.name}", columns)
         for column in group.columns:
-            for check, family in self._domain_checks(column.type.replace('"', "")):
-                value = {VALUE: CheckColumn(places[column.name], family)}
+            domains, base = self._unfold(column.type.replace('"', ""))
+            value = {VALUE: CheckColumn(places[column.name], family_of(base), is_scalar=self._is_scalar(base))}
+            for check in (check for domain in domains for check in domain.checks):
                 what = f"violate CHECK constraint {check.name} of the domain of column {column.name}"
                 found += self._row_check(check, what, value)
         if found:
@@ -377,16 +385,18 @@ class _Compiling:
         quoted = [name for name in columns if name == VALUE or f'"{name}"' in check.expression]
         yield RowCheck(what, condition, tuple(columns[name].place for name in quoted))
 
-    def _domain_checks(self, type_: str) -> Iterator[tuple[Check, Family | None]]:
-        """Yield the checks of a domain and of the domains below it, and how its values are compared."""
-        domains = {f"{schema}.{name}": domain for (schema, name), domain in self._constraints.domains.items()}
-        chain = list[str]()
-        while type_ in domains and type_ not in chain:
-            chain.append(type_)
-            type_ = domains[type_].base
-        for name in chain:
-            for check in domains[name].checks:
-                yield check, family_of(type_)
+    def _unfold(self, type_: str) -> tuple[list[Domain], str]:
+        """Return the domains that a type consists of, from the outermost on, and the type below them."""
+        found = list[Domain]()
+        while (domain := self._domains.get(type_)) is not None and domain not in found:
+            found.append(domain)
+            type_ = domain.base
+        return found, type_
+
+    def _is_scalar(self, type_: str) -> bool:
+        """Whether a type is built-in, an enum, or a domain over these. Names of other types have a schema."""
+        base = self._unfold(type_)[1]
+        return "." not in base or self._described.types.get(base) in self._described.enums
 
     def _add_required(self, name: Name, group: Group) -> None:
         table = self._described.tables.get(name)

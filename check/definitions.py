@@ -59,7 +59,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 NAMED_MAX, SECONDS_APART = 5, 2
-# Whether such a table or sequence exists is decided by the catalogs alone.
+# The catalogs alone decide whether such a table or sequence exists.
 OF_CATALOGS = frozenset(
     {
         LeftOutKind.UNLOGGED_TABLE,

@@ -2,8 +2,8 @@
 
 A sequence never yields a value twice, so in the state at a cut its value is at or beyond every key that it has yielded.
 But a user may insert any key, and set a sequence to any value, so that its next values exist already. Nothing in a
-store tells that from a value that was changed there: it is a doubt, and never a conflict. Not noted are sequences that
-nothing has used, that cycle, or that are reset again and again.
+store distinguishes that from a value that was changed there: it is a doubt, and never a conflict. Sequences that
+nothing has used, that cycle, or that are reset again and again are not noted.
 """
 
 from __future__ import annotations

@@ -441,7 +441,7 @@ def hash_streams(
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
-    # A part of a chain can't tell: the base copies are not read again.
+    # For a part of a chain, the base copies are not read again, so nothing shows whether they have deleted rows.
     with_deletes = part.after is None and sum(segment.segment.changes for segment in segments) <= CHANGES_MAX
     tasks = [
         StreamTask(
@@ -521,7 +521,7 @@ def _segments_before(copies: Copies) -> dict[str, Segment]:
 def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
     """Return the definitions that no longer existed when each of a node's segments was written, by segment number.
 
-    A drain knows the definitions in the commit before it, and those that are new. Segments for which there are none are
+    A drain knows the definitions in the commit before it, and those that are new. Segments without such definitions are
     left out.
     """
     found: dict[int, frozenset[int]] = {}
@@ -537,7 +537,7 @@ def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
 def continued_from(chain: Chain, node: str) -> dict[int, Lsn]:
     """Return the positions from which changes of a node count under definitions that continue others, by number.
 
-    A create sets them to the first change. Of a table that was copied, changes before the copy don't count.
+    A create sets them to the first change. In a table that was copied, changes before the copy don't count.
     """
     shard = chain.shard_of(node)
     changes = [commit.definition_changes for commit in chain.commits if commit.definition_changes]
@@ -558,7 +558,7 @@ def _is_ended(chain: Chain, segment: SegmentSource, number: int) -> ErrorReport:
 def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
     """Return the error for a segment that lacks the end of the transaction that the segment before it has begun.
 
-    Of a two-phase transaction that was rolled back meanwhile, PostgreSQL may omit the rest.
+    PostgreSQL may omit the rest of a two-phase transaction that was rolled back meanwhile.
     """
     at = before.open.lsn if before.open else segment.segment.after
     detail = f"it lacks the end of the transaction at {at}, which begins in segment {before.number}"

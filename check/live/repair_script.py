@@ -107,7 +107,7 @@ def _statements(repair: RowRepair) -> Iterator[str]:
     updates = 0 if group.is_multiset else min(repair.left, len(versions))
     for version in versions[updates:]:
         yield comment(
-            f"{group.name}: the snapshot lacks this row, or has it less often; it may be the snapshot that is wrong:"
+            f"{group.name}: the snapshot lacks this row, or has it less often; the snapshot may be wrong:"
             f" {_shown_line(version.line)}"
         )
         yield f"DELETE FROM ONLY {table} WHERE {_condition(group, version)};"

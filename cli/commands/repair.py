@@ -101,7 +101,7 @@ def repair(
         _check_repairable(plan)
         report = _confirm_and_run(context, fleet, plan, spark, confirmation)
         earlier: list[RepairReport] = []
-        while report.plan.commits:
+        while report.plan.commits and report.put_back:
             # Only now that the commits are back can the damage of their objects be seen.
             earlier.append(report)
             with progress(context) as shown:

@@ -136,11 +136,15 @@ class Unrepairable:
 
 @dataclass(frozen=True, slots=True)
 class MissingCommit:
-    """A missing commit file of a full snapshot (increment 0) or increment that another store has, and its label."""
+    """A missing commit file of a full snapshot (increment 0) or increment that another store has.
+
+    `what` is its label, and `digest` the digest in its seal.
+    """
 
     key: str
     what: str
     increment: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +217,12 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     total = len(request.objects) or sum(one.count for one in entries)
     work.progress.step("read objects", total=total, unit="objects")
     # The chain may list millions of objects.
-    unknown = set(request.objects) - damages.keys()
+    named = frozenset(request.objects)
+    unknown = set(named - damages.keys())
     tasks = (
         VerifyTask(one, work.location)
         for one in list_objects(chain, chain.baseline)
-        if one.key not in damages and (not request.objects or one.key in request.objects)
+        if one.key not in damages and (not named or one.key in named)
     )
     is_local = work.is_local(size) or bool(request.objects)
     found: dict[str, Damage] = {}
@@ -422,7 +427,7 @@ def _find_commits(
             unrepairable.append(Unrepairable(place.key, why))
             continue
         named |= _names_of(commit)
-        commits.append(MissingCommit(place.key, increment_label(name, number), number))
+        commits.append(MissingCommit(place.key, increment_label(name, number), number, commit.digest))
     return commits[::-1], unrepairable[::-1]
 
 

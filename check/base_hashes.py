@@ -154,7 +154,7 @@ def _hash(
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
         places, hashes = places[holds], hashes[holds]
         if task.expected is not None:
-            # Whatever is deleted has changed.
+            # Every row that a change deletes has changed.
             deleted.append(task.expected.value.find(salted(key_hashes[~holds], group[~holds])))
     add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
     if task.required is not None:

@@ -1,4 +1,4 @@
-"""Check what each commit of a chain says of itself: its cut, the operations of its objects, its groups and left-outs.
+"""Check the facts that each commit of a chain states about itself: cut, operations of objects, groups, left-out parts.
 
 The rules that decide how rows are read are checked whenever a commit is read (snapshots/records/proven_chains.py).
 Those here follow from how a commit is made. If one is broken, the store was changed, but a restore does not depend on
@@ -65,7 +65,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
 
 
 def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
-    """Yield what does not fit about the ids of a commit's cut and operation."""
+    """Yield the contradictions between the ids of a commit's cut, operation and chain."""
     expected = f"{commit.operation}.{commit.cut.attempts}"
     if commit.cut.id != expected:
         yield f"its cut is {commit.cut.id}, but attempt {commit.cut.attempts} of its operation made cut {expected}"
@@ -84,7 +84,7 @@ def _check_objects(commit: Commit, repaired: Set[str]) -> Iterator[str]:
 
 
 def _note_operations(before: Commit | None, commit: Commit, repaired: Set[str]) -> Iterator[Doubt]:
-    """Yield a doubt for each segment of an operation that began neither after the commit before nor before this one.
+    """Yield a doubt for each segment of an operation that did not begin between the previous commit and this commit.
 
     The first segments of an increment may be those of operations that failed, or that archived WAL ahead. These get
     their time from the clock of their machine, which may be wrong.
@@ -112,7 +112,7 @@ def _folder(commit: Commit, stored: StoredObject) -> str:
 
 
 def _check_left_out(chain: Chain, commit: Commit) -> Iterator[str]:
-    """Yield what the commit leaves out although its parts say otherwise."""
+    """Yield the contradictions between a commit's list of left-out parts and the parts themselves."""
     full, primaries = chain.full, set(chain.full.primaries)
     if strange := sorted({out.node for out in commit.left_out} - primaries):
         yield f"it leaves out parts of {list_some(strange, NAMED_MAX)}, which is no primary"
@@ -155,7 +155,7 @@ def _check_rules(chain: Chain) -> Iterator[tuple[str, str]]:
 
 
 def _check_archive(segments: tuple[Segment, ...], ends: frozenset[str]) -> Iterator[tuple[str, Segment]]:
-    """Yield what does not fit about transactions that span segments; `ends` are the keys of commits' last."""
+    """Yield contradictions about transactions that span segments; `ends` are the keys of the commits' last segments."""
     for segment in segments:
         if segment.open is None:
             continue

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
 from cutline.check.partitions import PartitionHashes
-from cutline.check.report import Conflict, Copies, Findings, Skipped
+from cutline.check.report import Conflict, Findings, Skipped
 
 NAMED_MAX = 1000
 EMPTY = (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What the archived events of a cut's window show: differences from its commit, torn transactions, lost PREPAREs.
+"""Findings from the archived events of a cut's window: differences from its commit, torn transactions, lost PREPAREs.
 
 Every finding names the node and the global id if the events show them.
 """
@@ -51,7 +51,7 @@ def _is_but(given: object, expected: object) -> str:
 
 
 def _of_node(stored: NodeCut, again: NodeCut, window: NodeWindow) -> Iterator[tuple[str, str | None]]:
-    """Yield what differs in a node's cut, and the global id of the transaction in question if it is known."""
+    """Yield the differences in a node's cut, each with the global id of its transaction if that is known."""
     if stored.position != again.position:
         global_id = _part_between(window, stored.position, again.position)
         between = "" if global_id is None else "; between them, the transaction is prepared, or committed in one phase"
@@ -211,8 +211,8 @@ class _Decided(NamedTuple):
 def decided_differently(events: FleetEvents, windows: Mapping[str, NodeWindow]) -> Iterator[str]:
     """Describe the global transactions that were committed on one node, and rolled back on another at the same time.
 
-    An attempt that was rolled back on a node does not count if the same gid was prepared there again, or if it ended,
-    by the clocks of the nodes, before the transaction was prepared on the other node.
+    An attempt that was rolled back on a node does not count if the same gid was prepared there again. Nor does it count
+    if it ended, by the clocks of the nodes, before the transaction was prepared on the other node.
     """
     nodes, width = tuple(windows), len(windows)
     prepared, committed = events.prepared, events.committed
@@ -255,7 +255,7 @@ def _are_at(events: FleetEvents, cuts: list[NodeCut], positions: list[list[Lsn]]
         offset + lsn
         for offset, cut, listed in zip(events.offset.tolist(), cuts, positions, strict=True)
         for lsn in listed
-        # A damaged commit may list a position after the window, even one that is no 64-bit integer.
+        # A damaged commit may list a position after the window, even a position that is no 64-bit integer.
         if lsn < cut.finish
     ]
     return np.isin(events.prepared.place, np.array(places, np.int64))

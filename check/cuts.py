@@ -118,7 +118,7 @@ def _compare_shared(
     if len(conflicts) > NAMED_MAX:
         detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
         findings.conflict(Conflict("transaction", detail))
-    # PostgreSQL lets everybody decide each part by itself.
+    # In PostgreSQL, each part can be committed or rolled back by itself.
     decided = list(decided_differently(fleet, windows))
     for detail in decided[:DOUBTS_MAX]:
         what = "somebody decided its parts differently, used its gid twice, or changed the store"

@@ -1,8 +1,8 @@
 """Check the stored DDL of a chain against the commits that list it, and against the DDL before it.
 
-A shard's DDL is stored again only if the fingerprint of its catalogs has changed. So from a commit to the next, what
-the catalogs decide can't change unless the next commit lists new DDL: which tables there are, their columns and keys,
-which sequences there are and how they count, which tables are unlogged, foreign or an extension's. A difference without
+A shard's DDL is stored again only if the fingerprint of its catalogs has changed. So facts from the catalogs can't
+differ between a commit and the next unless the next commit lists new DDL. Such facts are the tables, their columns and
+keys, the sequences and how they count, and which tables are unlogged, foreign or an extension's. A difference without
 new DDL is a conflict, and so is DDL that the commit contradicts (snapshots/ddl/contradictions.py).
 
 Everything here is in documents and archives that a check reads anyway. Of each shard's DDL, only one description is
@@ -59,7 +59,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 NAMED_MAX, SECONDS_APART = 5, 2
-# Whether such a table or sequence exists is decided by the catalogs alone.
+# The catalogs alone decide whether such a table or sequence exists.
 OF_CATALOGS = frozenset(
     {
         LeftOutKind.UNLOGGED_TABLE,
@@ -72,7 +72,7 @@ OF_CATALOGS = frozenset(
 
 @dataclass(slots=True)
 class StoredDefinitions:
-    """What the stored DDL tells other passes about each shard.
+    """Facts from the stored DDL of each shard that other passes need.
 
     `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
     are those that enum types have had, as COPY prints them, by shard and by the oid of the type; None for a composite
@@ -88,7 +88,7 @@ class StoredDefinitions:
 
 @dataclass(slots=True)
 class _Shard:
-    """What was read of a shard's DDL so far: the newest archive, and the increment that lists it.
+    """The DDL of a shard as far as it was read: the newest archive, and the increment that lists it.
 
     `increments` maps the digest of the content of each archive to the first increment that lists it. `roles` are those
     of the server's newest globals, and `all_roles` of all; if `lacks_roles`, some could not be read.
@@ -128,7 +128,7 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
 
 @dataclass(slots=True)
 class _Checking:
-    """The check of a chain's definitions, commit by commit. `said` are the contradictions that were reported."""
+    """The check of a chain's definitions, commit by commit. `reported` has the reported contradictions, by shard."""
 
     store: ObjectStore
     part: NewPart
@@ -136,7 +136,7 @@ class _Checking:
     shards: dict[str, _Shard]
     labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
-    said: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str]] = field(default_factory=set)
     required: dict[str, Since] = field(default_factory=dict)
 
     @property
@@ -144,7 +144,7 @@ class _Checking:
         return self.part.chain
 
     def check(self, commit: Commit) -> None:
-        """Check what a commit lists, and what it has in common with the commit before it."""
+        """Check the objects that a commit lists, and the facts that it must share with the commit before it."""
         chain = self.chain.up_to(commit.increment)
         before = self._before(commit)
         archives: dict[str, list[StoredObject]] = {}
@@ -265,7 +265,7 @@ class _Checking:
 
     def _contradicted(self, details: Iterable[str], stored: StoredObject) -> None:
         for detail in details:
-            self.said.add((stored.node, detail))
+            self.reported.add((stored.node, detail))
             self._conflict(detail, stored)
 
     def _check_newest(self, chain: Chain, before: Chain | None, stored: StoredObject, commit: Commit) -> None:
@@ -283,7 +283,7 @@ class _Checking:
                 self._conflict(detail, stored)
 
     def note(self) -> None:
-        """Note what is doubtful about the newest DDL of each shard."""
+        """Add the doubts about the newest DDL of each shard."""
         for shard in self.shards.values():
             if shard.newest is not None and shard.listed is not None:
                 increment, stored = shard.listed
@@ -332,8 +332,8 @@ class _Checking:
         details = compare(chain, name, described) if is_whole else compare_sequences(chain, name, described)
         details += [] if is_whole else compare_database(chain, name, described)
         for detail in details:
-            if (name, detail) not in self.said:
-                self.said.add((name, detail))
+            if (name, detail) not in self.reported:
+                self.reported.add((name, detail))
                 where = f"{point_label(commit.increment)}: {detail}"
                 key = listed[1].key if listed is not None else None
                 self.findings.conflict(Conflict("definition", where, node=name, object=key))
@@ -356,8 +356,8 @@ class _Checking:
         named |= {role for one in properties.privileges or () for role in (one.grantee, one.grantor)}
         missing = sorted(role for role in named - known - {""} if not role.startswith(PREDEFINED))
         detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the database needs"
-        if missing and (name, detail) not in self.said:
-            self.said.add((name, detail))
+        if missing and (name, detail) not in self.reported:
+            self.reported.add((name, detail))
             key = commit_key(self.chain.name, commit.increment)
             self.findings.conflict(
                 Conflict("roles", f"{point_label(commit.increment)}: {detail}", node=name, object=key)

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.copies import Copies
+from cutline.check.report import Conflict, Findings
 from cutline.check.stored_rows import salted
 from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_mask, to_numpy
@@ -127,7 +128,7 @@ def _first(hashes: Hashes, lsn: Ints, seq: Ints) -> Ints:
 
 def _follow(hashes: Hashes, places: tuple[Ints, Ints], writes: list[npt.NDArray[np.uint64]]) -> Flags:
     """Flag the deletes (with different hashes, ascending) of keys that an earlier change writes."""
-    # Most writes are of other keys, which need no search: their highest bits differ.
+    # Most writes have other keys, which need no search: their highest bits differ.
     bits = min(len(hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
     slots, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
     slots[hashes >> shift] = True

@@ -17,9 +17,9 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import LastReads, milliseconds_of, moment_of
-from cutline.check.report import Copies
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.ended_operations import (
     AHEAD_SECONDS_MAX,
@@ -123,9 +123,9 @@ ID_TIME, CLOCK_MARGIN = "%Y%m%dT%H%M%SZ", timedelta(hours=1)
 
 
 def commits_to_read_since(checks: NewestChecks, name: str) -> str:
-    """Return the id of an operation that began before all that are later than the newest record; "" if there is none.
+    """Return the id of an operation that began before all operations after the newest record; "" without a record.
 
-    If the chain lacks the commit that the record names last, or a later one, the operations since then show that.
+    These operations show whether the chain lacks the last commit that the record names, or a later commit.
     """
     for check in candidates_in(checks, name):
         if isinstance(read := check.point.read, ReadTimes):
@@ -163,7 +163,7 @@ def find_earlier(
 def _check_belongs(check: EndedCheck, read: ReadTimes, store: ObjectStore, store_id: str) -> None:
     """Raise UnusableError if the check read another store, or its clock was ahead of the store's."""
     if read.store != store_id:
-        raise UnusableError("that check read the store at another address, or the store that this one was copied from")
+        raise UnusableError("that check read the store at another address, or the original of this copy of the store")
     stored_at = _stored_at(store, check.operation)
     if stored_at is None or check.moment > stored_at + AHEAD_MAX:
         raise UnusableError("its times are later than the time at which the store received it")

@@ -1,4 +1,4 @@
-"""Name the rows that differ between the copies of a shard, and show what each copy has.
+"""Name the rows that differ between the copies of a shard, and show them as they are in each copy.
 
 Comparing copies shows in which partitions they differ. Two more jobs for each shard read only the objects with rows of
 those tables, and keep only rows in those partitions: first the hashes, to find the keys that differ, then the rows with
@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
-from cutline.check.report import Conflict, Copies, DifferentRow, Findings, StoredRow
+from cutline.check.report import Conflict, DifferentRow, Findings, StoredRow
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.columns.row_batches import from_stream, to_stream
@@ -435,7 +436,7 @@ def _different_row(
 
 
 def _outvoted(values: Mapping[str, tuple[int, int] | None]) -> tuple[str, ...]:
-    """Return the copies that differ from what more than half of the copies have; none if there is no such majority."""
+    """Return the copies that differ from more than half of the copies; none if there is no such majority."""
     every = list(values.values())
     most = max(every, key=every.count)
     if every.count(most) * 2 <= len(every):

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cutline.check.report import Copies
+from cutline.check.copies import Copies
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.snapshots.fold.sources import (
     BaseSources,
@@ -34,9 +34,9 @@ from cutline.wal.segments.segments import Segment
 
 @dataclass(frozen=True)
 class NewPart:
-    """What is new in `chain` since its commit of increment `after`, up to which it was checked; None: everything.
+    """The part of `chain` after its commit of increment `after`, up to which it was checked; None: everything.
 
-    Not slotted, so that what the chain says is worked out once.
+    Not slotted, so that facts from the chain are computed once.
     """
 
     chain: Chain
@@ -79,7 +79,7 @@ class NewPart:
         return {segment.key for commit in self.commits for segments in commit.segments.values() for segment in segments}
 
     def segments(self, node: str) -> tuple[Segment, ...]:
-        """Return the segments to read: the new ones, and earlier ones with changes that the checked cut left out."""
+        """Return the segments to read: new segments, and earlier segments with changes that the checked cut omits."""
         if self.before is None:
             return self.chain.segments(node)
         position, decided = self.checked_to(node), self.decided(node)

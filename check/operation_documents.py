@@ -1,6 +1,6 @@
 """Check the documents of operations against the commits that they made, and the leases on snapshots.
 
-Outcomes and intents decide what is removed: slots of operations that have failed, objects of those that have ended. A
+Outcomes and intents decide about removals: slots of operations that have failed, objects of those that have ended. A
 create stores an outcome that is `failed` only when its commit can never be there.
 """
 
@@ -37,7 +37,7 @@ OPERATION = "operation"
 
 @dataclass(frozen=True, slots=True)
 class RecordedPoints:
-    """What outcomes say of restore points.
+    """Facts about restore points from outcomes.
 
     `creates` are the outcomes of creates, keyed by operation. `seen` are the points that checks have read without
     conflicts, by snapshot and by the operation of the check: they were there, even if no outcome of a create is left.
@@ -50,7 +50,7 @@ class RecordedPoints:
 
     @classmethod
     def of(cls, outcomes: Iterable[tuple[str, Outcome]]) -> RecordedPoints:
-        """Return what the outcomes, each with its operation, say."""
+        """Return the facts from the outcomes, each with its operation."""
         recorded = cls()
         for operation, outcome in outcomes:
             if outcome.kind == CREATE:
@@ -92,8 +92,9 @@ def check_outcomes(
     `others` are the kinds of the operations that have an outcome and are no creates.
     """
     commits = {commit.operation: commit for commit in chain.commits}
-    for operation in commits.keys() & (others or {}).keys():
-        detail = f"it was a {(others or {})[operation]} according to its outcome, but its commit is in the store"
+    kinds = others or {}
+    for operation in commits.keys() & kinds.keys():
+        detail = f"it was a {kinds[operation]} according to its outcome, but its commit is in the store"
         findings.conflict(_conflict(operation, detail))
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:
@@ -160,7 +161,7 @@ def _of_intent(intent: Intent) -> dict[str, object]:
 
 
 def _of_commit(chain: Chain) -> dict[str, object]:
-    """Return what the intent of a chain's full snapshot says, according to its commit."""
+    """Return the fields that the intent of a chain's full snapshot should have, according to its commit."""
     full = chain.full
     return {
         "kind": CREATE,

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.check.base_hashes import BaseHashTask, hash_base
+from cutline.check.copies import Copies
 from cutline.check.deleted_rows import note_missing
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
 from cutline.check.new_part import NewPart
-from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.report import Conflict, Findings
 from cutline.check.required_values import required_by_node
 from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
 from cutline.check.streams import StreamHashes, last_by_node

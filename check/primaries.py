@@ -53,7 +53,7 @@ def _follows(before: BaselineRecord | None, record: BaselineRecord, number: int)
     if len(now) < len(was) and not record.forgotten:
         yield f"record {number} has {len(now)} primaries, fewer than the {len(was)} before, and forgets none"
     if now == was:
-        yield f"record {number} has the same primaries as the one before"
+        yield f"record {number} has the same primaries as record {number - 1}"
 
 
 def _compare(record: BaselineRecord, full: FullSnapshot, *, is_first: bool) -> Iterator[str]:

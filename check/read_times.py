@@ -1,9 +1,9 @@
 """When the objects of a chain were last read, in a record that stays small however long the chain becomes.
 
 Two facts bound the time at which an object was last read. The entry of its increment says when the increments up to
-that one were first read. The part of its *place*, a number that only its key determines, says when all objects in that
-part were last reread. The later of both counts. To keep the record small, neighbours are merged, and the older of their
-times counts: a merged time is never later than the truth. Times are in milliseconds since 1970.
+this increment were first read. The part of its *place*, a number that only its key determines, says when all objects in
+that part were last reread. The later of both counts. To keep the record small, neighbours are merged, and the older of
+their times counts: a merged time is never later than the truth. Times are in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class LastReads:
         return max(entry.at for entry in (*self.parts, *self.increments))
 
     def with_increments(self, increment: int, at: int) -> LastReads:
-        """Return the times after the objects of the increments up to this one, after the last known, were read."""
+        """Return the times after the objects of increments after the last known, up to this increment, were read."""
         return replace(self, increments=(*self.increments, _Entry(increment, at)))
 
     def with_part(self, read: PlaceRange, at: int) -> LastReads:
@@ -160,7 +160,10 @@ def _times(entries: Iterable[_Entry]) -> Ints:
 
 
 def _merged(entries: Sequence[_Entry]) -> tuple[_Entry, ...]:
-    """Merge neighbours until READ_ENTRIES_MAX are left, always those that lose the least: time, times what has it."""
+    """Merge neighbours until READ_ENTRIES_MAX are left, always those that lose the least.
+
+    The loss is the difference of their times, multiplied by the width of the neighbour whose time gets older.
+    """
     merged = list(entries)
     while len(merged) > 1:
         widths = [after - before for before, after in pairwise([0, *(entry.bound for entry in merged)])]

@@ -5,16 +5,13 @@ A check that compared nothing, or skipped something, is inconclusive (docs/archi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time, to_builtins
 from cutline.nodes.left_out import LeftOut
-from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.operations.open_operations import OpenOperation
-from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import (
     CONFLICTS,
@@ -36,7 +33,7 @@ EXAMPLES_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What the copy of `node` has of a row: its `line`, `count` times, from `object`, which `increment` lists.
+    """A row in the copy of `node`: its `line`, `count` times, from `object`, which `increment` lists.
 
     A `line` that ends with … is longer. If it is None, the copy lacks the row. `position`, `xid` and `global_id` are
     those of the transaction that wrote the row; None for a row of a base copy, and for a row without a key.
@@ -87,7 +84,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Something that damage would explain, but that may also be as it should be. It does not change the result.
+    """Something that damage would explain, but that has another explanation as well. It does not change the result.
 
     Fields that do not apply are None.
     """
@@ -125,9 +122,10 @@ class RestsOn:
     """The record of an earlier check that a check rests on, and the objects that it stands for.
 
     `operation` is the check whose record it is, and `ended_at` is when that check ended. `compared_by` is the check
-    that read and compared everything, which began at `compared_at`. `objects` and `bytes` measure what was not read
-    now; all of it has been read since `oldest_read_at`. Rereading within `reread_seconds` is required. `reread_objects`
-    and `reread_bytes` were read again now; `left_objects` and `left_bytes` should have been, but no time was left.
+    that read and compared everything, which began at `compared_at`. `objects` and `bytes` measure the objects that were
+    not read now; all of them have been read since `oldest_read_at`. Rereading within `reread_seconds` is required.
+    `reread_objects` and `reread_bytes` were read again now; `left_objects` and `left_bytes` should have been, but no
+    time was left.
     """
 
     operation: str
@@ -281,6 +279,9 @@ class Findings:
 
     report: SnapshotReport
     damaged: set[str] = field(default_factory=set)
+    # The objects that the first `_indexed` conflicts name: a store may lack a million objects.
+    _named: set[str] = field(default_factory=set)
+    _indexed: int = 0
 
     def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
         """Add to the amounts compared."""
@@ -306,10 +307,17 @@ class Findings:
         if problem["exit_code"] in NOT_OF_THE_OBJECT:
             raise error_of(problem)
         conflict = conflict_of(problem)
-        if conflict.object not in {known.object for known in self.report.conflicts if known.object}:
+        if not self._is_named(conflict.object):
             self.conflict(conflict)
         if conflict.node:
             self.damaged.add(conflict.node)
+
+    def _is_named(self, key: str | None) -> bool:
+        """Whether a conflict is about this object. Conflicts are only added, also to the report itself."""
+        added = self.report.conflicts[self._indexed :]
+        self._named.update(conflict.object for conflict in added if conflict.object)
+        self._indexed += len(added)
+        return key in self._named
 
 
 def conflict_of(problem: ErrorReport) -> Conflict:
@@ -322,58 +330,3 @@ def conflict_of(problem: ErrorReport) -> Conflict:
 
     kind = text("kind") or problem["slug"]
     return Conflict(kind, problem["message"], node=text("node"), object=text("object"))
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """A chain's copies: their nodes, and the shard of each node.
-
-    What the DDL tells about rows, by shard: `labels` are those that enum columns may have, by group number and by the
-    place of the column, and None for a column of a composite type; `fed` are the groups at the last commit whose keys
-    come from a sequence, `required` the places of their columns that are NOT NULL, and `required_since` the positions
-    since which they have been.
-    """
-
-    nodes: tuple[str, ...]
-    shard: Mapping[str, str]
-    chain: Chain
-    labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] = field(default_factory=dict)
-    fed: Mapping[str, Collection[int]] = field(default_factory=dict)
-    required: Mapping[str, Mapping[int, frozenset[int]]] = field(default_factory=dict)
-    required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        chain: Chain,
-        labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] | None = None,
-        fed: Mapping[str, Collection[int]] | None = None,
-        required: Mapping[str, Mapping[int, frozenset[int]]] | None = None,
-        required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] | None = None,
-    ) -> Copies:
-        """Return the copies of `chain`."""
-        nodes = tuple(chain.baseline)
-        shards = {node: chain.shard_of(node) for node in nodes}
-        return cls(nodes, shards, chain, labels or {}, fed or {}, required or {}, required_since or {})
-
-    def since(self, node: str) -> Lsn:
-        """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""
-        return max(self.chain.full.base[other] for other in self.same_shard(node))
-
-    def recopied_since(self, node: str) -> dict[int, Lsn]:
-        """Return, for each group that was copied again, the position from which all copies have the same changes."""
-        mapping = mapping_to_cut(self.chain, node, self.same_shard(node))
-        return {number: position for number, position in mapping.since.items() if number in mapping.unchanged}
-
-    def same_shard(self, node: str) -> list[str]:
-        """Return all nodes that have a copy of the node's shard, including the node itself."""
-        return [other for other in self.nodes if self.shard[other] == self.shard[node]]
-
-    def group_name(self, node: str, number: int) -> str | None:
-        """Return the name of the group with this number; None if there is no such group, as for events."""
-        return {group.number: group.name for group in self.chain.groups(node)}.get(number)
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """A pair (primary, backup) for every standby that has a copy."""
-        return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]

@@ -1,30 +1,24 @@
 """Read stored objects again, to find those that have been damaged, removed or replaced since a check last read them.
 
 An object whose bytes still have the digest in its commit is the object that was compared, so nothing else is compared
-again. The objects to reread are chosen by their places (check/read_times.py). The driver holds about 40 bytes per
-object.
+again. The objects to reread are chosen by their places (check/read_times.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TypeAlias
 
 import numpy as np
 
 from cutline.check.cuts import READS_AT_ONCE
-from cutline.check.read_times import LastReads, PlaceRange, hashes_of, milliseconds_of, places_of
-from cutline.check.report import Conflict, Findings
-from cutline.columns.bytes_column import Flags, Ints
+from cutline.check.read_times import LastReads, PlaceRange
+from cutline.check.report import Findings
+from cutline.check.stored_entries import Entry, StoredEntries
+from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.committing import sizes_of
-from cutline.snapshots.operations.ended_operations import AHEAD_SECONDS_MAX
-from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, NamedObject, listed_objects
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
@@ -32,16 +26,11 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.stored_form import stored_form
 from cutline.wal.segments.damage import OpensStore, read_listed
-from cutline.wal.segments.segments import Segment
 
-Entry: TypeAlias = Segment | NamedObject
 # Up to this many bytes, the driver reads the objects: starting Spark takes as long as hashing gigabytes.
 READ_HERE_BYTES_MAX = 1 << 30
 # With a time limit, the clock is read after this many bytes.
 BATCH_BYTES = 256 << 20
-# Objects in a listing that seem to be missing are looked up by key, so many at a time.
-LOOKED_UP_AT_ONCE = 100_000
-AHEAD_MILLISECONDS = timedelta(seconds=AHEAD_SECONDS_MAX) // timedelta(milliseconds=1)
 
 
 class Deadline:
@@ -62,123 +51,6 @@ class Deadline:
         return self.seconds_max is not None and time.monotonic() - self._began >= self.seconds_max
 
 
-def entries_in_order(chain: Chain, wanted: Ints | None = None) -> Iterator[tuple[int, list[Entry]]]:
-    """Yield the entries of all commits in lists, each with its increment; `wanted` are ascending numbers of entries.
-
-    Only one list is expanded at a time, and only if it has wanted entries. The objects of a LostList are omitted.
-    """
-    first = 0
-
-    def chosen(entries: Sequence[Entry]) -> list[Entry]:
-        if wanted is None:
-            return list(entries)
-        low, high = np.searchsorted(wanted, [first, first + len(entries)])
-        return [entries[number - first] for number in wanted[low:high].tolist()]
-
-    for commit in chain.commits:
-        if some := chosen(commit.named):
-            yield commit.increment, some
-        first += len(commit.named)
-        for object_list in commit.object_lists:
-            count = 0 if isinstance(object_list, LostList) else object_list.objects
-            has_wanted = wanted is None or np.diff(np.searchsorted(wanted, [first, first + count])).any()
-            if has_wanted and (some := chosen(listed_objects(object_list))):
-                yield commit.increment, some
-            first += count
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntries:
-    """All entries of a chain's commits, in their order: hash of the key, size, increment, and when it was stored.
-
-    `stored_at` is in milliseconds since 1970 by the store's clock; 0 if it is unknown.
-    """
-
-    chain: Chain
-    hashes: Ints
-    sizes: Ints
-    increments: Ints
-    stored_at: Ints
-
-    @property
-    def places(self) -> Ints:
-        """The entries' places."""
-        return places_of(self.hashes)
-
-    def were_replaced(self, times: LastReads, increment: int) -> Flags:
-        """Flag the entries up to the increment that were stored after they were last read, however clocks differ."""
-        flags = self.increments <= increment
-        last_read = times.last_read(self.places[flags], self.increments[flags])
-        flags[flags] = self.stored_at[flags] > last_read + AHEAD_MILLISECONDS
-        return flags
-
-    def entries(self, numbers: Ints) -> Iterator[Entry]:
-        """Yield the entries with these numbers, in ascending order."""
-        for _, some in entries_in_order(self.chain, np.sort(numbers)):
-            yield from some
-
-
-def compare_listing(store: ObjectStore, chain: Chain, findings: Findings, up_to: int) -> StoredEntries:
-    """Compare a listing of the store with the chain's commits.
-
-    Reports objects of the commits up to increment `up_to` that are missing or have other sizes.
-    """
-    hashes, sizes, increments = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    folders: set[str] = set()
-    for listed_by, entries in entries_in_order(chain):
-        hashes.append(hashes_of([entry.key for entry in entries]))
-        sizes.append(np.array([entry.size for entry in entries], np.int64))
-        increments.append(np.full(len(entries), listed_by, np.int64))
-        folders.update(entry.key.rpartition("/")[0] for entry in entries)
-    expected, expected_sizes = np.concatenate(hashes), np.concatenate(sizes)
-    listed = _list_folders(store, sorted(folders))
-    at = np.searchsorted(listed.hashes, expected)
-    is_right = (listed.hashes[at] == expected) & (listed.sizes[at] == expected_sizes)
-    stored_at = np.where(is_right, listed.times[at], 0)
-    found = StoredEntries(chain, expected, expected_sizes, np.concatenate(increments), stored_at)
-    wrong = np.flatnonzero(~is_right & (found.increments <= up_to))
-    for low in range(0, len(wrong), LOOKED_UP_AT_ONCE):
-        _look_up(store, list(found.entries(wrong[low : low + LOOKED_UP_AT_ONCE])), findings)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """The hashes of the keys of listed objects, ascending, with sizes and times; the last is none, of size -1."""
-
-    hashes: Ints
-    sizes: Ints
-    times: Ints
-
-
-def _list_folders(store: ObjectStore, folders: Iterable[str]) -> _Listing:
-    hashes, sizes, times = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for folder in folders:
-        listed = store.inventory(folder)
-        hashes.append(hashes_of([entry.key for entry in listed]))
-        sizes.append(np.array([entry.size for entry in listed], np.int64))
-        times.append(np.array([milliseconds_of(entry.created_at) for entry in listed], np.int64))
-    unsorted = np.concatenate(hashes)
-    order = np.argsort(unsorted, kind="stable")
-    # A search for a hash that is greater than all of them ends at the last entry.
-    none = (np.iinfo(np.int64).max, -1, 0)
-    columns = (unsorted, np.concatenate(sizes), np.concatenate(times))
-    return _Listing(*(np.append(column[order], value) for column, value in zip(columns, none, strict=True)))
-
-
-def _look_up(store: ObjectStore, entries: Sequence[Entry], findings: Findings) -> None:
-    """Report those of the entries whose objects are missing, or have other sizes: a listing may be out of date."""
-    stored_sizes = sizes_of(store, (entry.key for entry in entries))
-    for entry in entries:
-        size = stored_sizes[entry.key]
-        if size is None:
-            detail = f"object {entry.key} is missing from the store"
-            findings.conflict(Conflict("missing", detail, node=entry.node, object=entry.key))
-        elif size != entry.size:
-            detail = f"object {entry.key} is {size} bytes long instead of {entry.size}"
-            findings.conflict(Conflict("size", detail, node=entry.node, object=entry.key))
-
-
 @dataclass(frozen=True, slots=True)
 class RereadTask:
     """An object to read again."""
@@ -193,7 +65,7 @@ def reread(task: RereadTask) -> ErrorReport | None:
     try:
         store = task.store.open()
         if not _has_digest(store, entry):
-            # This says what is wrong, and reads again if the answer was cut short.
+            # This raises the error that describes the damage, and reads again if the answer was cut short.
             read_listed(store, entry.node, entry.key, (entry.size, entry.digest))
     except SnapshotError as error:
         return report_of(error)

@@ -1,8 +1,8 @@
-"""A check that reads only what no check has read since, and rests on the record of an earlier check for the rest.
+"""A check that reads new increments, and rests on the record of an earlier check for all other objects.
 
-New increments are checked as in any check (check/new_part.py). Of the rest, a listing shows whether every object is
-there, and a part is reread each time, so that all of it is reread within a bounded time. The result is conclusive only
-if everything that it rests on was read within that time.
+New increments are checked as in any check (check/new_part.py). For the other objects, a listing shows whether each is
+there, and each check rereads a part of them, so that all are reread within a bounded time. The result is conclusive
+only if all objects that it rests on were read within that time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import datetime
 import numpy as np
 
 from cutline.check.compare import compare_copies
+from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
 from cutline.check.new_part import NewPart
 from cutline.check.partitions import PartitionHashes
@@ -27,8 +28,9 @@ from cutline.check.read_times import (
     moment_of,
     subset_range,
 )
-from cutline.check.report import Copies, Findings, RestsOn, Skipped, SnapshotReport
-from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
+from cutline.check.report import Findings, RestsOn, Skipped, SnapshotReport
+from cutline.check.rereading import Deadline, Rereading, pieces_of
+from cutline.check.stored_entries import StoredEntries, compare_listing
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
@@ -65,7 +67,7 @@ class ChainCheck:
 
     @property
     def now(self) -> int:
-        """The time of the check in milliseconds since 1970: what it reads is read after that."""
+        """The time of the check in milliseconds since 1970: it reads all objects after that."""
         return milliseconds_of(self.moment)
 
     @property
@@ -83,7 +85,7 @@ def record_full(check: ChainCheck) -> None:
 
 
 def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Callable[[NewPart], None]) -> bool:
-    """Check what is new with `check_part`, and reread what is due, if there is a record to rest on.
+    """Check new increments with `check_part`, and reread the objects that are due, if there is a record to rest on.
 
     Without a record, returns False and notes the reason: everything must be read. If the check is limited to a subset
     or a time, reads that much instead, and the result is inconclusive.
@@ -97,18 +99,17 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
         return False
     check.progress.step("list objects")
     # The objects of new increments will be read, which finds more.
-    listed = Findings(SnapshotReport(chain.name, chain.last.increment))
-    entries = compare_listing(store, chain, listed, earlier.increment if earlier else chain.last.increment)
+    entries, missing = compare_listing(store, chain, earlier.increment if earlier else chain.last.increment)
     if earlier and (count := int(np.count_nonzero(entries.were_replaced(earlier.times, earlier.increment)))):
         why = f"some objects ({count:,}) were stored after check {earlier.check.operation} had read them"
         earlier = None
     if earlier is None:
         _note_unused(check, why)
         if is_limited:
-            report.conflicts += listed.report.conflicts
+            report.conflicts += missing
             _read_unproven(check, entries, why)
         return is_limited
-    report.conflicts += listed.report.conflicts
+    report.conflicts += missing
     _Resting(check, entries, earlier).run(check_part)
     return True
 
@@ -120,14 +121,14 @@ def _note_unused(check: ChainCheck, why: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Resting:
-    """A check of what is new since an `earlier` check; `entries` are those of the whole chain."""
+    """A check of the increments since an `earlier` check; `entries` are those of the whole chain."""
 
     check: ChainCheck
     entries: StoredEntries
     earlier: EarlierCheck
 
     def run(self, check_part: Callable[[NewPart], None]) -> None:
-        """Check what is new, reread what is due, and say what the result rests on."""
+        """Check new increments, reread the objects that are due, and report the record on which the result rests."""
         report, last = self.check.report, self.check.chain.last.increment
         reached = self._check_new(check_part)
         times = self.earlier.times
@@ -141,7 +142,7 @@ class _Resting:
         after = held.last_read(rereading.times)
         oldest = int(after.min(initial=self.check.now))
         report.rests_on = self._rests_on(rereading, held, after, oldest)
-        # Until here, only what has one copy is skipped: all that the record says has been read and compared.
+        # Until here, only rows with one copy are skipped: everything in the new record has been read and compared.
         if report.is_complete:
             compared = self.earlier.compared_by, self.earlier.read.compared_at
             chain = self.check.chain.up_to(reached)
@@ -168,7 +169,7 @@ class _Resting:
         if reached == self.earlier.increment:
             # Nothing is new, but some rows may have one copy.
             compare_copies(Copies.of(chain.up_to(reached)), PartitionHashes.none(), self.check.findings)
-        # Each part notes what has one copy.
+        # Each part notes the rows that have one copy.
         report.skipped[:] = dict.fromkeys(report.skipped)
         return reached
 
@@ -254,7 +255,7 @@ def _read_unproven(check: ChainCheck, entries: StoredEntries, why: str) -> None:
     """Without a record, read the subset, or as much as there is time for; the result is inconclusive."""
     report, increment = check.report, check.chain.last.increment
     report.is_partial = True
-    # Begin anywhere: nothing says what the last such check has read.
+    # Begin anywhere: no record says which objects the last such check has read.
     begin = secrets.randbelow(PLACES)
     ranges = [subset_range(*check.subset)] if check.subset else [PlaceRange(begin, PLACES), PlaceRange(0, begin)]
     times = LastReads.of_full(increment, 0)

@@ -35,8 +35,8 @@ NO_GLOBAL_ID = 0
 class SegmentTransactions:
     """The transactions of a segment that is read table by table; `held` says which WAL it holds.
 
-    Its last transaction may be open: then the segment has only the beginning. `continued` is the transaction of which
-    the segment before it has the beginning. `base` is where the node's slot was created. `is_open_prepared` says
+    Its last transaction may be open: then the segment has only the beginning. `continued` is the transaction that
+    the segment before it has begun. `base` is where the node's slot was created. `is_open_prepared` says
     whether the open transaction is a two-phase transaction; None if the segment has none of its changes. Every method
     raises RowsInvalidError.
     """

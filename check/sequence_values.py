@@ -2,8 +2,8 @@
 
 A sequence never yields a value twice, so in the state at a cut its value is at or beyond every key that it has yielded.
 But a user may insert any key, and set a sequence to any value, so that its next values exist already. Nothing in a
-store tells that from a value that was changed there: it is a doubt, and never a conflict. Not noted are sequences that
-nothing has used, that cycle, or that are reset again and again.
+store distinguishes that from a value that was changed there: it is a doubt, and never a conflict. Sequences that
+nothing has used, that cycle, or that are reset again and again are not noted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.check.report import Copies, Doubt, Findings
+from cutline.check.copies import Copies
+from cutline.check.report import Doubt, Findings
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.table_names import table_name
@@ -77,16 +78,16 @@ def check_sequences(
         names = {group.number: group.name for group in chain.groups(shard)}
         histories = histories_of(chain, shard)
         behind: list[Doubt] = []
-        said: set[Name] = set()
+        noted: set[Name] = set()
         for group, sequence_name in fed.items():
             history = histories.get(sequence_name, ())
             if history and (number, group) in extremes and (detail := _behind(history, extremes[number, group])):
-                said.add(sequence_name)
+                noted.add(sequence_name)
                 behind.append(Doubt(SEQUENCE, detail, node=shard, group=names[group]))
         behind += [
             Doubt(SEQUENCE, detail, node=shard)
             for name, history in histories.items()
-            if name not in said
+            if name not in noted
             for detail in _gone_back(chain, shard, history)
         ]
         for doubt in behind[:NAMED_MAX]:

@@ -1,11 +1,11 @@
-"""Note what was the same on all shards once, and no longer is.
+"""Find objects that once were the same on all shards, and no longer are.
 
 Shards may have different definitions for good reasons, and a change reaches them one after another. So such a
-difference is a doubt, and never a conflict. What never was the same is not noted.
+difference is a doubt, and never a conflict. Objects that never were the same are not noted.
 
-What no shard had is the same, too: an object that is new, but not on all shards, is noted if the shards had the same
-tables and the same objects of its kind before, and still have the same tables. So nothing is noted of shards that have
-tables of their own.
+Objects that no shard had were the same, too: an object that is new, but not on all shards, is noted if the shards had
+the same tables and the same objects of its kind before, and still have the same tables. So nothing is noted of shards
+that have tables of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AddedColumn:
 
 @dataclass(slots=True)
 class ShardDifferences:
-    """What the shards of a chain have in common.
+    """The objects that the shards of a chain have in common.
 
     `_equal` maps the kind and label of an object to the last increment at which it was the same on all shards,
     `_value` to its digest there, and `_since` to the first increment after that; objects in `_new` were on no shard

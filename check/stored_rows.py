@@ -80,7 +80,7 @@ COMPARED_KEYS = 100_000
 WORD_BYTES = 8
 # Longer keys are not compared word by word, and values that are longer are not valid at a glance.
 COMPARED_BYTES_MAX, GLANCE_BYTES_MAX = 64, 40
-# What aligns the first n bytes of a word with its end, and zeros that fill the rest.
+# Shifts that align the first n bytes of a word with its end, and zeros that fill the rest.
 _SHIFTS = np.array([0, *(8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
 _ZEROS = np.array([int.from_bytes(b"0" * (WORD_BYTES - count), "little") for count in range(9)], np.uint64)
 _BYTE = np.uint64(0xFF)
@@ -90,8 +90,8 @@ _FIRST_SEPARATOR, _SEPARATORS = np.uint8(min(ESCAPES)), 6
 # The bytes after a backslash; COPY reads octal and hexadecimal escapes, but never prints them.
 _IS_LETTER = np.zeros(256, np.bool_)
 _IS_LETTER[[letter[0] for letter in ESCAPES.values()]] = True
-# The words of a timestamp whose digits are all 0; and what may be added to each byte, once these are removed, without
-# making it larger than 15: 6 to a digit, 15 to a separator.
+# The words of a timestamp whose digits are all 0; and the numbers that may be added to each byte, once these words are
+# removed, without making it larger than 15: 6 to a digit, 15 to a separator.
 _YEAR_MONTH, _DAY_HOUR_MINUTE, _SECOND = (
     np.uint64(int.from_bytes(text, "little")) for text in (b"0000-00-", b"00 00:00", b":00")
 )
@@ -100,10 +100,10 @@ _IN_YEAR_MONTH, _IN_DAY_HOUR_MINUTE, _IN_SECOND = (
     for text in (b"0000-00-", b"00 00:00", b":00")
 )
 _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = (np.uint64((1 << 8 * count) - 1) for count in (2, 3, 4))
-# What makes the first of the last n bytes of a word a digit if it is a point.
+# Masks that turn the first of the last n bytes of a word into a digit if it is a point.
 _POINTS = np.array([0, *((ord(".") ^ ord("0")) << 8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
 _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0])
-# The types with known forms, of which the usual values are recognised at a glance.
+# The types with known forms whose usual values are recognised at a glance.
 GLANCED = TIMES
 # To distinguish the keys of different tables, and changes with different positions, by hash.
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutline.check.copies import Copies
 from cutline.check.cuts import READS_AT_ONCE
 from cutline.check.deleted_rows import CHANGES_MAX, DeletedKeys, ExpectedRows, KeyDeletes, expected_rows
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.new_part import NewPart
-from cutline.check.report import Conflict, Copies, Findings
+from cutline.check.report import Conflict, Findings
 from cutline.check.required_values import RequiredSince, check_changes
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
@@ -164,12 +165,11 @@ class StreamTask:
 
     Transactions at the segment's `excluded` positions are left out: PostgreSQL may omit any part of a transaction that
     was rolled back before being decoded. The segment's `mapping` omits the changes of a group that precede the position
-    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required`
-    of the columns that are NOT NULL. `continued` is the transaction of which the segment before it has the beginning,
-    and `base` the position at which the node's slot was created. `last`, `with_events` and `with_deletes` request
-    additional results, and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier
-    check has compared the segment's changes and events before `checked_to`, except those of the transactions at
-    `decided`.
+    from which all copies have them. `forms` is a broadcast of the TableForms of the node's tables, and `required` of
+    the columns that are NOT NULL. `continued` is the transaction that the segment before it has begun, and `base` the
+    position at which the node's slot was created. `last`, `with_events` and `with_deletes` request additional results,
+    and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier check has compared
+    the segment's changes and events before `checked_to`, except those of the transactions at `decided`.
     """
 
     segment: SegmentSource
@@ -414,7 +414,7 @@ def hash_streams(
 
     With `sources`, the last changes and the events from primaries are kept if they are small enough, so that the
     segments are not read again. With `rules`, the parts of global transactions are reduced. With `part`, only its
-    segments are read, and only what is new in them is hashed.
+    segments are read, and only their new changes and events are hashed.
     """
     part = part or NewPart(copies.chain)
     segments = [
@@ -441,7 +441,7 @@ def hash_streams(
     wanted = last_tasks(sources) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
-    # A part of a chain can't tell: the base copies are not read again.
+    # For a part of a chain, the base copies are not read again, so nothing shows whether they have deleted rows.
     with_deletes = part.after is None and sum(segment.segment.changes for segment in segments) <= CHANGES_MAX
     tasks = [
         StreamTask(
@@ -521,7 +521,7 @@ def _segments_before(copies: Copies) -> dict[str, Segment]:
 def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
     """Return the definitions that no longer existed when each of a node's segments was written, by segment number.
 
-    A drain knows the definitions in the commit before it, and those that are new. Segments for which there are none are
+    A drain knows the definitions in the commit before it, and those that are new. Segments without such definitions are
     left out.
     """
     found: dict[int, frozenset[int]] = {}
@@ -537,7 +537,7 @@ def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
 def continued_from(chain: Chain, node: str) -> dict[int, Lsn]:
     """Return the positions from which changes of a node count under definitions that continue others, by number.
 
-    A create sets them to the first change. Of a table that was copied, changes before the copy don't count.
+    A create sets them to the first change. In a table that was copied, changes before the copy don't count.
     """
     shard = chain.shard_of(node)
     changes = [commit.definition_changes for commit in chain.commits if commit.definition_changes]
@@ -558,10 +558,10 @@ def _is_ended(chain: Chain, segment: SegmentSource, number: int) -> ErrorReport:
 def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
     """Return the error for a segment that lacks the end of the transaction that the segment before it has begun.
 
-    Of a two-phase transaction that was rolled back meanwhile, PostgreSQL may omit the rest.
+    PostgreSQL may omit the rest of a two-phase transaction that was rolled back meanwhile.
     """
     at = before.open.lsn if before.open else segment.segment.after
-    detail = f"it lacks the end of the transaction at {at}, of which segment {before.number} has the beginning"
+    detail = f"it lacks the end of the transaction at {at}, which begins in segment {before.number}"
     return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
 
 

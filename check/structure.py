@@ -1,4 +1,4 @@
-"""Using commits and listings alone, check that commits fit together, archives have no gaps, and all objects exist."""
+"""Using commits alone, check that commits fit together, and that archives have no gaps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 
-from cutline.check.report import Conflict, Doubt, Skipped, SnapshotReport
+from cutline.check.report import Conflict, Doubt, SnapshotReport
 from cutline.fleet.messages import list_some
-from cutline.fleet.units import size_text
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.ddl.dump import find_ddl
-from cutline.snapshots.operations.committing import sizes_of
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
@@ -33,8 +30,6 @@ from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not
 from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
-# The number of objects whose sizes are requested in one batch.
-OBJECTS_AT_ONCE = 100_000
 NAMED_MAX = 5
 
 
@@ -58,7 +53,7 @@ def check_structure(
     commit file is missing.
     """
     try:
-        chain = read_chain_lists(store, read_chain(store, name, increment), allow_damage=True)
+        chain = read_chain_lists(store, read_chain(store, name, increment))
     except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
         raise
     except SnapshotError as error:
@@ -105,7 +100,7 @@ def check_structure(
 def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: SnapshotReport, *, is_whole: bool) -> None:
     """Compare the mark of a lost chain with its commits; if `is_whole`, the chain was read up to its newest increment.
 
-    A mark is stored while no create runs, except by a restore, which may run beside one.
+    A mark is stored while no create runs, except by a restore, which may run while a create does.
     """
     key, number, last = lost_key(lost.snapshot, lost.chain), lost.after_increment, chain.last.increment
     if is_whole and number > last and find_place(store, chain.name, number).commit is None:
@@ -152,28 +147,3 @@ def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, rec
 def _text(error: SnapshotError, name: str) -> str | None:
     value = error.details.get(name)
     return str(value) if value is not None else None
-
-
-def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> None:
-    """Check that every object in the chain exists with the right size; report conflicts and the parts not checked."""
-    objects = (entry for commit in chain.commits for entry in commit.named_and_listed)
-    count = size_bytes = 0
-    while some := list(islice(objects, OBJECTS_AT_ONCE)):
-        # Look up each key, because a listing may be out of date.
-        stored_sizes = sizes_of(store, (entry.key for entry in some))
-        for entry in some:
-            count, size_bytes, stored_size = count + 1, size_bytes + entry.size, stored_sizes[entry.key]
-            if stored_size == entry.size:
-                report.compared.objects += 1
-            elif stored_size is None:
-                detail = f"object {entry.key} is missing from the store"
-                report.conflicts.append(Conflict("missing", detail, node=entry.node, object=entry.key))
-            else:
-                detail = f"object {entry.key} is {stored_size} bytes long instead of {entry.size}"
-                report.conflicts.append(Conflict("size", detail, node=entry.node, object=entry.key))
-    why = "--metadata-only"
-    contents = f"object contents ({size_text(size_bytes)} in {count} objects)"
-    report.skipped += [
-        Skipped(what, why)
-        for what in (contents, "comparison of copies", "comparison of global transactions between shards")
-    ]

@@ -1,4 +1,4 @@
-"""What the checks of stored rows need of the definitions of tables, in arrays.
+"""The definitions of tables in arrays, for the checks of stored rows.
 
 A fleet may have thousands of tables with hundreds of columns. Executors get a few bytes for each column, and rows of
 many tables are checked together: properties of a row's table are looked up by array, not table by table.

@@ -56,10 +56,10 @@ def _out_of_order(before: Commit | None, commit: Commit) -> Iterator[str]:
 
 
 def _doubtful(before: Commit | None, commit: Commit) -> Iterator[str]:
-    """Yield what can only be if a clock was set while the commit was created."""
+    """Yield times that a clock can only show if it was set while the commit was created."""
     created, made = seconds_of(commit.created_at), seconds_of(commit.cut.made_at)
     if before is not None and made == seconds_of(before.cut.made_at):
-        # The nodes' clocks were behind the previous cut, whose time the cut has got.
+        # The nodes' clocks were behind the previous cut, so this cut has got its time.
         return
     if not created - SLACK_SECONDS <= made <= created + commit.seconds + SLACK_SECONDS:
         yield (

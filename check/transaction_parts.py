@@ -27,7 +27,7 @@ from cutline.fleet.participants import split_names
 from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, Segment
 
-# What a combined hash covers, as the second of its keys (node, kind, other, bucket):
+# The kinds of combined hashes, which are the second of their keys (node, kind, other, bucket):
 #   PAIR        parts on the node that name the shard `other` as a participant
 #   NAMED       parts on the node that name participants
 #   LED         parts of NAMED whose first participant is the node itself (only counted)
@@ -150,7 +150,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class PartRules:
-    """What tasks need to know of a chain: its nodes, primaries first, so a shard's number is its primary's.
+    """The facts about a chain that tasks need: its nodes, primaries first, so a shard's number is its primary's.
 
     `shard_of` has the number of each node's shard; `names` maps all names of shards to their numbers. `since` is the
     position from which a node's archive must match those of the other copies of its shard; it has only nodes of shards

@@ -159,7 +159,7 @@ def compare_transactions(
 
 @dataclass(slots=True)
 class _Comparison:
-    """The combined hashes of a chain's parts, and what is needed to look behind them."""
+    """The combined hashes of a chain's parts, and the means to read the parts behind them."""
 
     chain: Chain
     rules: PartRules
@@ -269,7 +269,7 @@ class _Comparison:
 
 
 def _events_of_one_copy(parts: pa.Table, rules: PartRules, pair: tuple[str, str]) -> list[tuple[str, str]]:
-    """Return the global id, and what is wrong, for transactions of which only one node in `pair` has some events."""
+    """Return the global id and the problem of each transaction of which only one node in `pair` has some events."""
     counted = parts.group_by(["global_id", "op", "lsn"]).aggregate([("node", "min"), ("node", "max")])
     only = counted.filter(pc.equal(counted["node_min"], counted["node_max"])).sort_by("lsn")
     events: dict[tuple[str, str], list[str]] = {}

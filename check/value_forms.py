@@ -116,7 +116,7 @@ def _range_of(bound: str) -> str:
 
 
 def _arrays_of(element: str | None) -> tuple[str, str]:
-    """Return the patterns of arrays of one dimension, and of two to six; any `element` if None.
+    """Return the pattern of arrays with one dimension, and that of arrays with two to six; any `element` if None.
 
     Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
     """
@@ -132,7 +132,7 @@ _RANGES = {
     "int4range": _range_of(_INTEGER), "int8range": _range_of(_INTEGER), "numrange": _range_of(_NUMERIC),
     "daterange": _range_of(_DATE), "tsrange": _range_of(_TIMESTAMP), "tstzrange": _range_of(_TIMESTAMPTZ),
 }  # fmt: skip
-# The name of each type, and the patterns of which a value matches one: the most frequent form comes first.
+# The name of each type, and the patterns of its values' forms, the most frequent first.
 _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     700: ("real", (_FLOAT,)), 701: ("double precision", (_FLOAT,)),
     1082: ("date", (_DATE,)), 1083: ("time without time zone", (_TIME,)),
@@ -256,7 +256,7 @@ def _numeric_form(modifier: int) -> str:
 
 def _find_other_bytea(values: BytesColumn) -> int | None:
     r"""Return the index of the first value that is not an escaped \\x and pairs of hexadecimal digits."""
-    # What is left without the digits is the prefix, if it is at the beginning, and the separator.
+    # Without the digits, the prefix is left, if it is at the beginning, and the separator.
     others = values.data.tobytes().translate(None, _HEX_DIGITS)
     lengths, starts = values.lengths, values.offsets[:-1]
     is_fitting: Flags = (lengths % 2 == 0) & (lengths >= _BYTEA_BYTES_MIN)

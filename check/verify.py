@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
+from cutline.check.copies import Copies
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
-from cutline.check.large_objects import check_large_objects
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.primaries import check_primaries
-from cutline.check.report import CheckReport, Compared, Conflict, Copies, Findings, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.sequence_values import check_sequences, fed_groups
+from cutline.check.stored_entries import check_listing
+from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
-from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.structure import check_structure, names_to_check
 from cutline.check.table_forms import enum_labels
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
@@ -65,9 +67,9 @@ class CheckRequest:
     With `newest`, check only the newest snapshot. `rows` is the number of different rows that are named for each
     partition that differs.
 
-    With `since_last`, read only what no check has read since, and rest on the record of an earlier check for the rest,
-    of which some is reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the check ends
-    after the increment or the objects that it is reading then. Both imply `since_last`.
+    With `since_last`, read only objects that no check has read, and rest on the record of an earlier check for all
+    others, some of which are reread. `subset` (n, t) says which part is reread. `seconds_max` limits the time: the
+    check ends after the increment or the objects that it is reading then. Both imply `since_last`.
     """
 
     name: str | None = None
@@ -143,7 +145,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
 def _names_to_check(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
 ) -> tuple[list[str], RecordedPoints]:
-    """Return the snapshots to check, and what the outcomes of creates and checks say.
+    """Return the snapshots to check, and the facts about them from the outcomes of creates and checks.
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
@@ -191,7 +193,7 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
 
 def _check_part(check: ChainCheck, part: NewPart, rows: int = 0) -> None:
     stored = check_definitions(check.location.open(), part, check.findings)
-    check_contents(check.spark, part, check.location, check.findings, check.progress, stored, check.known_as, rows)
+    check_contents(check, part, stored, rows)
 
 
 @contextmanager
@@ -228,30 +230,20 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def check_contents(
-    spark: SparkSource,
-    part: NewPart,
-    store: StoreLocation,
-    findings: Findings,
-    progress: Progress,
-    stored: StoredDefinitions | None = None,
-    known_as: Mapping[str, str] | None = None,
-    rows: int = 0,
-) -> None:
+def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, rows: int = 0) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`.
 
     If an earlier check has found the rest of the chain valid, only the `part` is read; Spark is then started only if
-    tables were copied or there is more to read than the driver should hold. `stored` is what the stored DDL tells about
-    rows; without it, less of them is checked. `known_as` maps further names of shards, as distributed transactions have
-    them, to their primaries.
+    tables were copied or there is more to read than the driver should hold. `stored` contains the facts about rows that
+    the stored DDL states. `rows` is as in CheckRequest.
     """
-    stored, chain = stored or StoredDefinitions(), part.chain
+    chain, spark, store, findings, progress = part.chain, check.spark, check.location, check.findings, check.progress
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
     if part.has_copies or held is None:
         spark.begin(ExecutorNeeds(store), progress)
     sources = None if held else _sources_for_reports(copies, part, store)
-    rules = PartRules.of(chain, known_as or {}, part.after)
+    rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
     check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {})

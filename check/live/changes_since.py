@@ -63,7 +63,7 @@ REMEDY = "take an increment, then repeat the check"
 
 
 class ChangesUnknownError(RefusedError):
-    """Nobody knows which rows were written since a cut."""
+    """It is not known which rows were written since a cut."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class ChangesSince:
-    """Finds out what was written on a primary after the last cut of `chain`, and what the cut has before sessions do.
+    """Finds rows that were written on a primary after the last cut of `chain`, or that the cut has before sessions do.
 
     `groups` and `tables` are those whose changes matter, by number. `running` are the transactions that ran before any
     row was read.

@@ -1,8 +1,8 @@
 """Compare the rows of running databases with the newest cut of a snapshot.
 
 Rows that were written since the cut may differ, and changes_since finds out which rows these are. All other rows must
-be those of the cut. In a database that does not belong to the chain, such as a restored one, nobody knows what was
-written: all rows are compared, but rows that differ prove nothing.
+be those of the cut. In a database that does not belong to the chain, such as a restored database, it is not known which
+rows were written: all rows are compared, but rows that differ prove nothing.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def judge_rows(rows: pa.Table, is_written: Any, *, is_multiset: bool) -> tuple[T
 def _judge_tables(
     shard: CutShard, of_tables: Mapping[int, pa.Table], touched: Touched | None
 ) -> dict[int, tuple[TableVerdict, pa.Table]]:
-    """Judge the rows of each table that differ, by number; None: nobody knows what was written."""
+    """Judge the rows of each table that differ, by number; `touched` is None if it is not known which were written."""
     judged: dict[int, tuple[TableVerdict, pa.Table]] = {}
     for number, rows in of_tables.items():
         identities = to_numpy(rows["identity"]).view(np.uint64)
@@ -198,7 +198,7 @@ def _judge_tables(
 class _Verdicts(NamedTuple):
     """The rows that differ; the verdicts, and the rows that nobody has written, by shard and group.
 
-    `unproven` are the tables of which nobody knows what was written, with the reason.
+    `unproven` has the reason why it is not known which rows of a table were written, by shard and group.
     """
 
     rows: pa.Table
@@ -422,8 +422,8 @@ class CutComparison:
                 found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
             fixed = frozenset(name for (name,) in found)
             repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
-            doubt = verdicts.unproven.get((number, group), "")
-            report.repairs += [replace(repair, doubt=doubt) for _, repair in repairs]
+            unproven = verdicts.unproven.get((number, group), "")
+            report.repairs += [replace(repair, unproven=unproven) for _, repair in repairs]
             named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])
         return named
 
@@ -465,7 +465,7 @@ class CutComparison:
             yield LiveRow(shown(next(iter(keys), b"")), next(iter(named), ""), copies), repair
 
     def _copy_in_database(self, repair: RowRepair, equal: int) -> LiveCopy:
-        """Return what the database has of a row, of whose versions `equal` are at the cut as well."""
+        """Return the row in the database; `equal` of its versions are at the cut as well."""
         if repair.group.is_multiset:
             line = repair.versions[0].line if repair.versions else repair.stored
             return _counted_copy(repair.node, line, equal + repair.more)
@@ -474,7 +474,7 @@ class CutComparison:
         return LiveCopy(repair.node, None, PLACE_UNKNOWN if repair.more else "")
 
     def _copy_at_cut(self, repair: RowRepair, equal: int, at_cut: LineAtCut | None) -> LiveCopy:
-        """Return what the cut has of a row."""
+        """Return the row at the cut."""
         if not repair.left and not equal:
             return LiveCopy(self.label, None)
         if at_cut is None or at_cut.unknown:
@@ -485,7 +485,7 @@ class CutComparison:
 
 
 def _counted_copy(of: str, line: bytes | None, count: int) -> LiveCopy:
-    """Return what a copy has of a line that occurs `count` times."""
+    """Return a line that occurs `count` times in a copy."""
     times = amounts_text({"time|times": count})
     if not count:
         return LiveCopy(of, None)

@@ -1,7 +1,7 @@
-"""The rows of running databases and of a cut, as hashes that one Spark job compares.
+"""The rows of running databases and of a cut, as hashes that a Spark job compares.
 
 Each row is reduced to its identity (the hash of its key or, without a key, of its line) and its entry (the hash of key
-and line), so lines stay where they are, and Spark's shuffle bounds the memory for any number of rows.
+and line). So lines stay where they are, and Spark's shuffle bounds the memory for any number of rows.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CutShard:
 
 @dataclass(frozen=True, slots=True)
 class LiveUnit:
-    """Ranges of a shard's tables that one session reads in a snapshot of its own; `numbers` are those of the groups."""
+    """Ranges of a shard's tables that a session reads in a snapshot of its own; `numbers` are those of the groups."""
 
     shard: int
     node: Node
@@ -372,7 +372,7 @@ def compare_entries(entries: DataFrame, buckets: Buckets) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Compares the rows of one Spark task: reduces them to those that differ, at most `rows_max`, and totals."""
+    """Compares the rows of a Spark task: reduces them to those that differ, at most `rows_max`, and totals."""
 
     rows_max: int
 

@@ -128,7 +128,7 @@ def take_turns(
 ) -> Iterator[list[SnapshotTurn]]:
     """Take snapshots of the primary and of these standbys by turns; the snapshots last for the block.
 
-    If a standby does not replay in time, calls `behind` and goes on without it. Raises SnapshotOrderError and
+    If a standby does not replay in time, calls `behind` and continues without it. Raises SnapshotOrderError and
     NodeUnreachableError.
     """
     left, taken = list(standbys), list[SnapshotTurn]()

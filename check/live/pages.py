@@ -138,7 +138,7 @@ class NodeRead:
 class RangeReader:
     """Reads ranges in a node's snapshot, as `versions_query` prints them; the tables in `whole` are copied whole.
 
-    `collect` turns some lines of a range into what is kept of them.
+    `collect` reduces some lines of a range to the value that is kept of them.
     """
 
     reading: ImportedSnapshot
@@ -401,7 +401,7 @@ class NamedVersion:
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """What is proven about a table: `changed` rows have other contents on the standby, or `missing` or `extra` there.
+    """Proven differences of a table: rows with other contents on the standby, or that are missing or extra there.
 
     `pages` are all pages with such rows. `unproven` lines of a table that is copied whole differed in both turns.
     """
@@ -451,7 +451,7 @@ class Versions:
 def proven_missing(before: Versions, between: Versions, after: Versions) -> Versions:
     """Return the versions that both `before` and `after` have and `between` lacks.
 
-    They are snapshots in this order; `before` and `after` are of one node, and `between` is of another.
+    They are snapshots in this order: `before` and `after` from the same node, and `between` from another.
     """
     lasting = before.take(np.isin(before.hashes, after.hashes))
     return lasting.take(~np.isin(lasting.hashes, between.hashes))
@@ -503,7 +503,7 @@ def _versions(task: ConfirmTask, reading: ImportedSnapshot) -> NodeRead:
 
 
 def _difference(oid: int, missing: Versions, extra: Versions) -> TableDifference:
-    """Count the rows; a version that is missing and one that is extra at the same place are a row that has changed."""
+    """Count the rows; a missing version and an extra version at the same place are a row that has changed."""
     at_missing, at_extra = (_codes(versions.places) for versions in (missing, extra))
     both = np.isin(at_missing, at_extra)
     changed = int(both.sum())
@@ -546,7 +546,7 @@ def _name(task: ConfirmTask, oid: int, group: Group, missing: Versions, extra: V
 
 @dataclass(frozen=True, slots=True)
 class LineAt:
-    """The key and the line of the row version at a place, its xmin, and the table's file, in which the place is."""
+    """The key and the line of the row version at a place, its xmin, and the table's file that contains the place."""
 
     key: bytes
     line: bytes

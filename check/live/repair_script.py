@@ -74,15 +74,14 @@ def _node_section(report: LiveReport, node: str) -> Iterator[str]:
     settings = "".join(f" SET {name} = {literal(PINNED_SETTINGS[name].encode())};" for name in PARSING)
     yield f"SET client_encoding = '{encoding}';{settings} BEGIN;"
     yield "-- SET LOCAL session_replication_role = replica;"
-    doubted = ""
+    noted = ""
     for repair in report.repairs:
         if repair.node != node:
             continue
-        if repair.doubt and repair.group.name != doubted:
-            doubted = repair.group.name
+        if repair.unproven and repair.group.name != noted:
+            noted = repair.group.name
             yield comment(
-                f"{doubted}: it may be the application that has written the following rows since the snapshot:"
-                f" {repair.doubt}"
+                f"{noted}: the application may have written the following rows since the snapshot: {repair.unproven}"
             )
         yield from _statements(repair)
     yield "ROLLBACK;"
@@ -108,7 +107,7 @@ def _statements(repair: RowRepair) -> Iterator[str]:
     updates = 0 if group.is_multiset else min(repair.left, len(versions))
     for version in versions[updates:]:
         yield comment(
-            f"{group.name}: the snapshot lacks this row, or has it less often; it may be the snapshot that is wrong:"
+            f"{group.name}: the snapshot lacks this row, or has it less often; the snapshot may be wrong:"
             f" {_shown_line(version.line)}"
         )
         yield f"DELETE FROM ONLY {table} WHERE {_condition(group, version)};"

@@ -26,7 +26,7 @@ STANDBY_ROWS, UNREADABLE, CUT_ROWS, APPEND_ONLY, INDEX = (
 
 @dataclass(frozen=True, slots=True)
 class LiveCopy:
-    """What a copy has of a row: its `line`, which ends with … if it is longer; None if the copy lacks the row.
+    """A row in a copy: its `line`, which ends with … if it is longer; None if the copy lacks the row.
 
     `of` is a node, or the snapshot that the row was compared with. `note` says how often the line occurs if a table has
     no key, or, without a line, why the row can't be shown.
@@ -78,7 +78,7 @@ class LiveConflict:
 class LiveVersion:
     """A row version of a database: its place (ctid), its xmin, and its line in the database's encoding.
 
-    `file` is the table's file (filenode), to which the place belongs; None if it is not known.
+    `file` is the table's file (filenode) that contains the place; None if it is not known.
     """
 
     place: str
@@ -93,8 +93,8 @@ class RowRepair:
 
     The cut has `left` rows that the database lacks, all with the line `stored`; None if there are none, or if the line
     is not known, for the reason `why`. The database has `more` rows that the cut lacks; those whose place is known are
-    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `doubt` is the reason why
-    nobody knows whether these rows were written since the cut.
+    in `versions`. `fixed` are the names of the columns that are GENERATED ALWAYS AS IDENTITY. `unproven` is the reason
+    why it is not known whether these rows were written since the cut; "" if it is known.
     """
 
     node: str
@@ -105,7 +105,7 @@ class RowRepair:
     versions: tuple[LiveVersion, ...] = ()
     why: str = ""
     fixed: frozenset[str] = frozenset()
-    doubt: str = ""
+    unproven: str = ""
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 The tables of a shard are read in rounds of bounded size. In each round, the shards' primaries and standbys export
 snapshots for a few seconds, so that no snapshot holds up VACUUM on a primary or replay on a standby for long. Pages
-that differ between two nodes are read again in snapshots by turns (ordered_snapshots), which prove what differs and
-what was only being changed. Nothing is stopped or stored.
+that differ between two nodes are read again in snapshots by turns (ordered_snapshots), which distinguish rows that
+differ from rows that were being changed. Nothing is stopped or stored.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class _Finding:
         return self.changed + self.missing + self.extra
 
     def add(self, more: TableDifference, rows_max: int) -> None:
-        """Add what another task has found."""
+        """Add the difference that another task has found."""
         self.changed += more.changed
         self.missing += more.missing
         self.extra += more.extra
@@ -262,7 +262,7 @@ class _Finding:
 
 @dataclass(slots=True)
 class _ShardCheck:
-    """A shard, the units that are left to read, and what was found about it.
+    """A shard, the units that are left to read, and the findings about it.
 
     `whole` are the oids of tables that are copied whole. `standbys` are those that keep up with their primary.
     """
@@ -360,7 +360,7 @@ class _Confirmation(NamedTuple):
     task: ConfirmTask
 
 
-# What identifies how the values of a table are printed, by node and oid.
+# The stamps of how the values of a table are printed, by node and oid.
 _Stamps = Mapping[tuple[str, int], frozenset[str]]
 
 
@@ -495,7 +495,7 @@ class _LiveRun:
             yield taken
 
     def _drop(self, check: _ShardCheck, state: ReplayState) -> None:
-        """Go on without a standby that does not keep up with its primary."""
+        """Continue without a standby that does not keep up with its primary."""
         check.standbys = [node for node in check.standbys if node.id != state.node]
         check.suspects = [one for one in check.suspects if one.standby != state.node]
         self.report.skip(f"standby {state.node}", state.text)
@@ -558,13 +558,13 @@ class _LiveRun:
                 self.report.skip(f"{check.name(oid)} on {check.shard.primary.id}", "it was rewritten during the check")
             check.filenodes[oid] = set()
             check.restarted.add(oid)
-            # What was found in the former file is found again if it still differs.
+            # Differences in the former file are found again if they still exist.
             for place in [place for place in check.findings if place[1] == oid]:
                 del check.findings[place]
         check.left.extend(_units(again, self.request, check.whole))
 
     def _confirm_round(self) -> None:
-        """Read the pages that differ again in snapshots by turns; keep what is proven to differ."""
+        """Read the pages that differ again in snapshots by turns; keep the rows that are proven to differ."""
         busy = [check for check in self.checks if check.suspects]
         chosen = {check.shard.primary.id: self._choose(check) for check in busy}
         work: list[_Confirmation] = []
@@ -637,7 +637,7 @@ class _LiveRun:
     def _conclude_pages(
         self, check: _ShardCheck, some: Sequence[Suspects], found: ConfirmReport, unsteady: Collection[int]
     ) -> None:
-        """Keep what is proven; read again what is not. Differences of `unsteady` tables (oids) prove nothing."""
+        """Keep proven differences; read other pages again. Differences of `unsteady` tables (oids) prove nothing."""
         unproven = {one.oid for one in found.differences if one.unproven}
         renamed = {one.oid for one in found.differences if one.oid in unsteady}
         for one in some:
@@ -690,7 +690,7 @@ class _LiveRun:
         self.report.conflicts.append(LiveConflict(UNREADABLE, detail, node, group=check.name(oid), pages=pages))
 
     def _evidence(self, chain: Chain, fleet: Fleet) -> dict[_NamedRow, LineAtCut]:
-        """Return what the cut has of the named rows."""
+        """Return the named rows as they are at the cut."""
         wanted = {
             _NamedRow(primary, oid, row.identity): at
             for check in self.checks
@@ -789,7 +789,7 @@ def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> 
     comparison = CutComparison(
         chain, tuple(sources), fleet.store, request.rows, examples, request.task_pages, request.bytes_per_second
     )
-    # A unit takes two sessions: one holds the snapshot that the other one imports.
+    # A unit takes two sessions: the first holds the snapshot that the second imports.
     cores = cores_of(run.session).now
     lanes = {
         source.shard.number: max(min(run.limits.get(source.shard.node.id, 2 * cores) // 2, cores), 1)

@@ -34,7 +34,7 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The driver holds HELD_BYTES_MAX of all lines, but at most LINE_BYTES_MAX of each, and at least what is shown of it.
+# The driver holds HELD_BYTES_MAX of all lines, but at most LINE_BYTES_MAX of each, and at least the part that is shown.
 LINE_BYTES_MIN, LINE_BYTES_MAX, HELD_BYTES_MAX = SHOWN_BYTES + 1, 64 << 10, 128 << 20
 # Up to this many rows, long lines of other rows are not read.
 FILTERED_ROWS_MAX = 2000
@@ -168,7 +168,7 @@ def read_stored(
 
 
 def states_of(rows: Iterable[RowAtCut], found: pa.Table, problems: Iterable[ErrorReport]) -> dict[RowAtCut, LineAtCut]:
-    """Return what is known of the rows of a node: `found` is LINES_SCHEMA, `problems` are the fold's.
+    """Return the known states of the rows of a node: `found` is LINES_SCHEMA, `problems` are the fold's.
 
     Raises the error of a problem that is not about an object, such as a store that does not answer.
     """

@@ -74,7 +74,7 @@ def check(
     *,
     increment: Increment = None,
     newest: Annotated[
-        bool, typer.Option("--newest", help="Check only the newest snapshot: the one whose first cut is the latest.")
+        bool, typer.Option("--newest", help="Check only the newest snapshot: the snapshot with the latest first cut.")
     ] = False,
     metadata_only: Annotated[
         bool,
@@ -97,8 +97,8 @@ def check(
         bool,
         typer.Option(
             "--restorable",
-            help="Also build everything that a restore of NAME would load, evaluate constraints and foreign keys over"
-            " it, and throw it away; if this machine has PostgreSQL's programs, run the DDL in empty databases on"
+            help="Also build the rows that a restore of NAME would load, evaluate constraints and foreign keys over"
+            " them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
             " temporary servers.",
         ),
     ] = False,
@@ -106,14 +106,15 @@ def check(
         bool,
         typer.Option(
             "--since-last",
-            help="Read what is new since the last check that left a record, and reread a part of the rest. The result"
-            " rests on that record.",
+            help="Read the objects that are new since the last check that left a record, and reread some of the others."
+            " The result rests on that record.",
         ),
     ] = False,
     subset: Annotated[
         str | None,
         typer.Option(
-            metavar="N/T", help="Like --since-last, but reread the Nth of T parts of the rest instead of what is due."
+            metavar="N/T",
+            help="Like --since-last, but reread the Nth of T parts of the other objects, not those that are due.",
         ),
     ] = None,
     max_seconds: Annotated[
@@ -122,7 +123,8 @@ def check(
             min=0,
             max=SECONDS_MAX,
             metavar="S",
-            help="Like --since-last, but end at the first boundary after S seconds; the result says what was not read.",
+            help="Like --since-last, but end at the first boundary after S seconds; the output lists the parts that"
+            " were not read.",
         ),
     ] = None,
     live: Annotated[
@@ -150,8 +152,8 @@ def check(
         typer.Option(
             "--repair-script",
             metavar="FILE",
-            help="With --live, write SQL to FILE with which an operator can repair rows and indexes. Nothing is"
-            " changed.",
+            help="With --live, write SQL to FILE, for an operator to repair rows and indexes. The check changes"
+            " nothing.",
         ),
     ] = None,
     junit: Annotated[
@@ -186,7 +188,7 @@ def check(
             request = replace(request, name=newest_name(fleet, name) if name is not None else None)
             report, built = run_check(context, fleet, request, restorable=restorable)
             problems = write_report(junit, junit_of(report))
-            lines = [*lines_of(report, built), *(f"warning: {problem}" for problem in problems)]
+            lines = [*lines_of(report, built), *(f"{WARNING}{problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
             document = report.to_json() | {"restorable": built.to_json() if built else None, "warnings": problems}
             emit(context, document, lines, code=code)
@@ -256,7 +258,7 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
         if write is not None:
             write(repair_script(report))
     problems = write_report(junit, junit_of_live(report))
-    lines = [*live_lines(report, script), *(f"warning: {problem}" for problem in problems)]
+    lines = [*live_lines(report, script), *(f"{WARNING}{problem}" for problem in problems)]
     code = report.exit_code or (UNWRITTEN if problems else DONE)
     emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
     raise typer.Exit(code)
@@ -304,7 +306,7 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
 def run_check(
     context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False
 ) -> tuple[CheckReport, RestorableReport | None]:
-    """Run the check, and record its result; if `restorable`, also build what a restore of the snapshot would load."""
+    """Run the check, and record its result; if `restorable`, also build the rows that a restore would load."""
     built = None
     with (
         SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
@@ -366,7 +368,7 @@ def _checked_point(snapshot: SnapshotReport, *, is_full: bool) -> CheckedPoint:
 
 
 def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list[str]:
-    """Return the human-readable output; `built` is what a restore would load, if that was built."""
+    """Return the human-readable output; `built` is the report on the rows that a restore would load, if any."""
     lines = [line for snapshot in report.snapshots for line in _snapshot_lines(snapshot)]
     lines += restorable_lines(built) if built else []
     if not report.snapshots:
@@ -383,7 +385,7 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
 
 
 def restorable_lines(built: RestorableReport) -> list[str]:
-    """Describe what a restore would load."""
+    """Describe the rows that a restore would load."""
     rows = quantity_text(sum(built.rows.values()), "rows")
     ddl = {"run": "the DDL runs in empty databases", "refused": "temporary servers refused the DDL"}
     why = f" ({built.ddl_detail})" if built.ddl_detail else ""
@@ -455,7 +457,7 @@ def _participant_lines(one: SnapshotReport) -> Iterator[str]:
 
 
 def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
-    """Say what the result rests on, when that was read, and what was reread."""
+    """Describe the record on which the result rests, its oldest reading, and the objects that were reread."""
     amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
     yield f"by records: {amount}, all of them read since {rests_on.oldest_read_at}"
     yield f"record: check {rests_on.operation}; everything was compared by check {rests_on.compared_by}"
@@ -466,7 +468,7 @@ def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
 
 
 def _doubt_lines(one: SnapshotReport) -> Iterator[str]:
-    """Describe what may be damage, and may be as it should be."""
+    """Describe the findings that damage would explain, and something else as well."""
     for doubt in one.doubts[:CONFLICTS_SHOWN_MAX]:
         place = ", ".join(name for name in (doubt.node, doubt.group) if name) or doubt.object
         yield f"{WARNING}{one.name}: {doubt.kind}{f' ({place})' if place else ''}: {doubt.detail}"
@@ -475,7 +477,7 @@ def _doubt_lines(one: SnapshotReport) -> Iterator[str]:
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:
-    """Describe what each copy has of a row, and which copies the others contradict."""
+    """Describe the row in each copy, and name the copies that most others contradict."""
     yield f"row {row.key}:" if row.key else "a row without a key:"
     for stored in row.copies:
         wrong = "; most copies contradict it" if stored.node in row.outvoted else ""

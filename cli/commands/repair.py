@@ -81,7 +81,7 @@ def repair(
     """Replace damaged or missing objects of a snapshot.
 
     They are rebuilt from the copy of another node of the shard, or taken from a copy of the store. Nothing is
-    overwritten, and nothing is rebuilt from a copy that is in doubt itself. Needs the store, but no node.
+    overwritten, and nothing is rebuilt from a copy that can't be trusted itself. Needs the store, but no node.
 
     Exit codes: 0 if nothing that was read is damaged any more, 1 if damaged objects remain, 3 if none of them could be
     repaired.
@@ -101,7 +101,7 @@ def repair(
         _check_repairable(plan)
         report = _confirm_and_run(context, fleet, plan, spark, confirmation)
         earlier: list[RepairReport] = []
-        while report.plan.commits:
+        while report.plan.commits and report.put_back:
             # Only now that the commits are back can the damage of their objects be seen.
             earlier.append(report)
             with progress(context) as shown:

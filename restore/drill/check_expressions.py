@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
 
 from cutline.columns.bytes_column import Flags
-from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare_fields, compare_with
+from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare
 from cutline.snapshots.ddl.described_ddl import read_name
 
 TOKEN = re.compile(
@@ -38,6 +39,8 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 NUMERIC: frozenset[Family] = frozenset({"integer", "number"})
 VALUE = "VALUE"
+# Conditions with more parentheses inside each other are not read: Python limits how deep functions and pickles nest.
+NESTED_MAX = 50
 
 
 class NotUnderstoodError(ValueError):
@@ -54,10 +57,14 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class CheckColumn:
-    """A column: its place in a line, and how its values are compared (None: only with NULL)."""
+    """A column: its place in a line, and how its values are compared (None: only with NULL).
+
+    Unless `is_scalar`, its values may be rows, of which `IS NULL` is true if all their fields are NULL.
+    """
 
     place: int
     family: Family | None
+    is_scalar: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,8 @@ class Comparison:
         if isinstance(self.other, CheckColumn):
             known &= ~fields.nulls(self.other.place)
         rows = np.flatnonzero(known)
-        values = fields.values(self.column.place).take(rows)
-        if isinstance(self.other, CheckColumn):
-            sign, is_decided = compare_fields(values, fields.values(self.other.place).take(rows), self.family)
-        else:
-            sign, is_decided = compare_with(values, self.other, self.family)
+        other = fields.values(self.other.place).take(rows) if isinstance(self.other, CheckColumn) else self.other
+        sign, is_decided = compare(fields.values(self.column.place).take(rows), other, self.family)
         holds = COMPARISONS[self.operator](sign)
         true, false = np.zeros(len(fields), np.bool_), np.zeros(len(fields), np.bool_)
         true[rows], false[rows] = holds & is_decided, ~holds & is_decided
@@ -165,6 +169,9 @@ class _ExpressionReader:
                 raise NotUnderstoodError(self.expression)
             self.tokens.append((match.lastgroup, match[match.lastgroup]))
             position = match.end()
+        marks = (text if kind == "mark" else "" for kind, text in self.tokens)
+        if max(accumulate((mark == "(") - (mark == ")") for mark in marks), default=0) > NESTED_MAX:
+            raise NotUnderstoodError(self.expression)
 
     def condition(self) -> Condition:
         """Read conditions that are connected by OR."""
@@ -195,7 +202,7 @@ class _ExpressionReader:
         if self._takes("word", "IS"):
             is_not = self._takes("word", "NOT")
             self._need("NULL", "word")
-            if not isinstance(left, CheckColumn):
+            if not isinstance(left, CheckColumn) or not left.is_scalar:
                 raise NotUnderstoodError(self.expression)
             return Not(IsNull(left)) if is_not else IsNull(left)
         operator = self._next("mark")
@@ -276,7 +283,7 @@ class _ExpressionReader:
         if isinstance(operand, CheckColumn):
             if operand.family != family and (operand.family, family) != ("integer", "number"):
                 raise NotUnderstoodError(self.expression)
-            return CheckColumn(operand.place, family)
+            return replace(operand, family=family)
         text, ours = operand
         if ours not in (None, family) and (ours, family) != ("integer", "number"):
             raise NotUnderstoodError(self.expression)

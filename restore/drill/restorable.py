@@ -1,4 +1,4 @@
-"""The level below a drill: read everything that a restore would load, build it, and throw it away.
+"""The level below a drill: read the objects of a restore, build the rows that it would load, and throw them away.
 
 Rows are read, verified, converted, folded and filtered as a restore does it, in one Spark job. Instead of being loaded,
 they are counted by table, and the constraints are evaluated that follow from the text of values
@@ -6,8 +6,8 @@ they are counted by table, and the constraints are evaluated that follow from th
 loaded. If this machine has PostgreSQL's programs, the DDL is rehearsed as well, in empty databases on temporary
 servers, without owners and privileges.
 
-What only loaded rows show is left to a drill: constraints of other forms, functions of indexes, and types whose values
-only PostgreSQL can parse.
+A drill shows the rest, because only loaded rows do: constraints of other forms, functions of indexes, and types whose
+values only PostgreSQL can parse.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RestoreProblem:
 
 @dataclass(slots=True)
 class RestorableReport:
-    """What a restore would have loaded: the number of rows by shard, and the problems.
+    """The report on the rows that a restore would load: their number by shard, and the problems.
 
     `ddl` is "run" if all DDL was run on temporary servers, "read" if it was only read, and "refused" if these servers
     refused it, which other servers may not do; `ddl_detail` says why. `constraints` and `other_constraints` are the
@@ -141,7 +141,8 @@ def check_restorable(
 ) -> RestorableReport:
     """Build everything that a restore of the increment (None: the newest) would load, and throw it away.
 
-    Reports what a restore would refuse; raises errors of the store, and those for a snapshot that does not exist.
+    Problems that a restore would refuse are in the report. Raises errors of the store, and those for a snapshot that
+    does not exist.
     """
     began, report = time.monotonic(), RestorableReport()
     store = source.store.open()
@@ -382,7 +383,7 @@ def _constrained(batch: pa.RecordBatch, node: Numbers, tables: TablesByNode) -> 
 def _evaluated(
     batch: pa.RecordBatch, node: Numbers, tables: TablesByNode
 ) -> Iterator[tuple[int, AddedValues | Breach]]:
-    """Yield what the rules yield for the rows, with the number of their node."""
+    """Yield the values and breaches of the rows according to the rules, with the number of their node."""
     lines, group = column_of(batch.column("row")), to_numpy(batch.column("group"))
     # A base copy's batch has one node.
     for number in np.unique(node).tolist():
@@ -394,8 +395,10 @@ def _evaluated(
 
 
 def _problem_batch(node: int, group: int, problem: str, count: int = 1) -> pa.RecordBatch:
-    row = {"node": node, "group": group, "set": 0, "h1": 0, "h2": 0, "reference": 0, "problem": problem}
-    return pa.RecordBatch.from_pylist([row] * count, schema=LOADED_SCHEMA)
+    """Return a problem that `count` rows have as LOADED, with a row for each of them."""
+    none = np.zeros(count, np.uint64)
+    batch = _values_batch(np.full(count, node), np.full(count, group), 0, (none, none))
+    return pa.record_batch([*batch.columns[:-1], pa.repeat(pa.scalar(problem, pa.string()), count)], LOADED_SCHEMA)
 
 
 def _count(session: SparkSession, rows: DataFrame, sources: Sources, progress: Progress) -> pa.Table:

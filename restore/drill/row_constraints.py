@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from cutline.restore.drill.check_expressions import (
     family_of,
     read_check,
 )
-from cutline.restore.drill.row_fields import USUAL, Family, FieldsMissingError, RowFields, compare_with
+from cutline.restore.drill.row_fields import USUAL, Family, FieldsMissingError, RowFields, compare
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_constraints import (
     LARGEST,
@@ -32,6 +32,7 @@ from cutline.snapshots.ddl.described_constraints import (
     Attached,
     Check,
     Constraints,
+    Domain,
     ForeignKey,
     ListBound,
     RangeBound,
@@ -69,11 +70,10 @@ class ValueUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundTest:
-    """The bound of a partition as far as its first column tells: the rows below `low`, or not before `high`.
+class RangeTest:
+    """The bound of a RANGE partition as far as its first column tells: from `low`, to before `high`; None: no limit.
 
-    With `includes_high`, a value equal to `high` may be in the partition. With `values`, they are all that is allowed,
-    and None is NULL.
+    With `includes_high`, a value equal to `high` may be in the partition. NULL is in no such partition.
     """
 
     what: str
@@ -82,33 +82,46 @@ class BoundTest:
     low: str | None = None
     high: str | None = None
     includes_high: bool = False
-    values: frozenset[str | None] | None = None
 
     def outside(self, fields: RowFields) -> Flags:
         """Return which rows are outside the bound."""
+        outside = fields.nulls(self.place).copy()
+        rows = np.flatnonzero(~outside)
+        values = fields.values(self.place).take(rows)
+        if self.low is not None:
+            sign, is_decided = compare(values, self.low, self.family)
+            outside[rows] |= (sign < 0) & is_decided
+        if self.high is not None:
+            sign, is_decided = compare(values, self.high, self.family)
+            outside[rows] |= (sign > (0 if self.includes_high else -1)) & is_decided
+        return outside
+
+
+@dataclass(frozen=True, slots=True)
+class ListTest:
+    """The bound of a LIST partition: `values` are all values that it may contain, and None is NULL."""
+
+    what: str
+    place: int
+    family: Family
+    values: frozenset[str | None]
+
+    def outside(self, fields: RowFields) -> Flags:
+        """Return which rows have none of the values."""
         is_null = fields.nulls(self.place)
-        if self.values is not None:
-            wrong = np.full(len(fields), None not in self.values, np.bool_) & is_null
-        else:
-            wrong = is_null.copy()
         rows = np.flatnonzero(~is_null)
         values = fields.values(self.place).take(rows)
-        if self.values is not None:
-            outside = np.ones(len(rows), np.bool_)
-            for value in self.values:
-                if value is not None:
-                    sign, is_decided = compare_with(values, value, self.family)
-                    outside &= (sign != 0) & is_decided
-        else:
-            outside = np.zeros(len(rows), np.bool_)
-            if self.low is not None:
-                sign, is_decided = compare_with(values, self.low, self.family)
-                outside |= (sign < 0) & is_decided
-            if self.high is not None:
-                sign, is_decided = compare_with(values, self.high, self.family)
-                outside |= (sign > (0 if self.includes_high else -1)) & is_decided
-        wrong[rows] = outside
-        return wrong
+        has_none = np.ones(len(rows), np.bool_)
+        for value in self.values:
+            if value is not None:
+                sign, is_decided = compare(values, value, self.family)
+                has_none &= (sign != 0) & is_decided
+        outside = np.full(len(fields), None not in self.values, np.bool_) & is_null
+        outside[rows] = has_none
+        return outside
+
+
+BoundTest: TypeAlias = RangeTest | ListTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,7 @@ class RowCheck:
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """What the rows of a table of `columns` have to satisfy. `required` are the places of columns that are NOT NULL."""
+    """The rules for the rows of a table of `columns`. `required` are the places of columns that are NOT NULL."""
 
     columns: tuple[str, ...]
     uses: tuple[ValueUse, ...] = ()
@@ -185,6 +198,7 @@ class _Compiling:
     def __init__(self, groups: Sequence[Group], constraints: Constraints, described: Description) -> None:
         self._groups = {(group.schema, group.table): group for group in groups}
         self._constraints, self._described = constraints, described
+        self._domains = {f"{schema}.{name}": domain for (schema, name), domain in constraints.domains.items()}
         self._tables = {group.number: TableRules(tuple(one.name for one in group.columns)) for group in groups}
         self._sets: dict[tuple[int, int], tuple[str, str]] = {}
         self._references: dict[tuple[int, int], list[ForeignKey]] = {}
@@ -293,7 +307,7 @@ class _Compiling:
         order = tuple(sorted(key.referenced_columns))
         number = self._numbers.get((key.referenced, order))
         if number is None:
-            number = self._new_set((key.referenced, order), key.referenced, "what foreign keys reference", None)
+            number = self._new_set((key.referenced, order), key.referenced, "the referenced columns", None)
         return (0, number), order
 
     def _are_comparable(self, ours: Column, theirs: Column) -> bool:
@@ -331,9 +345,9 @@ class _Compiling:
             high = None if bound.high[0] == LARGEST else bound.high[0]
             if bound.low[0] == LARGEST or bound.high[0] == SMALLEST or not _are_usual([low, high], family):
                 return None
-            return BoundTest(what, place, family, low, high, includes_high=len(columns) > 1)
+            return RangeTest(what, place, family, low, high, includes_high=len(columns) > 1)
         if isinstance(bound, ListBound) and method == "LIST" and _are_usual(bound.values, family):
-            return BoundTest(what, place, family, values=bound.values)
+            return ListTest(what, place, family, bound.values)
         return None
 
     def _family(self, column: Column) -> Family | None:
@@ -342,13 +356,19 @@ class _Compiling:
 
     def _add_checks(self, name: Name, group: Group) -> None:
         places = {column.name: place for place, column in enumerate(group.columns)}
-        columns = {column.name: CheckColumn(places[column.name], self._family(column)) for column in group.columns}
+        columns = {
+            column.name: CheckColumn(
+                places[column.name], self._family(column), is_scalar=self._is_scalar(column.type.replace('"', ""))
+            )
+            for column in group.columns
+        }
         found = list[RowCheck]()
         for check in self._constraints.checks.get(name, ()):
             found += self._row_check(check, f"violate CHECK constraint {check.name}", columns)
         for column in group.columns:
-            for check, family in self._domain_checks(column.type.replace('"', "")):
-                value = {VALUE: CheckColumn(places[column.name], family)}
+            domains, base = self._unfold(column.type.replace('"', ""))
+            value = {VALUE: CheckColumn(places[column.name], family_of(base), is_scalar=self._is_scalar(base))}
+            for check in (check for domain in domains for check in domain.checks):
                 what = f"violate CHECK constraint {check.name} of the domain of column {column.name}"
                 found += self._row_check(check, what, value)
         if found:
@@ -365,16 +385,18 @@ class _Compiling:
         quoted = [name for name in columns if name == VALUE or f'"{name}"' in check.expression]
         yield RowCheck(what, condition, tuple(columns[name].place for name in quoted))
 
-    def _domain_checks(self, type_: str) -> Iterator[tuple[Check, Family | None]]:
-        """Yield the checks of a domain and of the domains below it, and how its values are compared."""
-        domains = {f"{schema}.{name}": domain for (schema, name), domain in self._constraints.domains.items()}
-        chain = list[str]()
-        while type_ in domains and type_ not in chain:
-            chain.append(type_)
-            type_ = domains[type_].base
-        for name in chain:
-            for check in domains[name].checks:
-                yield check, family_of(type_)
+    def _unfold(self, type_: str) -> tuple[list[Domain], str]:
+        """Return the domains that a type consists of, from the outermost on, and the type below them."""
+        found = list[Domain]()
+        while (domain := self._domains.get(type_)) is not None and domain not in found:
+            found.append(domain)
+            type_ = domain.base
+        return found, type_
+
+    def _is_scalar(self, type_: str) -> bool:
+        """Whether a type is built-in, an enum, or a domain over these. Names of other types have a schema."""
+        base = self._unfold(type_)[1]
+        return "." not in base or self._described.types.get(base) in self._described.enums
 
     def _add_required(self, name: Name, group: Group) -> None:
         table = self._described.tables.get(name)

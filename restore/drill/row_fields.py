@@ -1,7 +1,7 @@
 """The fields of many lines of one table, and the comparisons that their text decides.
 
 A field is as COPY prints it with Cutline's settings (nodes.connections.PINNED_SETTINGS): dates in ISO order, times in
-UTC. A comparison is decided only where the text of both values is of the usual form.
+UTC. A comparison is decided only where both values have the usual form.
 """
 
 from __future__ import annotations
@@ -114,42 +114,40 @@ def _are_in_lines(tabs: Ints, offsets: Ints, width: int) -> bool:
     return bool((first >= offsets[:-1]).all() and (last < offsets[1:]).all())
 
 
-def compare_with(fields: BytesColumn, constant: str, family: Family) -> tuple[Signs, Flags]:
-    """Compare fields, of which none is NULL, with a constant of the usual form: -1, 0 or 1; and which are decided."""
-    count = len(fields)
-    if family == "integer":
-        try:
-            return _signs(read_integers(fields), int(constant)), np.ones(count, np.bool_)
-        except ValueError:
-            return np.zeros(count, np.int8), np.zeros(count, np.bool_)
-    if family == "number":
-        try:
-            values = pc.cast(pc.cast(fields.to_large_arrow(), pa.large_string()), pa.float64()).to_numpy()
-        except pa.ArrowInvalid:
-            return np.zeros(count, np.int8), np.zeros(count, np.bool_)
-        sign = _signs(values, float(constant))
-        is_exact = (fields.lengths <= EXACT_LENGTH) & (len(constant) <= EXACT_LENGTH)
-        return sign, ~np.isnan(values) & ((sign != 0) | is_exact)
-    texts, other = fields.to_large_arrow(), pa.scalar(constant.encode(), pa.large_binary())
-    sign = to_flags(pc.greater(texts, other)).astype(np.int8) - to_flags(pc.less(texts, other)).astype(np.int8)
-    return sign, np.ones(count, np.bool_) if family == "text" else _are_usual_times(fields, family)
+def compare(fields: BytesColumn, other: str | BytesColumn, family: Family) -> tuple[Signs, Flags]:
+    """Compare fields with a constant of the usual form, or with as many other fields; none is NULL.
 
-
-def compare_fields(ours: BytesColumn, theirs: BytesColumn, family: Family) -> tuple[Signs, Flags]:
-    """Compare two columns, without NULLs, field by field: -1, 0 or 1; and which are decided."""
-    count = len(ours)
-    if family == "integer":
+    Returns -1, 0 or 1 for each field, and which of these comparisons are decided.
+    """
+    if family in ("integer", "number"):
         try:
-            return _signs(read_integers(ours), read_integers(theirs)), np.ones(count, np.bool_)
+            return _compare_integers(fields, other) if family == "integer" else _compare_numbers(fields, other)
         except ValueError:
-            return np.zeros(count, np.int8), np.zeros(count, np.bool_)
-    if family == "number":
-        return np.zeros(count, np.int8), np.zeros(count, np.bool_)
-    left, right = ours.to_large_arrow(), theirs.to_large_arrow()
+            # A value has another form.
+            return np.zeros(len(fields), np.int8), np.zeros(len(fields), np.bool_)
+    left = fields.to_large_arrow()
+    right = pa.scalar(other.encode(), pa.large_binary()) if isinstance(other, str) else other.to_large_arrow()
     sign = to_flags(pc.greater(left, right)).astype(np.int8) - to_flags(pc.less(left, right)).astype(np.int8)
-    if family == "text":
-        return sign, np.ones(count, np.bool_)
-    return sign, _are_usual_times(ours, family) & _are_usual_times(theirs, family)
+    is_decided = np.ones(len(fields), np.bool_)
+    if family != "text":
+        is_decided &= _are_usual_times(fields, family)
+        if not isinstance(other, str):
+            is_decided &= _are_usual_times(other, family)
+    return sign, is_decided
+
+
+def _compare_integers(fields: BytesColumn, other: str | BytesColumn) -> tuple[Signs, Flags]:
+    right = int(other) if isinstance(other, str) else read_integers(other)
+    return _signs(read_integers(fields), right), np.ones(len(fields), np.bool_)
+
+
+def _compare_numbers(fields: BytesColumn, other: str | BytesColumn) -> tuple[Signs, Flags]:
+    if not isinstance(other, str):
+        return np.zeros(len(fields), np.int8), np.zeros(len(fields), np.bool_)
+    values = pc.cast(pc.cast(fields.to_large_arrow(), pa.large_string()), pa.float64()).to_numpy()
+    sign = _signs(values, float(other))
+    is_exact = (fields.lengths <= EXACT_LENGTH) & (len(other) <= EXACT_LENGTH)
+    return sign, ~np.isnan(values) & ((sign != 0) | is_exact)
 
 
 def _signs(values: npt.NDArray[np.generic], other: object) -> Signs:

@@ -233,7 +233,7 @@ def _damage_error(
     lost, damages = found
     # Later increments may have more damage, which must not prevent the hint from listing the restorable increments.
     try:
-        longest = read_chain_lists(store, read_chain(store, chain.name), allow_damage=True)
+        longest = read_chain_lists(store, read_chain(store, chain.name))
     except SnapshotDeletedError:
         # The objects are deleted, not damaged.
         raise
@@ -354,7 +354,7 @@ def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iter
 
 
 def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
-    damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.one.stored.size)
+    damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.chain_object.stored.size)
     for reports in run_many(session, verify_object, tasks, progress, dealing):
         raise_first([report.problem for report in reports])
         damages |= {report.damage.key: report.damage for report in reports if report.damage}

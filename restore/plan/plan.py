@@ -260,7 +260,7 @@ def plan_restore(
     open_operations = tuple(operation for operation in operations if operation.id != own)
     with naming_open_operations(open_operations):
         whole = read_restorable(store, request.name, request.increment)
-        whole = read_chain_lists(store, whole, allow_damage=True)
+        whole = read_chain_lists(store, whole)
         chain = chain_at(whole, request.at) if request.at else whole
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")

@@ -176,7 +176,7 @@ def describe_constraints(archive: DdlArchive) -> Constraints:
 
 @dataclass(slots=True)
 class _ConstraintReader:
-    """What was read from the entries of an archive so far."""
+    """The constraints in the entries of an archive that were read so far."""
 
     unique: list[UniqueKey] = field(default_factory=list)
     references: list[ForeignKey] = field(default_factory=list)

@@ -7,9 +7,9 @@
 - A statement begins with other words than pg_dump writes for objects of that type, or creates another object.
 - A view reads a relation that the archive does not create, and that no extension creates either.
 
-This is no parser: what a server refuses for other reasons, only a server can tell. pg_dump qualifies and quotes all
-names. A doubled quote is read as two adjacent strings. pg_dump doubles quotes, so none follows a backslash, whatever
-standard_conforming_strings is.
+This is no parser: only a server can tell whether it refuses a statement for other reasons. pg_dump qualifies and quotes
+all names. A doubled quote is read as two adjacent strings. pg_dump doubles quotes, so no quote follows a backslash,
+with any value of standard_conforming_strings.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _damage_of(chain_object: ChainObject, size: int | None) -> Damage | None:
 class VerifyTask:
     """An object to read and compare with its commit."""
 
-    one: ChainObject
+    chain_object: ChainObject
     store: StoreLocation
 
 
@@ -146,7 +146,7 @@ class VerifyReport:
 
 def verify_object(task: VerifyTask) -> VerifyReport:
     """Read the task's object and verify it."""
-    stored_object = task.one
+    stored_object = task.chain_object
     try:
         read_listed(
             task.store.open(),

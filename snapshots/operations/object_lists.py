@@ -128,8 +128,12 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
         check_stored(store, {stored.key: stored.size for stored in objects})
 
 
-def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = False) -> Chain:
-    """Return the chain with the contents of its object lists; raises the errors of `read_lists`."""
+def read_chain_lists(store: ObjectStore, chain: Chain) -> Chain:
+    """Return the chain with the contents of its object lists.
+
+    In the place of a list that is missing or altered, the chain has a LostList, and the caller must do without the
+    objects of its node and groups. Raises ManifestError if a list differs from its entry in the commit.
+    """
     if not any(commit.object_lists for commit in chain.commits):
         return chain
     named: dict[str, int] = {}
@@ -142,34 +146,34 @@ def read_chain_lists(store: ObjectStore, chain: Chain, *, allow_damage: bool = F
             check_distinct("commits", "operation", [*operations, *with_lists])
         named |= dict.fromkeys(keys, commit.increment)
         operations += with_lists
-    reading = _ListReading(store, named, chain.applied.listed, allow_damage=allow_damage)
+    reading = _ListReading(store, named, chain.applied.listed, keeps_lost=True)
     full = _read_lists(reading, chain.full)
     increments = tuple(_read_lists(reading, commit) for commit in chain.increments)
     return replace(chain, full=full, increments=increments)
 
 
-def read_lists(store: ObjectStore, commit: C, *, allow_damage: bool = False) -> C:
+def read_lists(store: ObjectStore, commit: C) -> C:
     """Return the commit with the contents of its object lists.
 
-    Raises ObjectDamagedError if a list is missing or altered; with `allow_damage`, replaces the list with a LostList
-    instead, and the caller must do without the objects of its node and groups. Raises ManifestError if a list differs
-    from its entry in the commit.
+    Raises ObjectDamagedError if a list is missing or altered, and ManifestError if it differs from its entry in the
+    commit.
     """
     named = {entry.key: commit.increment for entry in commit.named}
-    return _read_lists(_ListReading(store, named, {}, allow_damage=allow_damage), commit)
+    return _read_lists(_ListReading(store, named, {}, keeps_lost=False), commit)
 
 
 @dataclass(frozen=True, slots=True)
 class _ListReading:
     """How lists are read. They must not contain objects that a commit names (`named` maps keys to increments).
 
-    `replaced` contains, by the key of the list, the objects that repairs have replaced.
+    `replaced` contains, by the key of the list, the objects that repairs have replaced. If `keeps_lost`, a LostList
+    stands for a list that is missing or altered.
     """
 
     store: ObjectStore
     named: Mapping[str, int]
     replaced: Mapping[str, Mapping[str, str]]
-    allow_damage: bool
+    keeps_lost: bool
 
 
 def _read_lists(reading: _ListReading, commit: C) -> C:
@@ -196,7 +200,7 @@ def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
         try:
             content, listed = _read_list(reading.store, commit, object_list)
         except ObjectDamagedError as error:
-            if not reading.allow_damage:
+            if not reading.keeps_lost:
                 raise
             return LostList(**structs.asdict(object_list), damage=error.kind, detail=error.detail), []
         if replaced := reading.replaced.get(object_list.key):

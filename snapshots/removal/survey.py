@@ -144,7 +144,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     is_of_increments = of_increments(chain.full, chain.applied.repairs)
     to_prune = SizeTotal.of(stored_object for stored_object in objects if is_of_increments(stored_object.key))
     try:
-        restorable, lack = _count_restorable(read_chain_lists(store, chain, allow_damage=True), objects)
+        restorable, lack = _count_restorable(read_chain_lists(store, chain), objects)
     except ManifestError as error:
         restorable, lack = 0, error.message
     if chain.full.only_cut:

@@ -3,5 +3,5 @@
 An object that is missing is *put back* under its own key if another store has the same bytes. Otherwise new objects
 *supersede* the damaged ones: a repair document names both (snapshots/records/repair_records.py). The new objects have
 the content of those in another store, or are *rebuilt* from the copy of another node of the shard. Nothing is ever
-overwritten, and nothing is rebuilt from a copy that is in doubt itself.
+overwritten, and nothing is rebuilt from a copy that can't be trusted itself.
 """

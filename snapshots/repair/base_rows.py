@@ -146,15 +146,13 @@ class BaseUnit:
     damaged: Mapping[str, str]
 
 
-def rebuild_base(
-    chain: Chain, unit: BaseUnit, operation: str, work: Work, lost_max: int = LOST_ROWS_MAX
-) -> Replacement:
+def rebuild_base(chain: Chain, unit: BaseUnit, operation: str, work: Work) -> Replacement:
     """Store new base objects under keys of `operation` that contain the rows of the damaged ones.
 
     Raises NotRebuildableError, and any error of the store or of the tasks except ObjectDamagedError.
     """
     commit = next(one for one in chain.commits if one.increment == unit.increment)
-    scope = _Scope.of(chain, commit, unit, lost_max)
+    scope = _Scope.of(chain, commit, unit)
     try:
         window = _Window.of(chain, unit, scope, work)
         wanted = _judge(_compare(scope, window, work), scope, window)
@@ -165,7 +163,7 @@ def rebuild_base(
             raise NotRebuildableError(
                 f"another object of {unit.node} has to be repaired first: {error.message}"
             ) from error
-        raise NotRebuildableError(f"both copies are in doubt: {error.message}") from error
+        raise NotRebuildableError(f"neither copy can be trusted: {error.message}") from error
     _check_written(objects, scope, window.rules, wanted)
     damage = {**dict.fromkeys((one.stored.key for one in scope.here), INTACT), **unit.damaged}
     gone = [*scope.lost, *(scope.here if scope.rules.is_whole else ())]
@@ -218,13 +216,13 @@ class _Scope:
     definitions: Mapping[int, Group]
 
     @classmethod
-    def of(cls, chain: Chain, commit: Commit, unit: BaseUnit, lost_max: int) -> _Scope:
+    def of(cls, chain: Chain, commit: Commit, unit: BaseUnit) -> _Scope:
         own = list_bases(commit, unit.node)
         lost = [one for one in own if one.stored.key in unit.damaged]
         groups = frozenset[int]().union(*(one.groups for one in lost))
         definitions = chain.definitions(unit.node)
         rows = sum(sum(one.stored.rows.values()) for one in lost)
-        is_whole = rows > lost_max or any(definitions[number].is_multiset for number in groups)
+        is_whole = rows > LOST_ROWS_MAX or any(definitions[number].is_multiset for number in groups)
         if is_whole:
             groups = _together(own, groups)
         here = [one for one in own if one not in lost and one.groups & groups]
@@ -232,7 +230,7 @@ class _Scope:
             raise NotRebuildableError(f"object list {damaged[0]} of {unit.node} has to be repaired first")
         there = [one.stored for one in list_bases(commit, unit.copy) if one.groups & groups]
         if lists := [stored.key for stored in there if isinstance(stored, LostList)]:
-            raise NotRebuildableError(f"both copies are in doubt: object list {lists[0]} of {unit.copy} is damaged")
+            raise NotRebuildableError(f"neither copy can be trusted: object list {lists[0]} of {unit.copy} is damaged")
         places = {_place(chain, commit, unit, number) for number in groups}
         if len(places) > 1:
             raise NotRebuildableError("the tables in the objects were copied at different positions")
@@ -564,15 +562,15 @@ def _check_counts(found: pa.Table, scope: _Scope, rules: _Rules) -> None:
     unit = scope.unit
     if doubtful := {number: row["doubtful"] for number, row in counts.items() if row["doubtful"]}:
         raise NotRebuildableError(
-            f"both copies are in doubt: they disagree about {sum(doubtful.values())} rows of {scope.names(doubtful)},"
-            f" which are in intact objects of {unit.node}"
+            f"neither copy can be trusted: they disagree about {sum(doubtful.values())} rows of"
+            f" {scope.names(doubtful)}, which are in intact objects of {unit.node}"
         )
     expected = scope.expected(scope.lost)
     for number in rules.groups - rules.truncated:
         lost, unsure = (counts[number][name] if number in counts else 0 for name in ("lost", "unsure"))
         if not lost <= expected[number] <= lost + unsure:
             raise NotRebuildableError(
-                f"both copies are in doubt: according to the commit, {expected[number]} rows of"
+                f"neither copy can be trusted: according to the commit, {expected[number]} rows of"
                 f" {scope.names([number])} are lost, but {unit.copy} has {lost} that intact objects of {unit.node} lack"
             )
 
@@ -760,6 +758,6 @@ def _check_written(objects: Iterable[StoredObject], scope: _Scope, rules: _Rules
         rows = wanted.rows.get(number, 0)
         if abs(written[number] - rows) > wanted.unsure.get(number, 0):
             raise NotRebuildableError(
-                f"both copies are in doubt: {rows} rows of {scope.names([number])} have to be replaced, but"
+                f"neither copy can be trusted: {rows} rows of {scope.names([number])} have to be replaced, but"
                 f" {written[number]} were found in the copy of {scope.unit.copy}"
             )

@@ -1,4 +1,4 @@
-"""Plan a repair: find the damaged objects of a snapshot, and for each of them a source that is not in doubt itself."""
+"""Plan a repair: find the damaged objects of a snapshot, and for each of them a source that can be trusted."""
 
 from __future__ import annotations
 
@@ -136,11 +136,15 @@ class Unrepairable:
 
 @dataclass(frozen=True, slots=True)
 class MissingCommit:
-    """A missing commit file of a full snapshot (increment 0) or increment that another store has, and its label."""
+    """A missing commit file of a full snapshot (increment 0) or increment that another store has.
+
+    `what` is its label, and `digest` the digest in its seal.
+    """
 
     key: str
     what: str
     increment: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
     check_of_fleet(chain, identity)
     if other is not None and (plan := _plan_commits(fleet, store, identity, request, other)).commits:
         return plan
-    chain = read_chain_lists(store, chain, allow_damage=True)
+    chain = read_chain_lists(store, chain)
     work = Work(fleet.store, spark, progress)
     damages = find_damage(chain, request, work)
     planner = _Planner(chain, store, damages, other)
@@ -213,17 +217,18 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     total = len(request.objects) or sum(one.count for one in entries)
     work.progress.step("read objects", total=total, unit="objects")
     # The chain may list millions of objects.
-    unknown = set(request.objects) - damages.keys()
+    named = frozenset(request.objects)
+    unknown = set(named - damages.keys())
     tasks = (
         VerifyTask(one, work.location)
         for one in list_objects(chain, chain.baseline)
-        if one.key not in damages and (not request.objects or one.key in request.objects)
+        if one.key not in damages and (not named or one.key in named)
     )
     is_local = work.is_local(size) or bool(request.objects)
     found: dict[str, Damage] = {}
-    for reports in work.run_many(verify_object, tasks, lambda task: task.one.stored.size, is_local=is_local):
+    for reports in work.run_many(verify_object, tasks, lambda task: task.chain_object.stored.size, is_local=is_local):
         raise_first([report.problem for _, report in reports])
-        unknown -= {task.one.key for task, _ in reports}
+        unknown -= {task.chain_object.key for task, _ in reports}
         found |= {report.damage.key: report.damage for _, report in reports if report.damage}
     if unknown:
         raise UsageError(
@@ -344,7 +349,7 @@ class _Planner:
                 reasons.append(str(error))
                 continue
             if damaged := [other.key for other in overlapping if other.key in self.damages]:
-                reasons.append(f"both copies are in doubt: object {damaged[0]} of {copy} is damaged, too")
+                reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
             self.steps.append(RepairStep(Method.REBUILD_SEGMENT, (one,), (damage,), copy))
             return
@@ -360,7 +365,7 @@ class _Planner:
             bases = list_bases(self._commit(increment), copy)
             damaged = [one.stored.key for one in bases if one.groups & groups and one.stored.key in self.damages]
             if damaged:
-                reasons.append(f"both copies are in doubt: object {damaged[0]} of {copy} is damaged, too")
+                reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
             definitions = self.chain.definitions(node)
             tables = list_some(sorted({definitions[number].name for number in groups}), TABLES_NAMED_MAX)
@@ -422,7 +427,7 @@ def _find_commits(
             unrepairable.append(Unrepairable(place.key, why))
             continue
         named |= _names_of(commit)
-        commits.append(MissingCommit(place.key, increment_label(name, number), number))
+        commits.append(MissingCommit(place.key, increment_label(name, number), number, commit.digest))
     return commits[::-1], unrepairable[::-1]
 
 

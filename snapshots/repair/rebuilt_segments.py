@@ -162,6 +162,6 @@ def _check_counts(segment: Segment, changes: pa.Table, events: pa.Table, copy: s
     if found != expected:
         names = "changes, events, changes with values left out, truncates"
         raise NotRebuildableError(
-            f"both copies are in doubt: the archive of {copy} has {found} rows ({names}) there, but the commit lists"
+            f"neither copy can be trusted: the archive of {copy} has {found} rows ({names}) there, but the commit lists"
             f" {expected} of {segment.node}"
         )

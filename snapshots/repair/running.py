@@ -30,6 +30,7 @@ from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.operations.settling import settle_repair
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
+from cutline.snapshots.records.documents import ManifestError, unseal
 from cutline.snapshots.records.operation_records import REPAIR, Intent
 from cutline.snapshots.records.proven_chains import check_name, read_chain
 from cutline.snapshots.records.repair_records import (
@@ -44,14 +45,14 @@ from cutline.snapshots.records.repaired_chain import apply_repairs
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
 from cutline.snapshots.repair.base_rows import rebuild_base
-from cutline.snapshots.repair.planning import LocatedEntry, Method, RepairPlan, RepairStep, Unrepairable
+from cutline.snapshots.repair.planning import LocatedEntry, Method, MissingCommit, RepairPlan, RepairStep, Unrepairable
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, rebuild_segment
 from cutline.snapshots.repair.second_store import SecondStore, store_again
 from cutline.snapshots.repair.work import Work
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import RefusedError
-from cutline.storage.store import ObjectStore
-from cutline.storage.stored_form import stored_form
+from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.stored_form import UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import Segment
@@ -147,7 +148,7 @@ def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Pro
 
 def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
     """Read the chain under the lease; raise RepairOutdatedError if it was repaired since the plan was made."""
-    chain = read_chain_lists(store, read_chain(store, planned.name), allow_damage=True)
+    chain = read_chain_lists(store, read_chain(store, planned.name))
     if (
         chain.applied.repairs == planned.applied.repairs
         and next_repair_number(store, planned.name) == plan.number
@@ -174,11 +175,28 @@ def _put_back_commits(store: ObjectStore, plan: RepairPlan, report: RepairReport
     if is_only_full(store, plan.request.name) and len(fulls) < len(plan.commits):
         raise _outdated_error(plan.request.name, f"the increments of {plan.request.name} were pruned")
     # The full snapshot's commit comes first, so that the chain is never longer than what is there.
-    for commit in plan.commits:
-        size = plan.other.raw.size(commit.key)
-        create_or_find(stored_form(store).raw, commit.key, plan.other.raw.read_range(commit.key, 0, size))
+    for at, commit in enumerate(plan.commits):
+        stored = _read_commit(store, plan.other, commit)
+        if stored is None:
+            why = f"in {plan.other.url}, {commit.key} is no longer the commit that was planned"
+            report.unrepaired += [Unrepairable(left.key, why) for left in plan.commits[at:]]
+            return
+        create_or_find(stored_form(store).raw, commit.key, stored)
         report.put_back.append(commit.key)
         progress.advance(1)
+
+
+def _read_commit(store: ObjectStore, other: SecondStore, commit: MissingCommit) -> bytes | None:
+    """Return the stored bytes of a commit in the other store; None unless they are those of the planned commit.
+
+    Nothing could replace a commit file that was put back with other bytes, such as those of a truncated answer.
+    """
+    try:
+        stored = other.raw.read_range(commit.key, 0, other.raw.size(commit.key))
+        _, digest = unseal(commit.key, stored_form(store).decode(commit.key, stored))
+    except (ObjectMissingError, UndecryptableError, ManifestError):
+        return None
+    return stored if digest == commit.digest else None
 
 
 def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: RepairReport) -> None:
@@ -219,7 +237,7 @@ def _replace(work: Work, chain: Chain, intent: Intent, other: SecondStore | None
         try:
             new = [rebuild_segment(store, chain, old, step.copy, intent.operation) for old in segments]
         except ObjectDamagedError as error:
-            raise NotRebuildableError(f"both copies are in doubt: {error.message}") from error
+            raise NotRebuildableError(f"neither copy can be trusted: {error.message}") from error
         return _replacement(chain, step, damage, new)
     entries: list[StoredObject | ObjectList | Segment] = []
     for one in step.located:

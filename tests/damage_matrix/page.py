@@ -22,19 +22,19 @@ FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore po
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
     "This page is written by `python -m tests.damage_matrix --write`. It lists {count} kinds of damage to the objects"
-    " of a store, and what [`snapshot check`](check.md) makes of each. `make all` tries all of them, and `make test` a"
-    " fixed sample: each damages a copy of the store of a clean chain, and whatever the check accepts is restored and"
-    " compared with a restore of the clean chain.",
+    " of a store, and the outcome of [`snapshot check`](check.md) for each. `make all` tries all of them, and `make"
+    " test` a fixed sample. Each trial damages a copy of the store of a clean chain. If the check accepts the copy, the"
+    " copy is restored, and compared with a restore of the clean chain.",
     "**Raw** damage is done to bytes, by a disk, a copying tool or a mistake. All other damage is **sealed**: the"
     " size, digest, seal, counts and listing of each damaged object and of all documents above it are computed again,"
-    " as a bug of Cutline would, or somebody who has the store's key and wants to deceive a reader. The fleet has two"
-    " shards and, where the copies matter, a standby of each.",
-    "An outcome is *found* if the check exits with 1 and names what is wrong and where; *refused* if the command ends"
-    " with an error that names the cause; *doubted* if the check accepts the store with a warning, because something"
-    " else would explain what it sees; *restorable* if only `check --restorable` finds it; *drilled* if only a server"
-    " can tell, so that a drill or a restore refuses the store; and *hidden* if no reader of the store can detect the"
-    " damage, so that the check accepts the store without a warning. *Missed* kinds are faults of the check: it accepts"
-    " the store, or does not warn, although a reader could detect the damage.",
+    " so that they fit the damage. A bug in Cutline could do such damage, and so could a person who has the store's key"
+    " and wants to deceive a reader. The fleet has two shards and, where the copies matter, a standby of each.",
+    "A kind is *found* if the check exits with 1, and names the damage and its place. It is *refused* if the command"
+    " ends with an error that names the cause. It is *doubted* if the check accepts the store with a warning, because"
+    " there is another explanation. It is *restorable* if only `check --restorable` finds it, and *drilled* if only a"
+    " server can tell: a drill or a restore refuses the store. It is *hidden* if no reader of the store can detect the"
+    " damage: the check accepts the store without a warning. *Missed* kinds are faults of the check: it accepts the"
+    " store, or does not warn, although a reader could detect the damage.",
 )
 DOUBTED = "Each of these would be a false alarm as a conflict, because there is another explanation:"
 RESTORABLE = (
@@ -43,9 +43,9 @@ RESTORABLE = (
 )
 DRILLED = "A check accepts these, and a restore or drill refuses them:"
 HIDDEN = (
-    "Nothing in the store contradicts these kinds of damage. After those in the first list, a restore brings back the"
-    " same as before, because it does not use what was damaged. After those in the second, it brings back something"
-    " else, which only a second copy outside of the store could show."
+    "Nothing in the store contradicts these kinds of damage. After the kinds in the first list, a restore brings back"
+    " the same databases as before, because it does not use the damaged part. After the kinds in the second list, it"
+    " brings back other databases; only a second copy outside of the store could show the difference."
 )
 MISSED = "A check accepts these, although a reader of the store could detect them:"
 NOTHING_MISSED = "None."

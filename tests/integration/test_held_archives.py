@@ -11,10 +11,11 @@ import pytest
 import cutline.check.partitions
 import cutline.check.streams
 import cutline.check.verify
+from cutline.check.copies import Copies
 from cutline.check.hashing import combine_all
 from cutline.check.new_part import NewPart
 from cutline.check.partitions import PartitionHashes, hash_partitions
-from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
 from cutline.check.sequence_values import INTEGERS
 from cutline.check.streams import StreamHashes, hash_streams
 from cutline.check.verify import CheckRequest, check_snapshots, hold_archive

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import cutline.check.verify
+from cutline.check.definitions import StoredDefinitions
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Findings, SnapshotReport
+from cutline.check.rereading import Deadline
+from cutline.check.resting import ChainCheck
 from cutline.check.verify import check_contents
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.fold import fold
 from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.records.chain import Chain
+from cutline.storage.clock import utc_now
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from tests.chains.folded_rows import driver_folds, rows_at_cut, spark_folds
@@ -79,7 +83,10 @@ def find_conflicts(
     findings = Findings(SnapshotReport("daily", 2))
     chain = build_chain(store, alter_changes)
     part = NewPart(chain, after)
-    check_contents(Started(spark), part, StoreLocation(url), findings, Silent())
+    check = ChainCheck(
+        chain, StoreLocation(url), findings, Started(spark), Silent(), Deadline(None), None, utc_now(), "", 1.0, {}
+    )
+    check_contents(check, part, StoredDefinitions())
     return [one for one in findings.report.conflicts if one.kind not in ("marker", "cut")]
 
 

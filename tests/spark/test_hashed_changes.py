@@ -11,8 +11,8 @@ import pytest
 from xxhash import xxh64_intdigest
 
 import cutline.check.streams
+from cutline.check.copies import Copies
 from cutline.check.partitions import hash_local, hash_reported
-from cutline.check.report import Copies
 from cutline.check.streams import LastChanges, last_by_node, last_tasks
 from cutline.columns.bytes_column import HASH_SEED
 from cutline.fleet.lsn import Lsn

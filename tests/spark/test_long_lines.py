@@ -15,8 +15,8 @@ from pyspark.serializers import CloudPickleSerializer
 
 import cutline.check.partitions
 import cutline.restore.rows.jobs
+from cutline.check.copies import Copies
 from cutline.check.partitions import hash_folded, hash_images
-from cutline.check.report import Copies
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.lsn import Lsn

@@ -50,5 +50,5 @@ def test_disagreement_and_damage_are_noticed_in_jobs(spark: SparkSession, tmp_pa
     with pytest.raises(NotRebuildableError, match=r"10 rows of public\.item are lost, but b has 9"):
         rebuild_base(fewer, unit, "20261120T000000Z-0000000001", jobs)
     damage(shard, theirs)
-    with pytest.raises(NotRebuildableError, match=r"both copies are in doubt: object .* of node b"):
+    with pytest.raises(NotRebuildableError, match=r"neither copy can be trusted: object .* of node b"):
         rebuild_base(chain, unit, "20261120T000000Z-0000000001", jobs)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from cutline.check.structure import check_listing, check_structure, names_to_check
+from cutline.check.stored_entries import check_listing
+from cutline.check.structure import check_structure, names_to_check
 from cutline.fleet.config import Retention
 from cutline.snapshots.records.commit import Void
 from cutline.snapshots.records.proven_chains import read_turn, snapshot_names

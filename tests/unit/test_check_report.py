@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Findings, Skipped, SnapshotReport
 from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, lines_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.storage.errors import report_of
+from cutline.wal.segments.damage import ObjectDamagedError
 
 SOMETHING = Compared(objects=1)
 CONFLICT = Conflict("digest", "its contents differ from those that were committed", object="key", node="s1")
@@ -112,3 +116,33 @@ def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, .
     compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
     lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
     assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"
+
+
+class CountedConflicts(list[Conflict]):
+    """Counts the conflicts that are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Conflict]:
+        self.looked_at += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.looked_at += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_a_damaged_object_is_reported_once_without_a_search_of_all_conflicts() -> None:
+    conflicts = CountedConflicts([Conflict("archive", "a transaction is open", node="s1", object="part-7")])
+    findings = Findings(SnapshotReport("a", 0, conflicts=conflicts))
+    for number in (*range(100), 5, 7):
+        damage = ObjectDamagedError(key=f"part-{number}", kind="missing", node=f"s{number}", detail="it is gone")
+        findings.damage(report_of(damage))
+        # Other passes add conflicts to the report itself.
+        findings.report.conflicts.append(Conflict("cut", "another position"))
+    keys = [conflict.object for conflict in conflicts if conflict.object]
+    assert keys == ["part-7", *(f"part-{number}" for number in range(100) if number != 7)]
+    assert findings.damaged == {f"s{number}" for number in range(100)}
+    # Each of the about 200 conflicts once, and all of them in the line above.
+    assert conflicts.looked_at < 3 * len(conflicts)

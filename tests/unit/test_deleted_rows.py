@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cutline.check.copies import Copies
 from cutline.check.deleted_rows import DeletedKeys, ExpectedRows, KeyDeletes, expected_rows, note_missing
-from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
 from cutline.check.stored_rows import salted
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import Hashes, from_list, xxhash64

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 import cutline.check.streams
 import cutline.wal.segments.segments
+from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
-from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
 from cutline.check.streams import (
     LastTask,
     StreamReport,
@@ -241,7 +242,7 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
 
     assert conflicts(160) == []
     (conflict,) = conflicts(170)
-    assert "it lacks the end of the transaction at 0/A0, of which segment 1 has the beginning" in conflict
+    assert "it lacks the end of the transaction at 0/A0, which begins in segment 1" in conflict
     assert conflicts(170, "global") == []
 
 

@@ -149,10 +149,10 @@ def test_tables_without_columns_identities_and_types_of_extensions() -> None:
 
 
 def test_the_script_says_of_which_tables_nobody_knows_what_was_written() -> None:
-    rows = [RowRepair("a", KEYED, 1, 0, line, doubt="no slot") for line in (b"7\ta\t1\n", b"8\ta\t1\n")]
+    rows = [RowRepair("a", KEYED, 1, 0, line, unproven="no slot") for line in (b"7\ta\t1\n", b"8\ta\t1\n")]
     script = repair_script(report_of(repairs=(*rows,)))
-    assert script.count("-- public.t: it may be the application that has written the following rows since") == 1
-    assert "it may be the application" not in repair_script(report_of(repairs=(replace(rows[0], doubt=""),)))
+    assert script.count("-- public.t: the application may have written the following rows since") == 1
+    assert "the application may have written" not in repair_script(report_of(repairs=(replace(rows[0], unproven=""),)))
 
 
 def test_a_new_script_is_its_users_only(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
+from cutline.check.copies import Copies
 from cutline.check.new_part import NewPart
-from cutline.check.report import Copies
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, DefinitionChanges, StoredObject

@@ -11,12 +11,13 @@ from cutline.snapshots.operations.committing import ObjectsNotStoredError
 from cutline.snapshots.operations.object_lists import (
     check_commit_stored,
     read_chain_lists,
+    read_lists,
     split_entries,
     store_lists_above,
 )
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, DefinitionChanges
+from cutline.snapshots.records.commit import BASE, DefinitionChanges, LostList
 from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.records.proven_chains import read_full, read_newest_part
 from cutline.snapshots.removal.survey import survey_snapshot
@@ -143,8 +144,11 @@ def test_a_damaged_list_is_named_with_its_node(kind: str) -> None:
     if kind == "digest":
         store.create(one.key, body.replace(b"1000", b"1001", 1))
     with pytest.raises(ObjectDamagedError) as caught:
-        read_chain_lists(store, Chain(found))
+        read_lists(store, found)
     assert caught.value.details == {"object": one.key, "kind": kind, "node": "b"}
+    lost = read_chain_lists(store, Chain(found)).full.lists[-1]
+    assert isinstance(lost, LostList)
+    assert (lost.key, lost.node, lost.damage) == (one.key, "b", kind)
 
 
 def test_create_continues_a_chain_without_reading_its_lists() -> None:

@@ -231,7 +231,7 @@ def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
     ("records", "detail"),
     [
         ([record(SERVERS), record({"a": "7"})], "record 2 has 1 primaries, fewer than the 3 before, and forgets none"),
-        ([record(SERVERS), record(SERVERS)], "record 2 has the same primaries as the one before"),
+        ([record(SERVERS), record(SERVERS)], "record 2 has the same primaries as record 1"),
         ([], f"there is no record of the primaries, which {baseline_key(1)} should contain"),
         # Every snapshot is later than the first record, whatever their ids say.
         (

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+import cutline.snapshots.repair.base_rows as base_rows
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import read_chain
@@ -87,19 +88,20 @@ def test_a_rebuilt_object_restores_the_same_rows(
     assert shard.store.read(key) == b"damaged"
 
 
-def rebuild(shard: MadeShard, chain: Chain, node: str, *keys: str, lost_max: int = 1000) -> Replacement:
+def rebuild(shard: MadeShard, chain: Chain, node: str, *keys: str) -> Replacement:
     unit = BaseUnit(node, "b" if node == "a" else "a", 0, dict.fromkeys(keys, "digest"))
-    return rebuild_base(chain, unit, "20261120T000000Z-0000000001", shard.work(), lost_max)
+    return rebuild_base(chain, unit, "20261120T000000Z-0000000001", shard.work())
 
 
-def test_only_lost_rows_are_written_unless_there_are_too_many() -> None:
+def test_only_lost_rows_are_written_unless_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = MadeShard(ITEMS)
     chain = shard.take()
     first, *_ = base_keys(chain, "a")
     one = rebuild(shard, chain, "a", first)
     assert [old.key for old in one.replaced] == [first]
     assert sum(new.rows[ITEM.number] for new in one.objects) == 10
-    every = rebuild(shard, chain, "a", first, lost_max=9)
+    monkeypatch.setattr(base_rows, "LOST_ROWS_MAX", 9)
+    every = rebuild(shard, chain, "a", first)
     assert [(old.key == first, old.damage) for old in every.replaced] == [
         (True, "digest"), (False, "intact"), (False, "intact"),
     ]  # fmt: skip
@@ -128,7 +130,7 @@ def test_copies_that_disagree_about_an_intact_row_are_both_in_doubt() -> None:
     rows = sorted(ITEMS)
     chain = with_copy_of_b(shard, shard.take(), [item(0, "other") if row == rows[0] else row for row in rows])
     first, second, _ = base_keys(chain, "a")
-    with pytest.raises(NotRebuildableError, match=r"in doubt: they disagree about 1 rows of public\.item"):
+    with pytest.raises(NotRebuildableError, match=r"can be trusted: they disagree about 1 rows of public\.item"):
         rebuild(shard, chain, "a", second)
     # The row itself is in the first object. If that is lost, the copies agree about everything that is left.
     assert rebuild(shard, chain, "a", first).objects
@@ -150,8 +152,8 @@ def test_both_copies_damaged_is_refused_by_name() -> None:
     plan = plan_repair(shard.fleet, RepairRequest(NAME), NoSpark(), Silent())  # type: ignore[arg-type]
     assert plan.is_empty
     assert {one.key: one.why for one in plan.unrepairable} == {
-        mine: f"both copies are in doubt: object {theirs} of b is damaged, too",
-        theirs: f"both copies are in doubt: object {mine} of a is damaged, too",
+        mine: f"neither copy can be trusted: object {theirs} of b is damaged, too",
+        theirs: f"neither copy can be trusted: object {mine} of a is damaged, too",
     }
 
 

@@ -357,6 +357,27 @@ def test_missing_commits_are_put_back_from_a_second_store_that_belongs_here() ->
     check_whole(shard)
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_commit_is_put_back_only_as_it_was_planned(*, is_gone: bool) -> None:
+    shard = new_shard()
+    shard.take()
+    other = copy_of(shard)
+    keys = [commit_key(NAME, number) for number in (0, 1, 2)]
+    for key in keys:
+        damage(shard, key, None)
+    planned = plan(shard, other=other.url)
+    copied = other.open()
+    body = copied.read(keys[1])
+    copied.delete(keys[1])
+    if not is_gone:
+        # The beginning, as in an answer that was cut short.
+        copied.create(keys[1], body[:-100])
+    report = run(shard, planned)
+    assert report.put_back == keys[:1]
+    assert [one.key for one in report.unrepaired] == keys[1:]
+    assert [shard.store.exists(key) for key in keys] == [True, False, False]
+
+
 def test_a_commit_of_a_store_that_went_its_own_way_is_refused() -> None:
     shard = new_shard()
     chain = shard.take()

@@ -15,7 +15,8 @@ from msgspec import structs
 import cutline.check.rereading as rereading
 from cutline.check.read_times import LastReads, PlaceRange, milliseconds_of
 from cutline.check.report import Findings, SnapshotReport
-from cutline.check.rereading import Deadline, Rereading, StoredEntries, compare_listing, pieces_of
+from cutline.check.rereading import Deadline, Rereading, pieces_of
+from cutline.check.stored_entries import StoredEntries, compare_listing
 from cutline.fleet.progress import Silent
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ListedObjects, LostList, ReadList, StoredObject, compress_content
@@ -64,8 +65,8 @@ def location(tmp_path: Path) -> StoreLocation:
 
 
 def listed(location: StoreLocation, chain: Chain) -> tuple[StoredEntries, Findings]:
-    findings = Findings(SnapshotReport("daily", 1))
-    return compare_listing(location.open(), chain, findings, 1), findings
+    entries, missing = compare_listing(location.open(), chain, 1)
+    return entries, Findings(SnapshotReport("daily", 1, conflicts=missing))
 
 
 def read(
@@ -107,9 +108,7 @@ def test_missing_objects_and_other_sizes_are_found_by_a_listing(location: StoreL
         store.delete(key)
     assert len(conflicts(listed(location, chain)[1])) == 27
     # Those of new increments will be read.
-    findings = Findings(SnapshotReport("daily", 1))
-    compare_listing(store, chain, findings, 0)
-    assert len(conflicts(findings)) == 26
+    assert len(compare_listing(store, chain, 0)[1]) == 26
 
 
 def test_the_objects_of_a_lost_list_are_left_out(location: StoreLocation) -> None:

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from cutline.check.report import Copies, Findings, SnapshotReport
+from cutline.check.copies import Copies
+from cutline.check.report import Findings, SnapshotReport
 from cutline.check.sequence_values import KeyExtremes, add_extremes, check_sequences, fed_groups, merge
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.ddl.described_ddl import Description

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutline.check.large_objects import LargeCheckTask, read_large
+from cutline.check.stored_large_objects import LargeCheckTask, read_large
 from cutline.restore.rows.large_objects import ActorsTask, definition_statements, read_actors
 from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
 from cutline.snapshots.records.commit import (

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec import structs
 
-from cutline.check.structure import check_listing, check_structure
+from cutline.check.stored_entries import check_listing
+from cutline.check.structure import check_structure
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.name_templates import used_names
 from cutline.snapshots.operations.committing import put_commit

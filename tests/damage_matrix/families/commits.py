@@ -47,7 +47,7 @@ DESCRIBES = "the value describes, and nothing depends on it"
 CLOCK = "somebody may have set the clock of a node during the create"
 MAY_BE_SET = "an application may set a sequence to any value, and insert any key"
 DIFFER = "shards may differ, and a change reaches one after the other"
-RECORDED_ONCE = "nothing else in the store says what the value was"
+RECORDED_ONCE = "nothing else in the store contains the original value"
 NEXT_CREATE = "only the next create uses the value, and compares it with the servers"
 
 

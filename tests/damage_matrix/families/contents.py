@@ -10,7 +10,7 @@ from tests.damage_matrix.kinds import CHAINS, DAMAGED, SINGLE, Hidden, Kind, fou
 from tests.damage_matrix.world import OWNER, READER
 
 LARGE, GLOBALS = "large objects", "globals"
-ONE_COPY = "large objects have one copy, and nothing else in the store says what it was"
+ONE_COPY = "large objects have one copy, and nothing else in the store contains the original"
 # The large one has two parts.
 SMALL_OID, LARGE_OID = 4711, 4712
 

@@ -33,7 +33,7 @@ VALUES, TYPES, CONSTRAINTS, LINES, WHOLE = (
     "rows: lost and additional",
 )
 Edit = Callable[[TableForm, Rows], object]
-ALL_COPIES = "every copy has the same value, and nothing else in the store says what it was"
+ALL_COPIES = "every copy has the same value, and nothing else in the store contains the original"
 # Why a check of everything does not find what --restorable finds.
 OF_EXPRESSION = (
     "an expression has to be evaluated over the fields of all rows; a check looks only at the form of each value"
@@ -44,7 +44,7 @@ TOGETHER = (
 )
 OF_FUNCTION = "only a server has the functions and operators that the constraint calls"
 BOUNDS = "the bound is in the DDL alone, and a check reads no values but those of some types"
-ALL_ROWS = "every copy has the same rows, and nothing else in the store says which there were"
+ALL_ROWS = "every copy has the same rows, and nothing else in the store contains the originals"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ Edit = Callable[[Damaged, str, OpenSegment], object]
 FAILED_BEFORE = "an operation that failed may have written the segment, on a machine with a wrong clock"
 DECIDED = "an administrator may commit one part of a transaction, and roll back another"
 NO_TRACE = "a change that no copy has leaves no trace"
-NOTHING_SAYS = "every copy has the same changes, and nothing else in the store says which there were"
+NOTHING_SAYS = "every copy has the same changes, and nothing else in the store contains the originals"
 NO_TRANSACTION = "a transaction of one shard that no copy has leaves no trace"
 
 
@@ -146,7 +146,7 @@ def _changes() -> Iterator[Kind]:
         "a TRUNCATE is lost": ("cleared", 1, on_change("cleared", 1, _lose, None, TRUNCATE)),
         "an update of a new table is lost": ("coming", 2, on_change("coming", 2, _lose, None)),
         "another value": ("byindex", 2, on_change("byindex", 2, _value("v", b"another"), b"3")),
-        "a value in the place of one that the update left out": ("wide", 1, on_change("wide", 1, _complete, b"1")),
+        "a value in the place of a value that the update left out": ("wide", 1, on_change("wide", 1, _complete, b"1")),
         "an update becomes a delete": ("pairkey", 2, on_change("pairkey", 2, _update(op=DELETE, row=b""), None)),
         "a delete becomes an update":
             ("twin_b", 2, on_change("twin_b", 2, _update(op=UPSERT, row=b"4\tagain\n"), b"4", DELETE)),

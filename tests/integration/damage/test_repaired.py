@@ -116,7 +116,7 @@ def test_what_both_copies_lost_is_refused_by_name_and_the_rest_is_repaired(copie
     copied.damage(dict.fromkeys([*lost, copied.base("s2")], remove))
     code, text = run_and_capture(copied.fleet, "repair", NAME, "--dry-run")
     assert code == 1
-    assert f"can't be repaired: object {lost[0]}: both copies are in doubt: object {lost[1]} of s1-b1" in text
+    assert f"can't be repaired: object {lost[0]}: neither copy can be trusted: object {lost[1]} of s1-b1" in text
     document = repair(copied, code=1)
     assert {one["object"] for one in document["unrepaired"]} == set(lost)
     code, checked = check(copied)

@@ -1,7 +1,8 @@
 """The order in which several processes start the tests, and the tests that stay together.
 
 A process gets one unit at a time: a module, or a folder below tests/integration, whose modules share servers and
-chains. Of the folders in DIVIDED, `make rest` and `make all` have parts with servers of their own. A long unit that begins last would keep one process busy while the others are idle.
+chains. Of the folders in DIVIDED, `make rest` and `make all` have parts with servers of their own. A long unit that
+begins last would keep one process busy while the others are idle.
 """
 
 from __future__ import annotations

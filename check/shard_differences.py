@@ -73,20 +73,29 @@ class ShardDifferences:
         if len(known) < max(len(descriptions), 2) or len({described.writer for described in known.values()}) > 1:
             self._digests = None
             return
+        before_it = frozenset[Label]().union(*(self._digests or {}).values())
         self._digests = {shard: described.digests for shard, described in known.items()}
-        self._compare_kinds(self._digests.values(), increment)
+        self._compare_kinds(self._digests.values(), increment, before_it)
         first, *others = self._digests.values()
         for name, digest in first.items():
             if all(other.get(name) == digest for other in others):
                 self._equal[name], self._value[name] = increment, digest
                 self._since.pop(name, None)
                 self._new.discard(name)
+        for name in [name for name in self._new if all(name in digests for digests in self._digests.values())]:
+            # It has reached all shards, as another object on each: it never was the same.
+            for of in (self._equal, self._since):
+                of.pop(name, None)
+            self._new.discard(name)
         for name, last in self._equal.items():
             if last < increment:
                 self._since.setdefault(name, increment)
 
-    def _compare_kinds(self, shards: Collection[Mapping[Label, int]], increment: int) -> None:
-        """Find objects that only some shards have, and that no shard had when all had the same objects of the kind."""
+    def _compare_kinds(self, shards: Collection[Mapping[Label, int]], increment: int, known: Collection[Label]) -> None:
+        """Find objects that only some shards have, and that no shard had when all had the same objects of the kind.
+
+        `known` are the objects that any shard had when they were last compared: others on each shard, perhaps.
+        """
         objects = [digests.keys() for digests in shards]
         differing = frozenset().union(*objects).difference(frozenset(objects[0]).intersection(*objects[1:]))
         kinds = {kind for kind, _ in differing}
@@ -95,7 +104,11 @@ class ShardDifferences:
             return
         for name in differing:
             # A commit lists tables and sequences itself, and an owner is new together with its object.
-            if name[0] in self._alike and name not in self._equal and name[0] not in (OWNER, SEQUENCE):
+            if (
+                name[0] in self._alike
+                and not (name in self._equal or name in known)
+                and name[0] not in (OWNER, SEQUENCE)
+            ):
                 self._equal[name] = self._alike[name[0]]
                 self._new.add(name)
         self._alike = dict.fromkeys(COMPARED - kinds, increment)

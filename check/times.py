@@ -21,7 +21,7 @@ from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.ids import time_of_id
 from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.safe_time import LATEST_MICROSECONDS, POSTGRESQL_EPOCH
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, UNKNOWN_TIME
 
 # Clocks that agree may differ by half of this, and so may two readings of different clocks.
 SLACK_SECONDS = 2 * AGREE_SECONDS_MAX
@@ -87,7 +87,8 @@ def note_marks(commit: Commit, windows: Mapping[str, NodeWindow], findings: Find
     """Compare the time of each node's start marker with the times of the commits around it, by the same clock."""
     for node, window in windows.items():
         op, lsn, times = (to_numpy(window.events[name]) for name in ("op", "lsn", "seq"))
-        is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (lsn >= window.previous) & (lsn < window.finish)
+        is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (times != UNKNOWN_TIME)
+        is_commit &= (lsn >= window.previous) & (lsn < window.finish)
         is_early = is_commit & (lsn < window.start)
         is_late = is_commit & (lsn >= window.start)
         marked = seconds_of(window.marked_at)

@@ -34,6 +34,14 @@ class PlannedDatabase:
     left_out: tuple[str, ...] = ()
 
 
+# The settings with a prefix that our role may give a database.
+SETTABLE_QUERY = """
+SELECT name FROM unnest(%s::text[]) AS given (name)
+ WHERE has_parameter_privilege(name, 'SET')
+    OR EXISTS (SELECT FROM pg_settings s WHERE lower(s.name) = lower(given.name) AND s.context = 'user')
+"""
+
+
 def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connection[Any]) -> PlannedDatabase:
     """Choose the properties that our role may set on the target's database."""
     scope, properties = plan.request.scope, plan.chain.database_properties(target.source)
@@ -74,11 +82,18 @@ def find_free_settings(
 ) -> tuple[DatabaseSetting, ...]:
     """Return the database's own settings that any role may set, which a drill's queries need.
 
-    Settings that make a session load libraries are left out.
+    Settings that make a session load libraries are left out, and so are those that the server does not know (an
+    application's own, or those of a library that is not loaded): only a superuser may set these for a database.
     """
     withheld = find_reserved_settings(connection)
+    prefixed = [setting.name for setting in properties.settings if "." in setting.name and setting.name.isascii()]
+    able = {name for (name,) in connection.execute(SETTABLE_QUERY, (prefixed,))} if prefixed else frozenset[str]()
     return tuple(
-        setting for setting in properties.settings if not setting.role and setting.name.lower() not in withheld
+        setting
+        for setting in properties.settings
+        if not setting.role
+        and setting.name.lower() not in withheld
+        and ("." not in setting.name or setting.name in able)
     )
 
 

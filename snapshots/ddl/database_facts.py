@@ -108,7 +108,8 @@ def having_path(connection: psycopg.Connection[Any], path: str | None) -> Iterat
 OWN_PUBLICATION = r"cutline_[0-9a-f]{8}(_append_only)?"
 
 HIDDEN = r"""
-WITH own AS MATERIALIZED (SELECT oid FROM pg_publication WHERE pubname ~ '^(OWN_PUBLICATION)$'),
+WITH own_database AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()),
+own AS MATERIALIZED (SELECT oid FROM pg_publication WHERE pubname ~ '^(OWN_PUBLICATION)$'),
 -- Schemas that are not dumped: those of temporary objects and of TOAST tables.
 schemas AS MATERIALIZED (SELECT oid FROM pg_namespace WHERE nspname ~ '^pg_(toast|temp)'),
 types AS MATERIALIZED (SELECT oid FROM pg_type WHERE typnamespace IN (SELECT oid FROM schemas)),
@@ -143,9 +144,10 @@ UNION ALL
 SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
   FROM pg_roles r
  WHERE r.oid = 10 OR r.oid IN (
-       SELECT refobjid FROM pg_shdepend
+       SELECT refobjid FROM pg_shdepend, own_database AS d
         WHERE refclassid = 'pg_authid'::regclass
-          AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database()))
+          AND (dbid = d.oid OR (dbid = 0 AND classid = 'pg_database'::regclass AND objid = d.oid))
+       UNION ALL SELECT setrole FROM pg_db_role_setting JOIN own_database AS d ON setdatabase = d.oid)
 """
 
 

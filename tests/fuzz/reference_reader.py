@@ -68,6 +68,7 @@ class Reader:
         if transaction.gid is not None or lsn != transaction.lsn:
             raise RefusedError("the end of another transaction")
         key = transaction.participants if transaction.tag is not None else b""
+        ended_at = 0 if transaction.has_origin else ended_at
         self.event("C", (lsn, end, ended_at), transaction.xid, transaction.tag, key=key)
         self.transaction = None
 
@@ -147,7 +148,7 @@ class Reader:
         return content
 
     def origin(self, cursor: Cursor) -> None:
-        self.current()
+        self.current().has_origin = True
         cursor.number(8)
         self.raw_name(cursor)
 

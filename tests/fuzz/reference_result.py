@@ -19,6 +19,7 @@ class OpenTransaction:
     rows: int = 0
     tag: str | None = None
     participants: bytes = b""
+    has_origin: bool = False
 
 
 @dataclass(slots=True)

@@ -265,3 +265,23 @@ def test_the_fingerprint_is_read_quickly(shared_fleet: EmbeddedFleet, database: 
         began = time.monotonic()
         read_fingerprint(reader)
         assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"ALTER DATABASE {DATABASE} OWNER TO {READER}",
+        f"GRANT CONNECT ON DATABASE {DATABASE} TO {READER}",
+        f"ALTER ROLE {READER} IN DATABASE {DATABASE} SET work_mem = '8MB'",
+    ],
+)
+def test_a_new_name_of_a_role_that_only_the_database_itself_names_counts(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object], statement: str
+) -> None:
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as reader:
+        run(database, statement)
+        before = read_fingerprint(reader)
+        run(database, f"ALTER ROLE {READER} RENAME TO {READER}_renamed")
+        renamed = read_fingerprint(reader)
+        run(database, f"ALTER ROLE {READER}_renamed RENAME TO {READER}")
+        assert renamed != before == read_fingerprint(reader)

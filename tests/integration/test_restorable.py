@@ -43,6 +43,9 @@ def test_rows_that_increments_changed_are_built(
     with own_database(shared_fleet, tmp_path, "restorable") as fleet:
         runs = Runs(fleet, Ready(spark))
         execute(fleet.nodes[0].dsn, *FIRST)
+        # Only a superuser may give a database settings that the server does not know: an application's own.
+        setting = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET app.tenant = 7', current_database()); END $$"
+        execute(fleet.nodes[0].dsn, setting)
         runs.init()
         runs.full("small")
         execute(fleet.nodes[0].dsn, *THEN)
@@ -51,6 +54,7 @@ def test_rows_that_increments_changed_are_built(
         _, document = run_here(fleet, "check", "small", "--restorable", spark=spark)
         assert document["snapshots"][0]["conflicts"] == []
         assert document["restorable"]["rows"] == {fleet.nodes[0].id: ROWS}
+        assert document["restorable"]["ddl"] == "run"
 
 
 CONSTRAINED = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cutline.columns.bytes_column import from_list
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.decoding.pgoutput import DecodingError
-from cutline.wal.segments.segments import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import EVERY_PARTITION, NO_GROUP, SEGMENT_SCHEMA, UNKNOWN_TIME
 from tests.unit.made_changes import (
     ALL_MESSAGES,
     FULL_OID,
@@ -117,6 +117,9 @@ def test_every_event_has_the_begin_and_end_of_its_record() -> None:
         pgoutput.message(430, "others", b"cutline"),
     )  # fmt: skip
     rows = decoded.events.to_pylist()
+    # The commit of a transaction from elsewhere has the time of its own server.
+    assert [row["seq"] == pgoutput.MICROSECONDS for row in rows] == [False, True, False, False, True, True]
+    assert rows[0]["seq"] == UNKNOWN_TIME
     found = [(chr(r["op"]), r["lsn"], r["end_lsn"], r["xid"], r["global_id"], r["row"], r["group"]) for r in rows]
     assert found == [
         ("C", 100, 150, 7, None, b"", NO_GROUP),

@@ -375,6 +375,27 @@ def test_an_object_that_no_shard_had_is_a_doubt_until_all_have_it(made: MadeChai
     assert grown.doubts == []
 
 
+def test_a_new_object_that_is_another_on_each_shard_never_was_the_same(made: MadeChain) -> None:
+    """It reaches the first shard before increment 1, and the other, in another form, before increment 2."""
+    more, another = (NewEntry("FUNCTION", "more()", MORE.replace("SELECT 1", f"SELECT {n}")) for n in (1, 2))
+    for increment in (1, 2):
+        made = made.with_ddl("s2", increment, with_more(made.ddl("s2", increment), more))
+    assert len(made.doubts) == 1
+    assert made.with_ddl("s1", 2, with_more(made.ddl("s1", 2), another)).doubts == []
+
+
+def test_an_object_of_each_shard_that_a_shard_drops_was_not_new(made: MadeChain) -> None:
+    """As a function that returns the number of its shard."""
+    for increment, shards in enumerate((("s1", "s2"), ("s1", "s2"), ("s2",))):
+        for number, shard in ((n, one) for n, one in enumerate(("s1", "s2")) if one in shards):
+            more = NewEntry("FUNCTION", "more()", MORE.replace("SELECT 1", f"SELECT {number}"))
+            made = made.with_ddl(shard, increment, with_more(made.ddl(shard, increment), more))
+    assert made.doubts == [
+        "the owner of FUNCTION more() was the same on all shards up to increment 1; since increment 2, it is missing"
+        " from s1"
+    ]
+
+
 def test_shards_with_tables_of_their_own_have_other_objects_of_their_own(made: MadeChain) -> None:
     """As Citus names the tables on each worker, and the indexes of these."""
     table = NewEntry("TABLE", "own", 'CREATE TABLE "public"."own" (\n    "id" integer\n);\n')

@@ -12,7 +12,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain
 from cutline.wal.cut.cut_events import NodeWindow
-from cutline.wal.segments.segments import SEGMENT_SCHEMA
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, UNKNOWN_TIME
 from tests.unit.made_commits import commit, full_commit, increment_commit
 
 DAY = "2026-11-20"
@@ -107,8 +107,9 @@ def event(lsn: int, seconds: float, op: str = "C") -> dict[str, object]:
     ("marked", "is_doubtful"), [("01:00:00", False), ("00:59:00", False), ("00:30:00", True), ("02:00:00", True)]
 )
 def test_a_start_marker_has_its_time_between_those_of_the_commits_around_it(marked: str, *, is_doubtful: bool) -> None:
-    """Commits at 00:59:59 and 01:00:01. Those before the window, and of a later cut, do not count."""
-    rows = [event(5, 9e4), event(90, 3599), event(100, 0, "M"), event(110, 3601, "K"), event(300, 0)]
+    """Commits at 00:59:59 and 01:00:01. Those before the window, of a later cut, and without a time do not count."""
+    applied = {**event(120, 0), "seq": UNKNOWN_TIME}
+    rows = [event(5, 9e4), event(90, 3599), event(100, 0, "M"), event(110, 3601, "K"), applied, event(300, 0)]
     events = pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
     window = NodeWindow(Lsn(10), Lsn(100), Lsn(200), events, Time(f"{DAY}T{marked}Z"))
     findings = Findings(SnapshotReport("daily", 0))

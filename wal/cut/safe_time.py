@@ -4,7 +4,8 @@ The safe time is the earliest of the nodes' times. A node's time is the time of 
 time of its start marker, whichever is later, so an idle node does not hold the fleet back. A server sets a commit's
 time shortly before it writes the record, so the safe time is exact except for transactions between these two steps. If
 a clock is set back before the marker is written, no harm is done (`with_last_commits`). If it is set back later,
-commits after the cut may have times before the safe time.
+commits after the cut may have times before the safe time. Transactions that a subscription applies have no time by the
+node's clock, and are left out.
 """
 
 from __future__ import annotations

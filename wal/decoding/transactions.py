@@ -42,6 +42,7 @@ from cutline.wal.segments.segments import (
     PREPARE,
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
+    UNKNOWN_TIME,
 )
 
 # Gids from the JDBC driver (RecoveredXid.xidToString): format id (a signed integer), global transaction id and branch
@@ -101,7 +102,7 @@ class OpenTransactionHead:
 
     A prepared transaction has a `global_id`; a transaction that commits in one phase may have a `tag`, a gid.
     `participants` is the content of the transaction's last message that names them. `head` is the BEGIN message without
-    its kind.
+    its kind. With `has_origin`, the transaction repeats one of another server.
     """
 
     lsn: Lsn
@@ -111,6 +112,7 @@ class OpenTransactionHead:
     tag: str | None = None
     head: bytes = b""
     participants: str | None = None
+    has_origin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Transactions:
     """The transactions in a batch, and for each message the number of its transaction.
 
     Number 0 is the transaction that the previous batch left open. `ordinal` numbers the rows of each transaction.
-    `global_id`, `tag` and `participants` are the fields of OpenTransactionHead, by transaction number.
+    `global_id`, `tag`, `participants` and `has_origin` are the fields of OpenTransactionHead, by transaction number.
     """
 
     of_message: Ints
@@ -128,6 +130,7 @@ class Transactions:
     global_id: pa.Array[Any]
     tag: pa.Array[Any]
     participants: pa.Array[Any]
+    has_origin: Flags
     left_open: OpenTransactionHead | None
 
     @classmethod
@@ -158,6 +161,9 @@ class Transactions:
         identities = known.take(to_arrow(index, absent=index < 0))
         tags = _tags(messages, of_message, index >= 0, before)
         participants = _participants(messages, of_message, before, count + 1)
+        has_origin = np.zeros(count + 1, np.bool_)
+        has_origin[0] = before is not None and before.has_origin
+        has_origin[of_message[kinds == pgoutput.ORIGIN]] = True
         sent = int(rows[-1] - first[of_message[-1]])
         left = None
         if _is_left_open(kinds, of_message, was_open=before is not None):
@@ -171,8 +177,9 @@ class Transactions:
                 tags[last].as_py(),
                 head,
                 participants[last].as_py(),
+                bool(has_origin[last]),
             )
-        return cls(of_message, ordinal, lsn, xid, identities, tags, participants, left)
+        return cls(of_message, ordinal, lsn, xid, identities, tags, participants, has_origin, left)
 
 
 def _tags(
@@ -269,9 +276,9 @@ def _commits(messages: Messages, transactions: Transactions, form: str) -> pa.Ta
     at = messages.starts[numbers]
     of_commit = transactions.of_message[numbers]
     names, participants = _names_of(transactions.tag.take(to_arrow(of_commit)), form)
-    of_records = _Numbers(
-        messages.u64(at + 2), messages.u64(at + 10), messages.u64(at + 18), transactions.xid[of_commit]
-    )
+    # The time is that of the commit on the other server (decode.c, DecodeCommit), perhaps days ago, by another clock.
+    times = np.where(transactions.has_origin[of_commit], UNKNOWN_TIME, messages.u64(at + 18))
+    of_records = _Numbers(messages.u64(at + 2), messages.u64(at + 10), times, transactions.xid[of_commit])
     keys = _participant_keys(participants, transactions.participants.take(to_arrow(of_commit)), names)
     return _event_table(COMMIT, of_records, names, keys=keys)
 

@@ -63,7 +63,8 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #   M  a marker; `row` is its content
 #
 # seq: for a change, its number within its transaction. For an event, when the transaction ended or was prepared, by the
-# node's clock, in microseconds since 2000, as in PostgreSQL. 0 for markers.
+# node's clock, in microseconds since 2000, as in PostgreSQL. 0 for markers, and for the COMMIT of a transaction that
+# repeats one of another server (a subscription applies it): PostgreSQL tells the time of that server instead.
 #
 # global_id: for changes and events of a two-phase transaction, its global id. For a COMMIT, the global id of its tag
 # (wal.decoding.transactions), which names the distributed transaction whose part this node committed in one phase.
@@ -86,6 +87,7 @@ SEGMENT_SCHEMA = pa.schema(
 )
 NO_GROUP = 0
 EVERY_PARTITION = -1
+UNKNOWN_TIME = 0
 CHANGES = (INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE)
 OF_TWO_PHASES = (PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED)
 EVENTS = (COMMIT, *OF_TWO_PHASES, MARKER)

@@ -32,6 +32,7 @@ a change. With track_counts off nothing is counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,7 @@ SELECT u.relid::bigint, 'names ' || named.hash
 # A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 XML_STAMP = "xml "
+LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
 
 
 class TableState(Record, frozen=True):
@@ -208,6 +210,15 @@ class TableState(Record, frozen=True):
     def printed(self) -> frozenset[str]:
         """Stamps that change if values would be printed differently."""
         return frozenset(stamp for stamp in self.types if not stamp.startswith(XML_STAMP))
+
+    @property
+    def labels(self) -> dict[int, set[str]]:
+        """The labels of the enum types that occur in the table's values, by the oid of the type."""
+        found: dict[int, set[str]] = {}
+        for stamp in self.types:
+            if match := LABEL_STAMP.fullmatch(stamp):
+                found.setdefault(int(match[1]), set()).add(match[2])
+        return found
 
     @property
     def xml_columns(self) -> frozenset[int]:

@@ -16,6 +16,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
+from cutline.nodes.encodings import UTF8, encoding_of
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
@@ -26,6 +27,7 @@ from cutline.snapshots.create.counters import latest_sequences, read_sequences
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from cutline.snapshots.create.prepare_tables import PreparedTables, collect_definition_changes, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
+from cutline.snapshots.create.printed_values import find_outdated, new_forms
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
@@ -105,6 +107,7 @@ def take_cut(
         if await_included_ddl(sessions, cut.record, context.request.wait_seconds, progress):
             check_unchanged(prepared.plan)
         _check_copies(context.fleet, context.store, state.known, prepared, cut)
+        _check_printed(context, state.known, prepared, cut)
         sequences = latest_sequences(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
@@ -194,6 +197,20 @@ def _make_cut(
         for table in cast("list[dict[str, Any]]", error.details["moved"]):
             moved.setdefault(lock.sessions.fleet.node(table["node"]).shard, set()).add(int(table["oid"]))
         raise ChangedError(error.message, moved) from error
+
+
+def _check_printed(context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut) -> None:
+    """Raise ChangedError if changes have values in a form that a table no longer has: it must be copied again."""
+    for shard, plan in prepared.plan.shards.items():
+        if not (tables := new_forms(plan, known.before(shard))):
+            continue
+        is_utf8 = encoding_of(context.sessions.primaries[shard]) == UTF8
+        if outdated := find_outdated(context.store, cut.segments[shard], tables, is_utf8=is_utf8):
+            names = ", ".join(table.name for table in outdated)
+            raise ChangedError(
+                f"node {shard}: labels or types were renamed after rows of {names} were written",
+                {shard: {table.oid for table in outdated}},
+            )
 
 
 def _check_copies(

@@ -42,7 +42,6 @@ NAMED_MAX = 5
 # In a database with another encoding, the DDL has a name's bytes, and the commit has the name in UTF-8.
 COMPARABLE_ENCODINGS = (UTF8, RAW)
 # The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
-LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
 # Roles that come with the server.
 PREDEFINED = "pg_"
 # The oids of built-in types and of their arrays, by name; they never change.
@@ -305,11 +304,7 @@ def _differing_labels(
 ) -> Iterator[str]:
     """Yield a contradiction for every enum type that has other labels."""
     for group, state in known:
-        labels: dict[int, set[str]] = {}
-        for stamp in state.types:
-            if match := LABEL_STAMP.fullmatch(stamp):
-                labels.setdefault(int(match[1]), set()).add(match[2])
-        for oid, ours in labels.items():
+        for oid, ours in state.labels.items():
             raw = described.enums.get(oid)
             theirs = {raw_bytes(label).decode(errors="backslashreplace") for label in raw or ()}
             # In other encodings, a commit has escapes for labels that are not ASCII.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ADD, DROP = "ALTER PUBLICATION {ours} ADD TABLE ONLY kept.{t}", "ALTER PUBLICATION {ours} DROP TABLE kept.{t}"
 TAKEN_OUT = "it was taken out of Cutline's publication"
+OTHER_FORM = "rows were written while its columns or labels of its types were different"
 # By table (LIKE_PERSON creates all but "more"): the statements before each of two increments, and why the increment
 # copies the table again. "": its definition changes without a copy; None: the increment lists no definition of it.
 Step = tuple[list[str], str | None]
@@ -35,7 +36,7 @@ CHANGES: dict[str, tuple[Step, Step]] = {
     ),
     "renamed": (
         (["ALTER TABLE kept.{t} RENAME TO somebody", "UPDATE kept.somebody SET age = 4 WHERE id = 1",
-          "ALTER TABLE kept.somebody RENAME TO {t}"], "rows were written while its columns were temporarily different"),
+          "ALTER TABLE kept.somebody RENAME TO {t}"], OTHER_FORM),
         SAME,
     ),
     "labelled": ((["ALTER TYPE kept.mood_{t} RENAME VALUE 'sad' TO 'blue'"],
@@ -50,6 +51,40 @@ CHANGES: dict[str, tuple[Step, Step]] = {
                    None), SAME),
     "calm": ((["ALTER TYPE kept.mood_{t} ADD VALUE 'calm'", "UPDATE kept.{t} SET mood = 'calm' WHERE id = 6"], None),
              SAME),
+    "relabelled": (
+        (["ALTER TYPE kept.mood_{t} ADD VALUE 'calm'", "UPDATE kept.{t} SET mood = 'calm' WHERE id = 6",
+          "ALTER TYPE kept.mood_{t} RENAME VALUE 'calm' TO 'quiet'"], OTHER_FORM),
+        SAME,
+    ),
+    "stated": (
+        (["CREATE TYPE kept.state_{t} AS ENUM ('open', 'shut')", "ALTER TABLE kept.{t} ADD state kept.state_{t}",
+          "UPDATE kept.{t} SET state = 'open' WHERE id = 6"], ""),
+        (["UPDATE kept.{t} SET state = 'shut' WHERE id = 6"], None),
+    ),
+    "restated": (
+        (["CREATE TYPE kept.state_{t} AS ENUM ('open')", "ALTER TABLE kept.{t} ADD state kept.state_{t}",
+          "UPDATE kept.{t} SET state = 'open' WHERE id = 6",
+          "ALTER TYPE kept.state_{t} RENAME VALUE 'open' TO 'closed'"], OTHER_FORM),
+        SAME,
+    ),
+    "listed": (
+        (["CREATE TYPE kept.state_{t} AS ENUM ('open')", "ALTER TABLE kept.{t} ADD states kept.state_{t}[]",
+          "UPDATE kept.{t} SET states = '{{open}}' WHERE id = 6",
+          "ALTER TYPE kept.state_{t} RENAME VALUE 'open' TO 'closed'"], OTHER_FORM),
+        SAME,
+    ),
+    "paired": (
+        (["CREATE TYPE kept.pair_{t} AS (a int)", "ALTER TABLE kept.{t} ADD pair kept.pair_{t}",
+          "UPDATE kept.{t} SET pair = ROW(1) WHERE id = 6", "ALTER TYPE kept.pair_{t} ADD ATTRIBUTE b int"],
+         OTHER_FORM),
+        SAME,
+    ),
+    "referring": (
+        (["CREATE VIEW kept.seen_{t} AS SELECT 1", "ALTER TABLE kept.{t} ADD of_view regclass",
+          "UPDATE kept.{t} SET of_view = 'kept.seen_{t}' WHERE id = 6",
+          "ALTER VIEW kept.seen_{t} RENAME TO watched_{t}"], OTHER_FORM),
+        (["ALTER TABLE kept.{t} DROP of_view"], "a column's type now prints values differently"),
+    ),
     "paid": (
         (["ALTER DOMAIN kept.amount_{t} DROP CONSTRAINT amount_{t}_check",
           "UPDATE kept.{t} SET paid = -1 WHERE id = 7"], None),

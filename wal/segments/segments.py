@@ -562,6 +562,21 @@ def read_positions_and_groups(store: ObjectStore, segment: Segment) -> tuple[Int
     return to_numpy(changes["lsn"]), to_numpy(changes["group"])
 
 
+def read_changes(store: ObjectStore, segment: Segment, columns: list[str]) -> Iterator[pa.Table]:
+    """Yield these columns of the segment's changes, a row group at a time; raise ObjectDamagedError."""
+    source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
+    rows = 0
+    try:
+        with open_parquet(source) as file:
+            for number in range(file.metadata.num_row_groups):
+                if rows < segment.changes:
+                    group = file.read_row_group(number, columns=columns)
+                    yield group.slice(0, segment.changes - rows)
+                    rows += len(group)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(segment, error) from error
+
+
 def _unreadable(segment: Segment, error: Exception) -> ObjectDamagedError:
     detail = f"it can't be read as Parquet: {error}"
     return ObjectDamagedError(key=segment.key, kind="unreadable", node=segment.node, detail=detail)

@@ -1,0 +1,118 @@
+"""Find tables whose changes contain values in a form that their types no longer have.
+
+The changes of a transaction have the names of its own time: labels of enum types, names in regclass and similar
+columns, the fields of composite types. What a table already used at the last commit has a stamp there, so the table is
+copied again if it was renamed since (`TableState.printed`). A label or a type that is new in a table has no such stamp:
+`ADD VALUE 'x'`, an INSERT and `RENAME VALUE 'x' TO 'y'` between two cuts leave an `x` in the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import column_of
+from cutline.columns.fields import field_of
+from cutline.columns.lines import NULL_MARK, UNCHANGED_MARK
+from cutline.nodes.groups import Group, copy_line, copy_text
+from cutline.nodes.table_state import LABEL_STAMP, TableState
+from cutline.snapshots.ddl.table_changes import ShardPlan, TableBefore
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT, Segment, read_changes
+
+COMPOSITE_STAMP = "fields "
+MARKS = (NULL_MARK, UNCHANGED_MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class NewForms:
+    """A table with new types or labels, and its definitions, by number.
+
+    `labels` are those of its enum types at the cut, by the oid of the type, as COPY prints them. It is None if the new
+    labels may be part of other values, or if other types are new: then each change counts.
+    """
+
+    name: str
+    oid: int
+    groups: Mapping[int, Group]
+    labels: Mapping[int, frozenset[bytes]] | None
+
+
+def new_forms(plan: ShardPlan, before: Iterable[TableBefore]) -> list[NewForms]:
+    """Return the tables that have new types or labels, except for those that are copied again."""
+    copied = {table.oid for table in plan.to_copy}
+    states = {state.oid: state for state in plan.states.values()}
+    changed = {table.table.oid: table.table.group for table in plan.changed}
+    found: list[NewForms] = []
+    for was in before:
+        now = states.get(was.oid)
+        if now is None or was.state is None or was.oid in copied:
+            continue
+        if new := now.printed - was.state.printed:
+            group = changed.get(was.oid, was.group)
+            groups = {was.group.number: was.group, group.number: group}
+            found.append(NewForms(now.table, was.oid, groups, _labels(group, now, new)))
+    return found
+
+
+def _labels(group: Group, state: TableState, new: Collection[str]) -> Mapping[int, frozenset[bytes]] | None:
+    """Return the labels of the table's enum types; None if `new` stamps are not only those of its enum columns."""
+    columns = {column.type_oid: column.type for column in group.columns}
+    changed = [LABEL_STAMP.fullmatch(stamp) for stamp in new]
+    types = {int(match[1]) if match else 0 for match in changed}
+    arrays = {f"{columns[oid]}[]" for oid in types if oid in columns}
+    has_composites = any(stamp.startswith(COMPOSITE_STAMP) for stamp in state.printed)
+    if not types <= columns.keys() or arrays & {*columns.values()} or has_composites:
+        return None
+    return {
+        oid: frozenset(copy_line(copy_text(label.encode()) or "") for label in labels)
+        for oid, labels in state.labels.items()
+    }
+
+
+def find_outdated(
+    store: ObjectStore, segments: Iterable[Segment], tables: Collection[NewForms], *, is_utf8: bool
+) -> list[NewForms]:
+    """Return the tables whose changes in these segments contain a value in a form that it no longer has.
+
+    Labels with other letters than those of ASCII are compared only in a database in UTF-8. Raises ObjectDamagedError.
+    """
+    waiting = {number: table for table in tables for number in table.groups}
+    outdated: dict[int, NewForms] = {}
+    for segment in segments:
+        for changes in read_changes(store, segment, ["op", "group", "row"]) if waiting and segment.changes else ():
+            has_row = np.isin(to_numpy(changes["op"]), (INSERT, UPSERT, PARTIAL))
+            numbers = to_numpy(changes["group"])
+            for number in np.unique(numbers[has_row]).tolist():
+                table = waiting.get(number)
+                if table is None or table.oid in outdated:
+                    continue
+                rows = changes["row"].filter(to_mask(has_row & (numbers == number)))
+                if any(_is_outdated(table, value, is_utf8=is_utf8) for value in _values(table, number, rows)):
+                    outdated[table.oid] = table
+    return list(outdated.values())
+
+
+def _values(table: NewForms, number: int, rows: pa.ChunkedArray) -> Iterator[tuple[int, bytes]]:
+    """Yield the different values of enum columns, each with the oid of its type; (0, b"") if each change counts."""
+    if table.labels is None:
+        yield 0, b""
+        return
+    columns = table.groups[number].columns
+    for place, column in enumerate(columns):
+        if column.type_oid in table.labels:
+            fields = field_of(column_of(rows), len(columns), place)
+            # No more than the type has ever had labels.
+            yield from ((column.type_oid, value) for value in pc.unique(fields.to_large_arrow()).to_pylist())
+
+
+def _is_outdated(table: NewForms, value: tuple[int, bytes], *, is_utf8: bool) -> bool:
+    oid, text = value
+    if table.labels is None:
+        return True
+    return text not in MARKS and text not in table.labels[oid] and (is_utf8 or text.isascii())

@@ -34,7 +34,8 @@ class BaseHashTask:
 
     `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
     largest keys are wanted, and `required` a broadcast of the columns that are NOT NULL (required_values.places_of).
-    `expected` is a broadcast of the ExpectedRows, which changes delete.
+    `expected` is a broadcast of the ExpectedRows, which changes delete. Without `is_compared`, no other copy has the
+    rows: they are checked, and only their keys are hashed.
     """
 
     base: BaseSource
@@ -44,6 +45,7 @@ class BaseHashTask:
     fed: frozenset[int] = frozenset()
     required: Any = None
     expected: Any = None
+    is_compared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _hash(
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     rows = from_arrow(batch.column("row"))
     # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
-    hashes = xxhash64(rows, key_hashes)
+    hashes = xxhash64(rows, key_hashes) if task.is_compared else key_hashes
     node = np.full(len(hashes), task.base.source.number, np.int64)
     places = np.stack([node, group, partition], axis=1)
     holds: npt.NDArray[np.bool_] | None = None

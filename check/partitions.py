@@ -113,6 +113,7 @@ def hash_partitions(
             for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
         }
         expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
+        compared = {node for pair in copies.pairs for node in pair}
         tasks = (
             BaseHashTask(
                 base,
@@ -122,6 +123,7 @@ def hash_partitions(
                 fed.get(base.source.number, frozenset()),
                 required.get(base.source.number),
                 expected.get(base.source.number),
+                base.source.node in compared,
             )
             for base in bases
         )

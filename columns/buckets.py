@@ -26,7 +26,7 @@ ROWS_HELD = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
+class RowBuckets:
     """Divides rows of a schema into `count` buckets, by a column of 64-bit hashes: equal hashes share a bucket."""
 
     schema: pa.Schema

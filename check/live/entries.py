@@ -25,7 +25,7 @@ from cutline.check.live.pages import (
     tids_of,
 )
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.buckets import BUCKETS_DDL, BUCKETS_SCHEMA, Buckets, read_buckets
+from cutline.columns.buckets import BUCKETS_DDL, BUCKETS_SCHEMA, RowBuckets, read_buckets
 from cutline.columns.bytes_column import (
     BytesColumn,
     Hashes,
@@ -244,7 +244,7 @@ def stored_entries(
     sources: Sources,
     chosen: Mapping[int, frozenset[int]],
     store: StoreLocation,
-    buckets: Buckets,
+    buckets: RowBuckets,
 ) -> tuple[DataFrame, Fold]:
     """Return the rows at the cut in `buckets`, and the fold, which the caller must release after the job.
 
@@ -354,13 +354,13 @@ def _of_images(images: DataFrame, multisets: Collection[int]) -> DataFrame:
     )
 
 
-def entry_buckets(session: SparkSession, rows: int) -> Buckets:
+def entry_buckets(session: SparkSession, rows: int) -> RowBuckets:
     """Return the buckets for about this many rows: rows with the same identity go to the same task."""
     partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
-    return Buckets(ENTRY_SCHEMA, "identity", max(partitions, -(-rows // ROWS_PER_TASK)))
+    return RowBuckets(ENTRY_SCHEMA, "identity", max(partitions, -(-rows // ROWS_PER_TASK)))
 
 
-def compare_entries(entries: DataFrame, buckets: Buckets) -> pa.Table:
+def compare_entries(entries: DataFrame, buckets: RowBuckets) -> pa.Table:
     """Compare the rows with the same identity, which are in `buckets`; return SUMMARY_SCHEMA.
 
     `left` counts the versions that only the cut has, and `more` those that only the database has.
@@ -477,7 +477,7 @@ def live_entries(
     shards: Sequence[CutShard],
     units: Sequence[LiveUnit],
     lanes: Mapping[int, int],
-    buckets: Buckets,
+    buckets: RowBuckets,
 ) -> DataFrame:
     """Return the rows of the running databases in `buckets`; `lanes` is how many tasks may read from each shard."""
     dealt = [

@@ -116,7 +116,7 @@ def loaded(dsns: list[str]) -> Iterator[Callable[[], int]]:
         number = 0
         with psycopg.connect(dsn, autocommit=True) as connection:
             # A pause, so that the check gets its share of the processors.
-            while not ended.wait(0.005):
+            while not ended.wait(0.03):
                 number += 1
                 statement = LOAD[number % len(LOAD)].format(n=number)
                 try:
@@ -152,7 +152,7 @@ def test_a_busy_fleet_raises_no_alarm(runs: Runs, servers: EmbeddedFleet, monkey
 
     monkeypatch.setattr(live_run._LiveRun, "_confirm_round", counting)
     runs.full(NAME)
-    with loaded(servers.dsns()) as done, BankWorkload(servers.dsns(), clients=2, pause_seconds=0.005):
+    with loaded(servers.dsns()) as done, BankWorkload(servers.dsns(), clients=2, pause_seconds=0.02):
         first = check(runs)
         began = done()
         runs.increment(NAME)

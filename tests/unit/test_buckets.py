@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.columns import buckets as module
-from cutline.columns.buckets import BUCKETS_SCHEMA, Buckets, read_buckets
+from cutline.columns.buckets import BUCKETS_SCHEMA, RowBuckets, read_buckets
 
 SCHEMA = pa.schema([("hash", pa.int64()), ("text", pa.binary())])
 HASHES = [5, -1, 5, -(2**63), 2**63 - 1, 0, -1, 12]
@@ -24,7 +24,7 @@ def test_each_row_comes_back_once_in_the_bucket_of_its_hash(
     size: int, held: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ROWS_HELD", held)
-    filled = list(Buckets(SCHEMA, "hash", count).fill(batches(size)))
+    filled = list(RowBuckets(SCHEMA, "hash", count).fill(batches(size)))
     rows = [(row["bucket"], row) for batch in filled for row in batch.to_pylist()]
     assert all(batch.schema == BUCKETS_SCHEMA for batch in filled)
     found = []
@@ -37,5 +37,5 @@ def test_each_row_comes_back_once_in_the_bucket_of_its_hash(
 
 
 def test_no_rows_fill_no_bucket() -> None:
-    assert list(Buckets(SCHEMA, "hash", 3).fill([])) == []
-    assert list(Buckets(SCHEMA, "hash", 3).fill(pa.Table.from_pylist([], SCHEMA).to_batches())) == []
+    assert list(RowBuckets(SCHEMA, "hash", 3).fill([])) == []
+    assert list(RowBuckets(SCHEMA, "hash", 3).fill(pa.Table.from_pylist([], SCHEMA).to_batches())) == []

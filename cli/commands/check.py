@@ -533,7 +533,7 @@ def _row_lines(row: DifferentRow) -> Iterator[str]:
         if stored.line is None:
             yield f"  {stored.node}: no such row{wrong}"
             continue
-        times = f"{stored.count} times, " * (stored.count > 1)
+        times = f"{stored.count:,} times, " * (stored.count > 1)
         where = "the base copy" if stored.position is None else f"{stored.position}, xid {stored.xid}"
         writer = f"{times}written at {where}, in increment {stored.increment}"
         if stored.position is None:

@@ -149,8 +149,9 @@ def hold_lease(
         is_unsure, held.problem = isinstance(error, IndeterminateError), error
         if intent.kind != REPAIR:
             progress.note(
-                f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be"
-                f" stored ({error.message})"
+                f"snapshot {intent.snapshot} is not protected from deletion while it is read, and history and metrics"
+                f" may not show this {'drill' if intent.is_drill else intent.kind}: its lease could not be stored"
+                f" ({error.message})"
             )
     try:
         if held.is_stored:

@@ -83,7 +83,9 @@ def test_one_server_is_one_server(stopped: int, text: str, tmp_path: Path, monke
 def test_init_says_what_a_check_makes_of_one_copy(allows: bool, end: str) -> None:  # noqa: FBT001  # a parameter
     node = cast("Any", SimpleNamespace(node="s1", backup_of=None))
     store = cast("Any", SimpleNamespace(name="shop", fleet_id="f"))
-    report = InitReport(store, False, (node,), {}, {}, {}, [])
+    report = InitReport(
+        store, store_created=False, nodes=(node,), groups={}, append_only={}, published={}, forgotten=[]
+    )
     assert f"without a standby: s1; {end}" in lines_of(report, allows_one_copy=allows)
 
 

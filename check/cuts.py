@@ -78,7 +78,10 @@ def check_cuts(
             windows = _read_windows(archives, commit, events)
             for archive in archives:
                 if count := archive.count_in_idle_range(windows[archive.shard].events):
-                    detail = f"earlier commits list the node as idle, but the archive contains {count:,} events from that time"
+                    detail = (
+                        f"earlier commits list the node as idle, but the archive contains {count:,} events from that"
+                        " time"
+                    )
                     findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
             fleet = fleet_events(windows)
             compared += _compare_shared(windows, fleet, commit, findings, is_last=commit is chain.last)

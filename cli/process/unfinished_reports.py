@@ -72,7 +72,9 @@ def _replace(file: str, text: str, command: str, message: str, kind: str) -> Non
 
     The command itself reports that its file can't be written.
     """
-    with suppress(OSError), open(os.open(file, os.O_RDWR | os.O_NONBLOCK), "r+b") as opened:  # noqa: PTH123  # see above
+    # A link may be another user's; cli/output/junit.py decides that later.
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW
+    with suppress(OSError), open(os.open(file, flags), "r+b") as opened:  # noqa: PTH123  # of a descriptor
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             return
         head = opened.read(HEAD_BYTES)

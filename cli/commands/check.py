@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -53,19 +53,9 @@ WITH_LIVE = (
     " --junit"
 )
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
-HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check {name} --rows 20"
 # The kinds of conflicts about objects that a repair may replace, and about copies that differ.
 DAMAGED = ("missing", "size", "digest", "unreadable")
 COPIES_DIFFER = (*ROWS_DIFFER, "changes", "events")
-REPAIR = (
-    "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
-    " them: snapshot repair {name}"
-)
-COMPARE = (
-    "copies differ although their objects are intact, so a repair replaces nothing, and a restore takes the rows of the"
-    " primary's copy; to compare the running primaries with their standbys and with the newest cut: snapshot check"
-    " --live {name}"
-)
 # The new snapshot needs a name of its own.
 TAKE_NEW = (
     "to get a snapshot without conflicts, fix their cause, then take a new full snapshot under another name: snapshot"
@@ -406,22 +396,41 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
 
 def _hints(report: CheckReport) -> Iterator[str]:
     """Say what to do about the conflicts, with the name of the snapshot if a hint is about only one."""
-    names: dict[str, list[str]] = {HOW_TO_NAME_ROWS: [], REPAIR: [], COMPARE: []}
+    names: dict[Callable[[str], str], list[str]] = {_rows_hint: [], _repair_hint: [], _compare_hint: []}
     for snapshot in report.snapshots:
         damaged = {conflict.node for conflict in snapshot.conflicts if conflict.kind in DAMAGED}
         if any(_may_name_rows(snapshot, conflict) for conflict in snapshot.conflicts):
-            names[HOW_TO_NAME_ROWS].append(snapshot.name)
+            names[_rows_hint].append(snapshot.name)
         # A damaged or missing commit may be in a copy of the store.
         if damaged or any(conflict.kind == "commit" for conflict in snapshot.conflicts):
-            names[REPAIR].append(snapshot.name)
+            names[_repair_hint].append(snapshot.name)
         if any(
             conflict.kind in COPIES_DIFFER and damaged.isdisjoint((conflict.node, conflict.other_node))
             for conflict in snapshot.conflicts
         ):
-            names[COMPARE].append(snapshot.name)
-    yield from (hint.format(name=of[0] if len(of) == 1 else "NAME") for hint, of in names.items() if of)
+            names[_compare_hint].append(snapshot.name)
+    yield from (hint(of[0] if len(of) == 1 else "NAME") for hint, of in names.items() if of)
     if report.result == CONFLICTS:
         yield TAKE_NEW
+
+
+def _rows_hint(name: str) -> str:
+    return f"to see rows that differ, and what each copy has of them: snapshot check {name} --rows 20"
+
+
+def _repair_hint(name: str) -> str:
+    return (
+        "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
+        f" them: snapshot repair {name}"
+    )
+
+
+def _compare_hint(name: str) -> str:
+    return (
+        "copies differ although their objects are intact, so a repair replaces nothing, and a restore takes the rows of"
+        " the primary's copy; to compare the running primaries with their standbys and with the newest cut: snapshot"
+        f" check --live {name}"
+    )
 
 
 def restorable_lines(built: RestorableReport) -> list[str]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec import UNSET, structs
 
 from cutline.check import compare
 from cutline.check.live.cut_comparison import CutComparison, TableVerdict
@@ -128,7 +129,8 @@ def test_the_page_shows_history_as_it_looks_in_80_columns() -> None:
 
 def test_how_long_a_dead_repair_keeps_its_lease() -> None:
     shard = new_shard()
-    begin(shard.store, new_operation("repair", NAME, 2, ("a",)))
+    # Its process is gone.
+    begin(shard.store, structs.replace(new_operation("repair", NAME, 2, ("a",)), process=UNSET, by=UNSET))
     (opened,) = read_open_operations(shard.store)
     minutes, renewal = LEASE_SECONDS / 60, RENEW_SECONDS / 60
     assert f"for up to {minutes:.0f} minutes" in opened.text

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from msgspec import UNSET, structs
 
 from cutline.check import compare
 from cutline.check.live.cut_comparison import CutComparison, TableVerdict
@@ -25,8 +24,8 @@ from cutline.restore.drill import restorable
 from cutline.restore.drill.restorable import RestorableReport
 from cutline.snapshots.create.initialise import InitReport
 from cutline.snapshots.operations.leases import LEASE_SECONDS, RENEW_SECONDS
-from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.operations.operation import new_operation
 from tests.commands.in_process import run_as_text, run_here
 from tests.unit.made_repairs import NAME
 from tests.unit.test_repair import new_shard
@@ -128,10 +127,8 @@ def test_the_page_shows_history_as_it_looks_in_80_columns() -> None:
 
 
 def test_how_long_a_dead_repair_keeps_its_lease() -> None:
-    shard = new_shard()
-    # Its process is gone.
-    begin(shard.store, structs.replace(new_operation("repair", NAME, 2, ("a",)), process=UNSET, by=UNSET))
-    (opened,) = read_open_operations(shard.store)
+    intent = new_operation("repair", NAME, 2, ("a",))
+    opened = OpenOperation(intent.id, intent)
     minutes, renewal = LEASE_SECONDS / 60, RENEW_SECONDS / 60
     assert f"for up to {minutes:.0f} minutes" in opened.text
     assert f"It runs for {minutes:.0f} minutes, and is renewed every {renewal:.0f} minutes" in " ".join(

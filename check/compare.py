@@ -30,7 +30,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
         ]
         report.conflicts += conflicts[:NAMED_MAX]
         if len(conflicts) > NAMED_MAX:
-            detail = f"{len(conflicts) - NAMED_MAX} more partitions with conflicts are not listed"
+            detail = f"{len(conflicts) - NAMED_MAX:,} more partitions with conflicts are not listed"
             report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
@@ -54,9 +54,9 @@ def _compare_place(
             return []
         kind, detail = "version", "the rows are identical, but were last written by different transactions"
     elif ours[0] != theirs[0]:
-        kind, detail = "row-count", f"{ours[0]} rows on {primary}, {theirs[0]} on {backup}"
+        kind, detail = "row-count", f"{ours[0]:,} rows on {primary}, {theirs[0]:,} on {backup}"
     else:
-        kind, detail = "row-hash", f"{ours[0]} rows on both, with different contents"
+        kind, detail = "row-hash", f"{ours[0]:,} rows on both, with different contents"
     group, partition = place
     return [
         Conflict(
@@ -85,7 +85,7 @@ def compare_streams(copies: Copies, sums: Sums, findings: Findings) -> None:
             findings.conflict(
                 Conflict(
                     "events" if place == (EVENTS,) else "changes",
-                    f"{left[0]} {what} in the archive of {primary}, {right[0]} in the archive of {backup}"
+                    f"{left[0]:,} {what} in the archive of {primary}, {right[0]:,} in the archive of {backup}"
                     + ("" if left[0] != right[0] else ", with different contents"),
                     node=primary,
                     other_node=backup,

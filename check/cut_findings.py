@@ -92,7 +92,7 @@ def _of_lists(
             what, global_id = describe(entry)
             yield f"the transaction is {name} ({what}) according to {has}, but not according to {lacks}", global_id
         if len(found) > NAMED_MAX:
-            yield f"{len(found) - NAMED_MAX} more transactions are {name} only according to {has}", None
+            yield f"{len(found) - NAMED_MAX:,} more transactions are {name} only according to {has}", None
 
 
 def _position(entry: Undecided | InDoubt | Lsn) -> Lsn:

@@ -79,7 +79,8 @@ def check_cuts(
             for archive in archives:
                 if count := archive.count_in_idle_range(windows[archive.shard].events):
                     detail = (
-                        f"earlier commits list the node as idle, but the archive contains {count} events from that time"
+                        f"earlier commits list the node as idle, but the archive contains {count:,} events from that"
+                        " time"
                     )
                     findings.conflict(Conflict("cut", f"cut {commit.cut.id}: {detail}", node=archive.shard))
             fleet = fleet_events(windows)
@@ -116,7 +117,7 @@ def _compare_shared(
     for conflict in conflicts[:NAMED_MAX]:
         findings.conflict(conflict)
     if len(conflicts) > NAMED_MAX:
-        detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX} more transactions are not listed"
+        detail = f"cut {commit.cut.id}: {len(conflicts) - NAMED_MAX:,} more transactions are not listed"
         findings.conflict(Conflict("transaction", detail))
     # In PostgreSQL, each part can be committed or rolled back by itself.
     decided = list(decided_differently(fleet, windows))
@@ -124,7 +125,7 @@ def _compare_shared(
         what = "somebody decided its parts differently, used its gid twice, or changed the store"
         findings.doubt(Doubt("transaction", f"cut {commit.cut.id}: {detail}: {what}"))
     if len(decided) > DOUBTS_MAX:
-        detail = f"cut {commit.cut.id}: {len(decided) - DOUBTS_MAX} more such transactions are not listed"
+        detail = f"cut {commit.cut.id}: {len(decided) - DOUBTS_MAX:,} more such transactions are not listed"
         findings.doubt(Doubt("transaction", detail))
     return shared.pairs + (shared.waiting if is_last else 0)
 

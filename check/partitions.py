@@ -240,7 +240,8 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
         if group == PROBLEM and node not in findings.damaged:
             name = copies.group_name(node, place)
             detail = (
-                f"the earlier images that are needed to apply the changes to {count} rows are missing from the snapshot"
+                f"the earlier images that are needed to apply the changes to {count:,} rows are missing from the"
+                " snapshot"
             )
             findings.conflict(Conflict("history", detail, node=node, group=name))
             findings.damaged.add(node)

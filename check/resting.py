@@ -32,9 +32,9 @@ from cutline.check.report import Findings, RestsOn, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline, Rereading, pieces_of
 from cutline.check.stored_entries import StoredEntries, compare_listing
 from cutline.columns.bytes_column import Ints
-from cutline.fleet.progress import News, Progress
+from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
-from cutline.fleet.units import UNIT_SECONDS, size_text
+from cutline.fleet.units import duration_text, size_text
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.operation_records import PLACES
 from cutline.spark.spark_jobs import SparkSource
@@ -87,7 +87,7 @@ def record_full(check: ChainCheck) -> None:
 def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Callable[[NewPart], None]) -> bool:
     """Check new increments with `check_part`, and reread the objects that are due, if there is a record to rest on.
 
-    Without a record, returns False and notes the reason: everything must be read. If the check is limited to a subset
+    Without a record, returns False and reports the reason: everything must be read. If the check is limited to a subset
     or a time, reads that much instead, and the result is inconclusive.
     """
     store, chain, report = check.location.open(), check.chain, check.report
@@ -116,7 +116,6 @@ def rest_on_record(check: ChainCheck, recorded: RecordedChecks, check_part: Call
 
 def _note_unused(check: ChainCheck, why: str) -> None:
     check.report.unused_records = why
-    check.progress.note(News(f"{check.chain.name}: no record of an earlier check can be used: {why}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ class _Resting:
         is_overdue = after < self._oldest_allowed
         if overdue := int(np.count_nonzero(is_overdue)):
             what = f"{overdue:,} objects ({size_text(int(held.sizes[is_overdue].sum()))})"
-            bound = f"{self.check.reread_seconds / UNIT_SECONDS['d']:g} days"
+            bound = duration_text(self.check.reread_seconds)
             why = f"they have not been read since {moment_of(oldest):%Y-%m-%d %H:%M} UTC, which is over {bound} ago"
             report.skipped.append(Skipped(what, f"{why}; see [check] reread"))
 

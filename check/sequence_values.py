@@ -93,7 +93,7 @@ def check_sequences(
         for doubt in behind[:NAMED_MAX]:
             findings.doubt(doubt)
         if len(behind) > NAMED_MAX:
-            findings.doubt(Doubt(SEQUENCE, f"{len(behind) - NAMED_MAX} more sequences are behind", node=shard))
+            findings.doubt(Doubt(SEQUENCE, f"{len(behind) - NAMED_MAX:,} more sequences are behind", node=shard))
 
 
 History: TypeAlias = tuple[tuple[int, Sequence], ...]

@@ -158,7 +158,7 @@ def check_listing(store: ObjectStore, chain: Chain, report: SnapshotReport) -> N
         report.compared.objects += len(some) - len(conflicts)
         count, size_bytes = count + len(some), size_bytes + sum(entry.size for entry in some)
     why = "--metadata-only"
-    contents = f"object contents ({size_text(size_bytes)} in {count} objects)"
+    contents = f"object contents ({size_text(size_bytes)} in {count:,} objects)"
     report.skipped += [
         Skipped(what, why)
         for what in (contents, "comparison of copies", "comparison of global transactions between shards")

@@ -102,7 +102,7 @@ def _read(
                     detail = f"large object {oid} names role {unknown[0]}, which the stored roles of its server lack"
                     raise ObjectDamagedError(key=stored.key, kind="roles", node=stored.node, detail=detail)
         if count != stored.rows.get(LARGE_OBJECTS_COUNT, 0):
-            detail = f"it contains {count} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0)}"
+            detail = f"it contains {count:,} large objects instead of {stored.rows.get(LARGE_OBJECTS_COUNT, 0):,}"
             raise ObjectDamagedError(key=stored.key, kind="rows", node=stored.node, detail=detail)
     except SnapshotError as error:
         order.interrupt()

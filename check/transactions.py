@@ -364,7 +364,7 @@ class _MissingParts:
         """Add a conflict for each pair of shards with more transactions than are named."""
         for (has, lacks), count in sorted(self.counts.items()):
             if count > NAMED_MAX:
-                more = f"{'at least ' * bool(self.unread)}{count - NAMED_MAX}"
+                more = f"{'at least ' * bool(self.unread)}{count - NAMED_MAX:,}"
                 detail = f"{more} more transactions that it lacks are not listed"
                 here, there = self.rules.shards[lacks], self.rules.shards[has]
                 self.findings.conflict(Conflict(TRANSACTION, detail, node=here, other_node=there))

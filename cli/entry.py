@@ -1,8 +1,8 @@
 """The entry point of `snapshot`, which handles signals even while the program's modules are being imported.
 
-Importing takes a few tenths of a second. An interrupt raised during that time would show a traceback, or be lost in the
-callback of a weak reference. There is nothing to undo yet, so the process exits at once, with the usual exit code and
-message.
+Importing takes a few tenths of a second, or seconds if the files are not cached. An interrupt raised during that time
+would show a traceback, or be lost in the callback of a weak reference. There is nothing to undo yet, so the process
+exits at once, with the usual exit code and message. A JUnit report of an earlier run is replaced first of all.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from cutline.cli.output.failure import CANCELLED, INTERRUPTED
+from cutline.cli.process.unfinished_reports import name_stop, replace_earlier_report
 
+# Exit codes as in cli/output/failure.py, whose import takes a tenth of a second.
+CANCELLED, INTERRUPTED = 8, 130
 # The same document that `cli.output.failure.report` writes.
 DOCUMENT = '{"schema": "cutline/error/1", "code": %d, "error": "%s", "message": "%s", "hint": "%s", "details": {}}\n'
 HINT = "nothing had begun yet: repeat the command"
@@ -26,6 +28,7 @@ def main() -> None:
         # Respect a signal that the parent process ignores, as nohup does.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    replace_earlier_report(sys.argv[1:])
     from cutline.cli.main import main as run_and_exit
 
     run_and_exit()
@@ -36,6 +39,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
     if number != signal.SIGINT:
         code, slug, message = CANCELLED, "terminated", f"stopped by {signal.Signals(number).name}"
     words = sys.argv[1:]
+    name_stop(words, message, slug)
     is_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     with suppress(OSError):
         text = DOCUMENT % (code, slug, message, HINT) if is_json else f"error: {message}\nhint: {HINT}\n"

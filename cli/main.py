@@ -30,6 +30,7 @@ from cutline.cli.output.arguments import (
     CommandContext,
 )
 from cutline.cli.output.failure import (
+    CANCELLED,
     DONE,
     INTERRUPTED,
     MEANINGS,
@@ -53,6 +54,7 @@ from cutline.cli.output.tables import printable
 from cutline.cli.process.detaching import find_starter
 from cutline.cli.process.stopping import NUDGE, begin_stopping, cancel_request, nudge_until_handled, owner_text
 from cutline.cli.process.streams import secure_streams, unwritten
+from cutline.cli.process.unfinished_reports import name_stop
 from cutline.columns.allocator import choose_allocator
 from cutline.spark.session_folder import begin_session, end_session
 from cutline.storage.errors import SnapshotError, UsageError
@@ -261,7 +263,11 @@ def snapshot(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print nothing on success; warnings and errors go to stderr.")
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Print nothing on success, except a list or the plan of a dry run; warnings and errors go to stderr.",
+        ),
     ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print more details, and the traceback of an error.")
@@ -319,10 +325,14 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(error, CommandInterruptedError) and not failure.hint:
             failure = replace(failure, hint=STOPPED_HINTS.get(error.command, ""))
         failure = naming_fleet(failure, given_fleet(shared))
+        if failure.code in (CANCELLED, INTERRUPTED):
+            name_stop(arguments, failure.message, failure.slug)
         return report(failure, error, json=json, verbose=verbose)
     if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)
-        return report(failure_of(interrupt), interrupt, json=json, verbose=verbose)
+        failure = failure_of(interrupt)
+        name_stop(arguments, failure.message, failure.slug)
+        return report(failure, interrupt, json=json, verbose=verbose)
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else DONE

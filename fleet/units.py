@@ -54,6 +54,15 @@ class Interval(Duration):
         return cls(seconds)
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration in the largest unit of which it is a whole number: `30 days`, `36 h`, `90 min`, `2.5 s`."""
+    for unit, unit_seconds in reversed(UNIT_SECONDS.items()):
+        if seconds and not seconds % unit_seconds:
+            count = round(seconds / unit_seconds)
+            return f"{count:,} {'day' if count == 1 else 'days'}" if unit == "d" else f"{count:,} {unit}"
+    return f"{seconds:g} s"
+
+
 SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES_PER_UNIT = 1024
 # The units in which sizes are written: KiB, MiB and so on are powers of 1024; KB, MB and so on are powers of 1000.

@@ -356,7 +356,8 @@ class CutComparison:
             "row is missing|rows are missing": verdict.lost,
             "row should not be there|rows should not be there": verdict.unknown,
         }
-        detail = f"compared with {self.label}, {amounts_text(claims)}, although nobody has written them since"
+        them = "it" if sum(claims.values()) == 1 else "them"
+        detail = f"compared with {self.label}, {amounts_text(claims)}, although nobody has written {them} since"
         return LiveConflict(CUT_ROWS, detail, shard.node.id, group=group.name, rows=rows)
 
     def _note_overflow(self, overflow: pa.Table, report: LiveReport) -> set[tuple[int, int]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -52,11 +53,13 @@ WITH_LIVE = (
     " --junit"
 )
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
-HOW_TO_NAME_ROWS = "to see rows that differ, and what each copy has of them: snapshot check NAME --rows 20"
-WHAT_TO_DO = (
-    "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
-    " them: snapshot repair NAME; to get a snapshot without conflicts, fix their cause, then take a new full snapshot:"
-    " snapshot create NAME"
+# The kinds of conflicts about objects that a repair may replace, and about copies that differ.
+DAMAGED = ("missing", "size", "digest", "unreadable")
+COPIES_DIFFER = (*ROWS_DIFFER, "changes", "events")
+# The new snapshot needs a name of its own.
+TAKE_NEW = (
+    "to get a snapshot without conflicts, fix their cause, then take a new full snapshot under another name: snapshot"
+    " create NAME"
 )
 
 
@@ -186,11 +189,13 @@ def check(
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
             request = replace(request, name=newest_name(fleet, name) if name is not None else None)
-            report, built = run_check(context, fleet, request, restorable=restorable)
+            ran = run_check(context, fleet, request, restorable=restorable)
+            report, built = ran.report, ran.built
             problems = write_report(junit, junit_of(report))
             lines = [*lines_of(report, built), *(f"{WARNING}{problem}" for problem in problems)]
             code = report.exit_code or (UNWRITTEN if problems else DONE)
-            document = report.to_json() | {"restorable": built.to_json() if built else None, "warnings": problems}
+            document = report.to_json() | {"restorable": built.to_json() if built else None}
+            document["warnings"] = [*ran.warnings, *problems]
             emit(context, document, lines, code=code)
             raise typer.Exit(code)
 
@@ -303,11 +308,18 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         )
 
 
-def run_check(
-    context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False
-) -> tuple[CheckReport, RestorableReport | None]:
+@dataclass(frozen=True, slots=True)
+class CheckRun:
+    """A check that ended: its report, that on the rows that a restore would load, and warnings, which stderr has."""
+
+    report: CheckReport
+    built: RestorableReport | None
+    warnings: list[str]
+
+
+def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False) -> CheckRun:
     """Run the check, and record its result; if `restorable`, also build the rows that a restore would load."""
-    built = None
+    built, began = None, time.monotonic()
     with (
         SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
@@ -319,9 +331,10 @@ def run_check(
 
             built = check_restorable(fleet, request.name, request.increment, spark, recorded.activity)
             add_problems(report.snapshots[0], built)
+            report = replace(report, seconds=time.monotonic() - began)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
         recorded.checked = checked_points(report, request)
-    return report, built
+    return CheckRun(report, built, recorded.warnings)
 
 
 def add_problems(snapshot: SnapshotReport, built: RestorableReport) -> None:
@@ -373,15 +386,51 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
     lines += restorable_lines(built) if built else []
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
-    if any(_may_name_rows(snapshot, conflict) for snapshot in report.snapshots for conflict in snapshot.conflicts):
-        lines.append(HOW_TO_NAME_ROWS)
-    if report.result == CONFLICTS:
-        lines.append(WHAT_TO_DO)
+    lines += _hints(report)
     # These lines go to stderr even with --quiet.
     lines += [line for snapshot in report.snapshots for line in _doubt_lines(snapshot)]
     lines += [open_operation.text for open_operation in report.open_operations]
     result = result_text(report.result, rests_on_records=report.rests_on_records)
     return [*lines, f"{result}, {seconds_text(report.seconds)}"]
+
+
+def _hints(report: CheckReport) -> Iterator[str]:
+    """Say what to do about the conflicts, with the name of the snapshot if a hint is about only one."""
+    names: dict[Callable[[str], str], list[str]] = {_rows_hint: [], _repair_hint: [], _compare_hint: []}
+    for snapshot in report.snapshots:
+        damaged = {conflict.node for conflict in snapshot.conflicts if conflict.kind in DAMAGED}
+        if any(_may_name_rows(snapshot, conflict) for conflict in snapshot.conflicts):
+            names[_rows_hint].append(snapshot.name)
+        # A damaged or missing commit may be in a copy of the store.
+        if damaged or any(conflict.kind == "commit" for conflict in snapshot.conflicts):
+            names[_repair_hint].append(snapshot.name)
+        if any(
+            conflict.kind in COPIES_DIFFER and damaged.isdisjoint((conflict.node, conflict.other_node))
+            for conflict in snapshot.conflicts
+        ):
+            names[_compare_hint].append(snapshot.name)
+    yield from (hint(of[0] if len(of) == 1 else "NAME") for hint, of in names.items() if of)
+    if report.result == CONFLICTS:
+        yield TAKE_NEW
+
+
+def _rows_hint(name: str) -> str:
+    return f"to see rows that differ, and what each copy has of them: snapshot check {name} --rows 20"
+
+
+def _repair_hint(name: str) -> str:
+    return (
+        "a restore refuses damaged or missing objects, and names the increments that it can restore instead; to replace"
+        f" them: snapshot repair {name}"
+    )
+
+
+def _compare_hint(name: str) -> str:
+    return (
+        "copies differ although their objects are intact, so a repair replaces nothing, and a restore takes the rows of"
+        " the primary's copy; to compare the running primaries with their standbys and with the newest cut: snapshot"
+        f" check --live {name}"
+    )
 
 
 def restorable_lines(built: RestorableReport) -> list[str]:
@@ -412,13 +461,10 @@ def result_text(result: CheckResult, *, rests_on_records: bool) -> str:
 
 
 def _snapshot_lines(one: SnapshotReport) -> list[str]:
-    compared, verb = one.compared, "read" if one.is_partial else "compared"
+    verb = "read" if one.is_partial else "compared"
     lines = [
         f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
-        f"  {verb} {quantity_text(compared.objects, 'objects')} ({size_text(compared.bytes)}), "
-        f"{_rows_text(one)}, "
-        f"{quantity_text(compared.partitions, 'partitions')}, "
-        f"{quantity_text(compared.transactions, 'global transactions')}",
+        f"  {verb} {_amounts_text(one)}",
     ]
     if one.rests_on:
         lines += [f"  {line}" for line in _lines_of_records(one.rests_on)]
@@ -436,6 +482,17 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _amounts_text(one: SnapshotReport) -> str:
+    """Return the amounts that were read and compared; only the number of objects if none was read."""
+    compared = one.compared
+    objects = quantity_text(compared.objects, "objects")
+    if not any((compared.bytes, compared.rows, compared.changes, compared.partitions, compared.transactions)):
+        return f"{objects}, by name and size" if compared.objects else objects
+    amounts = (f"{objects} ({size_text(compared.bytes)})", _rows_text(one))
+    partitions = quantity_text(compared.partitions, "partitions")
+    return ", ".join((*amounts, partitions, quantity_text(compared.transactions, "global transactions")))
 
 
 def _rows_text(one: SnapshotReport) -> str:
@@ -459,7 +516,8 @@ def _participant_lines(one: SnapshotReport) -> Iterator[str]:
 def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
     """Describe the record on which the result rests, its oldest reading, and the objects that were reread."""
     amount = f"{quantity_text(rests_on.objects, 'objects')} ({size_text(rests_on.bytes)})"
-    yield f"by records: {amount}, all of them read since {rests_on.oldest_read_at}"
+    if rests_on.objects:
+        yield f"by records: {amount}, all of them read since {rests_on.oldest_read_at}"
     yield f"record: check {rests_on.operation}; everything was compared by check {rests_on.compared_by}"
     yield f"reread: {quantity_text(rests_on.reread_objects, 'objects')} ({size_text(rests_on.reread_bytes)})"
     if rests_on.left_objects:
@@ -484,7 +542,7 @@ def _row_lines(row: DifferentRow) -> Iterator[str]:
         if stored.line is None:
             yield f"  {stored.node}: no such row{wrong}"
             continue
-        times = f"{stored.count} times, " * (stored.count > 1)
+        times = f"{stored.count:,} times, " * (stored.count > 1)
         where = "the base copy" if stored.position is None else f"{stored.position}, xid {stored.xid}"
         writer = f"{times}written at {where}, in increment {stored.increment}"
         if stored.position is None:

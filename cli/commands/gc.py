@@ -84,7 +84,7 @@ def gc(
         if dry_run:
             answer(context, document_of(report), lines_of(report))
         else:
-            emit(context, document_of(report), lines_of(report), code=code)
+            emit(context, document_of(report) | {"warnings": recorded.warnings}, lines_of(report), code=code)
         raise typer.Exit(code)
 
 

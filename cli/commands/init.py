@@ -68,11 +68,17 @@ def init(
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
     }
-    emit(context, document, lines_of(report, addresses_of(fleet.nodes)))
+    lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
+    emit(context, document, lines)
 
 
-def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> list[str]:
-    """Return the human-readable output; `addresses` are the addresses at which psql reaches the primaries."""
+def lines_of(
+    report: InitReport, addresses: Mapping[str, str] | None = None, *, allows_one_copy: bool = False
+) -> list[str]:
+    """Return the human-readable output; `addresses` are the addresses at which psql reaches the primaries.
+
+    `allows_one_copy` is set if the fleet file lets a check pass although it has no second copy to compare.
+    """
     lines = [
         f"fleet {report.store.name} ({report.store.fleet_id}): {quantity_is(len(report.nodes), 'nodes')}"
         " ready for snapshots",
@@ -102,7 +108,8 @@ def lines_of(report: InitReport, addresses: Mapping[str, str] | None = None) -> 
         lines.append(f"standbys older than PostgreSQL 16 can't decode WAL and are left out: {', '.join(names)}")
     if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
         what = "a standby that decodes WAL" if report.too_old else "a standby"
-        lines.append(f"without {what}: {', '.join(alone)}; check has no second copy to compare, and exits with 4")
+        result = "which [check] in the fleet file allows" if allows_one_copy else "and exits with 4"
+        lines.append(f"without {what}: {', '.join(alone)}; check has no second copy to compare, {result}")
     if report.forgotten:
         primaries = report.published
         names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]

@@ -90,9 +90,10 @@ def list_snapshots(
 ) -> None:
     """List the snapshots in the store and their newest increments, newest first.
 
-    The column "checked" shows the result and the age of the last check of everything. Conflicts that another check
-    found come first. The column "reread" shows the age of the oldest reading: all objects have been read since then.
-    The column "sizes" is a chart of the sizes of the newest increments.
+    The column "checked" shows the result and the age of the last check of the whole snapshot, which may rest on records
+    for a part of it (--since-last). Conflicts that another check found come first. The column "reread" shows the age of
+    the oldest reading: all objects have been read since then. The column "sizes" is a chart of the sizes of the newest
+    increments.
     """
     options = command_context(context)
     if csv and options.json:
@@ -287,7 +288,7 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
 
 
 def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
-    """Return conflicts that another check found, then the result and the age of the last check of everything."""
+    """Return conflicts that another check found, then the result and the age of the last check of the snapshot."""
     check, other = checks.covering.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     if other is None or other is check:
         return _result(check, now)

@@ -97,7 +97,9 @@ def prune(
         # With --quiet the plan was not printed.
         unseen = pruned.plan.warnings if command_context(context).quiet else []
         lines = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
-        emit(context, document_of(pruned), lines, code=recorded.code)
+        document = document_of(pruned)
+        document["warnings"] = [*pruned.plan.warnings, *recorded.warnings]
+        emit(context, document, lines, code=recorded.code)
         if recorded.code:
             raise typer.Exit(recorded.code)
 

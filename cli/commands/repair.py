@@ -27,7 +27,7 @@ from cutline.snapshots.repair.planning import (
 )
 from cutline.snapshots.repair.running import RepairReport, run_repair, settle_repairs
 from cutline.spark.on_demand import SparkOnDemand
-from cutline.storage.errors import RefusedError
+from cutline.storage.errors import RefusedError, StoppedError
 
 SCHEMA = "cutline/repair/1"
 NOT_READ = (
@@ -104,12 +104,27 @@ def repair(
         while report.plan.commits and report.put_back:
             # Only now that the commits are back can the damage of their objects be seen.
             earlier.append(report)
-            with progress(context) as shown:
-                plan = plan_repair(fleet, request, spark, shown)
+            plan = _plan_rest(context, fleet, request, spark, earlier)
             report = _confirm_and_run(context, fleet, plan, spark, confirmation)
     code = CONFLICTS if report.unrepaired else DONE
     emit(context, document_of(report, earlier), lines_of(report, earlier), code=code)
     raise typer.Exit(code)
+
+
+def _plan_rest(
+    context: typer.Context, fleet: Fleet, request: RepairRequest, spark: SparkOnDemand, earlier: list[RepairReport]
+) -> RepairPlan:
+    """Plan the repair of all other damage, after the `earlier` reports' commit files were put back."""
+    try:
+        with progress(context) as shown:
+            return plan_repair(fleet, request, spark, shown)
+    except KeyboardInterrupt as interrupt:
+        keys = [key for one in earlier for key in one.put_back]
+        raise StoppedError(
+            f"{quantity_text(len(keys), 'commit files')} of {request.name} put back, and nothing else repaired",
+            hint="to repair the rest, repeat the command",
+            details={"snapshot": request.name, "put_back": keys},
+        ) from interrupt
 
 
 def _confirm_and_run(

@@ -12,7 +12,7 @@ import typer
 from cutline.cli.output.arguments import SECONDS_MAX, command_context
 from cutline.cli.output.failure import CONFLICTS, DONE
 from cutline.cli.output.results import emit, progress
-from cutline.cli.output.tables import count_text, name_fleet, seconds_text
+from cutline.cli.output.tables import count_text, name_fleet, quantity_text, seconds_text
 from cutline.embedded.bank import BankInvariants, read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, is_fleet, open_fleet, programs_of, start_fleet, stop_fleet
@@ -86,7 +86,7 @@ def up(
     }
     lines = [f"{node.id:8} {node.dsn()}" for node in fleet.nodes]
     if started:
-        lines.append(f"{started} servers started in {seconds:.1f} s")
+        lines.append(f"{quantity_text(started, 'servers')} started in {seconds:.1f} s")
     else:
         lines.append("the fleet was already running; nothing was changed")
     lines.append("next: snapshot list" if (fleet.store / FLEET_KEY).exists() else "next: snapshot init")
@@ -133,7 +133,7 @@ def down(context: typer.Context, directory: FleetFolder, *, delete: Delete = Fal
         shown.step("stop PostgreSQL")
         stopped = stop_fleet(directory, delete=delete)
     document = {"schema": "cutline/demo-down/1", "stopped": stopped, "deleted": delete}
-    lines = [f"{stopped} servers stopped" if stopped else "no servers were running"]
+    lines = [f"{quantity_text(stopped, 'servers')} stopped" if stopped else "no servers were running"]
     if delete:
         lines.append("their data is deleted")
         if fleet.store.exists():

@@ -97,7 +97,7 @@ class RecordedCommand:
     """The activity of a command without an intent, and the fields of its outcome.
 
     Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes`, the work done
-    so far, are recorded.
+    so far, are recorded. If the result of a command that ended can't be stored, `unrecorded` says so and why.
     """
 
     activity: Activity
@@ -107,6 +107,12 @@ class RecordedCommand:
     reason: str = ""
     volumes: Mapping[str, int] = field(default_factory=dict)
     checked: tuple[CheckedPoint, ...] = ()
+    unrecorded: str = ""
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warning about the record, if any, for the `warnings` of the command's JSON output."""
+        return [self.unrecorded] if self.unrecorded else []
 
     def begin(self) -> None:
         """Begin the operation, and report it to the process that started this command in the background, if any."""
@@ -117,14 +123,21 @@ class RecordedCommand:
         self.is_begun = True
 
 
+def unrecorded_text(kind: str, error: SnapshotError) -> str:
+    """Return the warning that the result of a command of this kind could not be stored, with the consequences."""
+    others = "list, metrics, history and prune" if kind == "check" else "history and metrics"
+    return f"the result of this {kind} could not be recorded, so {others} do not know it: {error.message}"
+
+
 @contextmanager
 def recorded_activity(
     context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "", *, begins_at_once: bool = True
 ) -> Iterator[RecordedCommand]:
-    """Like `activity`, but for a command without an intent; record its outcome if the store can be reached.
+    """Like `activity`, but for a command without an intent; record its outcome.
 
-    Unless it `begins_at_once`, the operation begins when `begin` is called; a command that ends earlier leaves no
-    record.
+    If the outcome of a command that did not raise can't be stored, because the store is full or the credentials may
+    only read, a note says so, and `unrecorded` is set; the exit code stays. Unless it `begins_at_once`, the operation
+    begins when `begin` is called; a command that ends earlier leaves no record.
     """
     command, about = Command(kind, snapshot, new_operation_id(utc_now())), Command(kind, snapshot)
     with (
@@ -138,15 +151,18 @@ def recorded_activity(
 
         def record(ending: Ending) -> None:
             found.ending()
-            if not run.is_begun:
-                return
-            with suppress(SnapshotError):
+            if run.is_begun:
                 by = own_label(kind, snapshot)
                 record_without_intent(open_own_store(fleet), command, found.began_at, by, ending)
 
         try:
             yield run
         except BaseException as error:
-            record(Ending("failed", reason_of(error), code_of(error), run.volumes, phases=times.phases()))
+            with suppress(SnapshotError):
+                record(Ending("failed", reason_of(error), code_of(error), run.volumes, phases=times.phases()))
             raise
-        record(Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases()))
+        try:
+            record(Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases()))
+        except SnapshotError as error:
+            run.unrecorded = unrecorded_text(kind, error)
+            found.note(run.unrecorded)

@@ -185,7 +185,9 @@ Routes = Annotated[
         help="Expression that selects the target for each row, such as hash(id) (repeatable).",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Run all checks, print the plan, and change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Run all checks, print the plan, even with --quiet, and change nothing.")
+]
 
 
 def parse_moment(option: str, text: str) -> datetime:

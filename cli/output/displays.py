@@ -306,6 +306,8 @@ class JsonProgress(Silent):
         step.pending.pop(node, None)
         pace = step.pace(node, now)
         reading, rate, left = pace.reading, pace.rate, pace.seconds_left
+        if state == "done" and left is not None:
+            left = 0.0
         self._write(
             {
                 "step": step.name,

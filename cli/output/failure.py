@@ -67,7 +67,7 @@ STOPPED_HINTS: dict[str, str] = {
     "init": "what it has prepared stays; to prepare the rest, repeat the command",
     "create": "to see whether it committed anything: snapshot list",
     "check": "a check changes nothing; to start again, repeat the command",
-    "repair": "nothing was overwritten; to repair the rest, repeat the command",
+    "repair": "nothing was repaired; to start again, repeat the command",
     "delete": "if the deletion had begun, the snapshot is no longer listed; to finish it, repeat the command",
     "prune": "what was deleted is gone; to finish, repeat the command",
     "gc": "only garbage was removed; to remove the rest, repeat the command",

@@ -15,9 +15,10 @@ from pathlib import Path
 from cutline.check.live.report import LiveReport
 from cutline.check.report import CheckReport, SnapshotReport
 from cutline.cli.output.tables import printable
+from cutline.cli.process.unfinished_reports import UNFINISHED
 from cutline.fleet.own_files import replaced_file
 from cutline.restore.drill.drill import DrillReport
-from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.errors import SnapshotError, StoppedError, UsageError
 
 CHECK, DRILL = "snapshot check", "snapshot drill"
 NO_ASSERTIONS = "fleet.toml contains no [[drill.assertion]], so nothing was tested"
@@ -127,14 +128,17 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
 def reporting_errors(file: Path | None, what: str = CHECK) -> Iterator[None]:
     """Until the command `what` ends, make the file report that it did not finish; raise UsageError on a failed write.
 
-    Otherwise a CI system could collect the report of an earlier, perhaps successful run.
+    Otherwise a CI system could collect the report of an earlier, perhaps successful run. If the command is stopped, the
+    file names the signal only later (cli/main.py).
     """
     if file is None:
         yield
         return
-    _replace(file, junit_of_error(what, f"the {what.rpartition(' ')[2]} did not finish", "unfinished"))
+    _replace(file, junit_of_error(what, f"the {what.rpartition(' ')[2]} did not finish", UNFINISHED))
     try:
         yield
+    except StoppedError:
+        raise
     except SnapshotError as error:
         # If the file can no longer be written, it still says that the command did not finish.
         with suppress(UsageError):

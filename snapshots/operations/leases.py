@@ -90,11 +90,14 @@ class Lease:
 class HeldLease:
     """A lease while it is held. `is_stored` is set if the operation is recorded in the store.
 
+    If it could not be recorded, `problem` is the store's error.
+
     The holder sets `stays_open` if no outcome may be recorded when the process ends with an error, and `is_done` when
     the work is complete, even if the process is interrupted afterwards. It sets `is_committing` before it stores a
-    repair: from then on, only the store shows whether the work is done. `figures` are the measurements to record, and
-    `is_typical` allows estimates for other restores to use them; `volumes` are those of a repair. `code` is the exit
-    code of a complete command, if it is not 0.
+    repair: from then on, only the store shows whether the work is done. If the block raises, `hold_lease` finds out,
+    sets `is_done` if the repair was stored, and clears `is_committing`, unless the store does not answer. `figures` are
+    the measurements to record, and `is_typical` allows estimates for other restores to use them; `volumes` are those of
+    a repair. `code` is the exit code of a complete command, if it is not 0.
     """
 
     is_stored: bool
@@ -105,6 +108,7 @@ class HeldLease:
     code: int = 0
     is_committing: bool = False
     volumes: dict[str, int] | UnsetType = UNSET
+    problem: SnapshotError | None = None
 
     def details(self, code: int) -> OutcomeDetails:
         """Return the outcome's details for an operation that is done; `code` is the command's exit code."""
@@ -126,7 +130,8 @@ def hold_lease(
     """Record the operation, and protect its snapshot from deletion while the block reads it.
 
     An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is already stored, and
-    only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note.
+    only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note; a
+    repair gets no note, because it has to raise the error (`problem`).
     Raises SnapshotDeletedError, even if the snapshot is deleted only while it is being read, and SnapshotMissingError
     if the increment was pruned.
     """
@@ -141,11 +146,13 @@ def hold_lease(
             begin(store, intent)
         held.is_stored = True
     except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
-        is_unsure = isinstance(error, IndeterminateError)
-        progress.note(
-            f"snapshot {intent.snapshot} is not protected from deletion while it is read: its lease could not be stored"
-            f" ({error.message})"
-        )
+        is_unsure, held.problem = isinstance(error, IndeterminateError), error
+        if intent.kind != REPAIR:
+            progress.note(
+                f"snapshot {intent.snapshot} is not protected from deletion while it is read, and history and metrics"
+                f" may not show this {'drill' if intent.is_drill else intent.kind}: its lease could not be stored"
+                f" ({error.message})"
+            )
     try:
         if held.is_stored:
             progress.tell(Reading(0, operation=intent.operation))
@@ -156,7 +163,9 @@ def hold_lease(
         progress.ending()
         if not held.stays_open and (held.is_stored or is_unsure):
             with suppress(SnapshotError):
-                if held.is_done or (held.is_committing and decide(store, intent)):
+                if held.is_committing:
+                    held.is_done, held.is_committing = held.is_done or decide(store, intent), False
+                if held.is_done:
                     record_outcome(store, intent, "done", details=held.details(code_of(error)))
                 else:
                     record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))

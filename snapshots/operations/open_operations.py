@@ -255,7 +255,11 @@ class OpenOperation:
                 " databases may refuse connections"
             )
         if intent.kind == REPAIR:
-            return "the next repair of the snapshot, or gc, settles it once its lease has expired"
+            # The length of a lease (snapshots/operations/leases.py).
+            return (
+                "the snapshot can be repaired again at once; its lease keeps delete, prune and gc from the snapshot for"
+                " up to 15 minutes, and then the next repair of the snapshot, or gc, settles it"
+            )
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"

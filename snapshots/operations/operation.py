@@ -13,6 +13,7 @@ fleet can't commit after another command has continued without it.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -199,7 +200,9 @@ def reason_of(error: BaseException) -> str:
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         if isinstance(owner := next(iter(interrupt.args[1:]), None), str):
             return f"cancelled by {owner}"
-        return "stopped externally" if interrupt.args else "stopped by Ctrl-C"
+        number = next(iter(interrupt.args), signal.SIGINT)
+        is_named = isinstance(number, int) and number != signal.SIGINT
+        return f"stopped by {signal.Signals(number).name}" if is_named else "stopped by Ctrl-C"
     return error.slug if isinstance(error, SnapshotError) else type(error).__name__
 
 

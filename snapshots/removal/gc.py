@@ -90,7 +90,6 @@ from cutline.storage.store import (
     Listed,
     ObjectMissingError,
     ObjectStore,
-    StoreUnreachableError,
     Unfinished,
 )
 
@@ -612,7 +611,8 @@ PERMANENT = {
 def collect_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> GcReport:
     """Find and remove the objects that no commit needs and no running operation uses.
 
-    The report lists objects that the store refuses to delete; the rest is removed anyway. Raises StoreUnreachableError,
+    The report lists objects that the store refuses to delete; the rest is removed anyway. If earlier operations can't
+    be settled, because a node can't be reached or the store is full, their objects stay. Raises StoreUnreachableError,
     and UndecidedError if the store's answers do not show whether an earlier operation committed.
     """
     store = fleet.store.open()
@@ -668,9 +668,9 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
             return ""
         with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "gc", ""):
             settle_operations(store, fleet, progress)
-    except StoreUnreachableError:
-        raise
     except (FleetBusyError, UnreachableError, RefusedError) as error:
+        # A full store can't record outcomes, but removing other garbage makes space. The search below raises an error
+        # if the store can't be read.
         return error.message
     return ""
 

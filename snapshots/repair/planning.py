@@ -214,10 +214,11 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     size = sum(one.stored.bytes if isinstance(one.stored, ReadList) else one.stored.size for one in entries)
     rows = sum(sum(one.stored.rows.values()) for one in entries if not isinstance(one.stored, Segment))
     work.begin(size, rows)
-    total = len(request.objects) or sum(one.count for one in entries)
-    work.progress.step("read objects", total=total, unit="objects")
     # The chain may list millions of objects.
     named = frozenset(request.objects)
+    # Objects that the listing showed to be damaged are not read.
+    total = len(named - damages.keys()) if named else max(sum(one.count for one in entries) - len(damages), 0)
+    work.progress.step("read objects", total=total, unit="objects")
     unknown = set(named - damages.keys())
     tasks = (
         VerifyTask(one, work.location)

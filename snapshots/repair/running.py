@@ -23,7 +23,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.committing import check_stored, put_repair
-from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
@@ -50,8 +50,8 @@ from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, rebui
 from cutline.snapshots.repair.second_store import SecondStore, store_again
 from cutline.snapshots.repair.work import Work
 from cutline.spark.spark_jobs import SparkSource
-from cutline.storage.errors import RefusedError
-from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.errors import RefusedError, SnapshotError, StoppedError, UnreachableError
+from cutline.storage.store import ObjectMissingError, ObjectStore, WritingRefusedError
 from cutline.storage.stored_form import UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
@@ -70,8 +70,15 @@ class RepairOutdatedError(RefusedError):
     """The snapshot was repaired since the repair was planned."""
 
 
-class RepairUnrecordedError(RefusedError):
-    """The intent of a repair can't be stored, so nothing would protect its objects from gc."""
+class RepairUnrecordedError(UnreachableError):
+    """The store can't record the repair now, for example because its disk is full.
+
+    Without the record, nothing would protect the new objects from gc.
+    """
+
+
+class RepairForbiddenError(RefusedError):
+    """The credentials, or the store itself, don't allow the repair to be recorded."""
 
 
 @dataclass(slots=True)
@@ -109,7 +116,9 @@ def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Pro
     """Carry out the plan.
 
     Raises RepairOutdatedError if another repair was stored since it was made, RepairSupersededError if one is stored
-    meanwhile, CommitIndeterminateError if it is not known whether the repair was stored; SnapshotDeletedError.
+    meanwhile, CommitIndeterminateError if it is not known whether the repair was stored; SnapshotDeletedError. Raises
+    RepairUnrecordedError or RepairForbiddenError, with the store's error, if the repair can't be recorded. An interrupt
+    is raised as a StoppedError.
     """
     began, store = time.monotonic(), fleet.store.open()
     name = check_name(plan.request.name)
@@ -119,31 +128,68 @@ def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Pro
     if plan.chain is not None:
         intent = structs.replace(intent, repair=plan.number)
     report = RepairReport(plan, intent.operation, unrepaired=list(plan.unrepairable))
-    with hold_lease(store, intent, progress) as held:
-        if not held.is_stored:
-            raise RepairUnrecordedError(
-                f"the repair of {name} could not be recorded in the store; nothing was changed",
-                hint="repair with credentials that may create objects, once the store answers: docs/storage.md",
-            )
-        progress.reached(RepairCrashPoint.INTENT_STORED)
-        if plan.chain is None:
-            _put_back_commits(store, plan, report, progress)
-        else:
-            chain = _read_again(store, plan, plan.chain)
-            _build(Work(fleet.store, spark, progress), chain, intent, plan, report)
-            progress.reached(RepairCrashPoint.OBJECTS_STORED)
-            if report.replaced:
-                repair = _new_repair(chain, intent, plan.number, report.replaced)
-                _check(store, chain, repair)
-                check_not_deleted(store, name)
-                held.is_committing = True
-                put_repair(store, repair)
-                report.number = repair.number
-                progress.reached(RepairCrashPoint.COMMITTED)
-        held.is_done = True
-        held.volumes = {"objects": report.objects, "bytes": sum(new.size for one in report.replaced for new in one.new)}
+    held = HeldLease(is_stored=False)
+    try:
+        with hold_lease(store, intent, progress) as held:
+            if held.problem is not None:
+                raise _unrecorded_error(name, held.problem) from held.problem
+            _carry_out(Work(fleet.store, spark, progress), plan, intent, report, held)
+    except KeyboardInterrupt as interrupt:
+        raise _stopped_error(name, report, held) from interrupt
     report.seconds = time.monotonic() - began
     return report
+
+
+def _carry_out(work: Work, plan: RepairPlan, intent: Intent, report: RepairReport, held: HeldLease) -> None:
+    """Carry out the plan under the lease; add the results to the report."""
+    store, progress = work.location.open(), work.progress
+    progress.reached(RepairCrashPoint.INTENT_STORED)
+    if plan.chain is None:
+        _put_back_commits(store, plan, report, progress)
+    else:
+        chain = _read_again(store, plan, plan.chain)
+        _build(work, chain, intent, plan, report)
+        progress.reached(RepairCrashPoint.OBJECTS_STORED)
+        if report.replaced:
+            repair = _new_repair(chain, intent, plan.number, report.replaced)
+            _check(store, chain, repair)
+            check_not_deleted(store, plan.request.name)
+            held.is_committing = True
+            put_repair(store, repair)
+            report.number = repair.number
+            progress.reached(RepairCrashPoint.COMMITTED)
+    held.is_done = True
+    held.volumes = {"objects": report.objects, "bytes": sum(new.size for one in report.replaced for new in one.new)}
+
+
+def _stopped_error(name: str, report: RepairReport, held: HeldLease) -> StoppedError:
+    """Return what an interrupted repair has done, as far as it is known, and how to go on."""
+    details: dict[str, object] = {"snapshot": name, "operation": report.operation, "put_back": report.put_back}
+    count = len(report.put_back)
+    back = f"; {count:,} missing {'object is' if count == 1 else 'objects are'} back" if count else ""
+    again = "to repair the rest, repeat the command" if back else "to repair it, repeat the command"
+    if held.is_committing:
+        unknown = f"it is not known whether the repair of {name} was stored"
+        return StoppedError(f"{unknown}{back}", hint="once the store answers, repeat the command", details=details)
+    if held.is_done:
+        replaced = sum(len(one.replaced) for one in report.replaced)
+        objects = "object" if replaced == 1 else "objects"
+        done = f"the repair of {name} is complete, with {replaced:,} {objects} replaced{back}"
+        return StoppedError(done, hint=f"to compare its copies: snapshot check {name}", details=details)
+    left = "; new objects that it stored remain, unused, until gc removes them: snapshot gc"
+    nothing = f"no damaged object of {name} was replaced" if back else f"nothing in {name} was repaired"
+    return StoppedError(f"{nothing}{back}", hint=f"{again}{left if held.is_stored else ''}", details=details)
+
+
+def _unrecorded_error(name: str, problem: SnapshotError) -> SnapshotError:
+    """Return the error for a repair without a record, with message, hint and details of the store's error."""
+    is_forbidden = isinstance(problem, WritingRefusedError | RefusedError)
+    kind = RepairForbiddenError if is_forbidden else RepairUnrecordedError
+    return kind(
+        f"the repair of {name} could not be recorded, and nothing was changed: {problem.message}",
+        hint=problem.hint.split("\n"),
+        details={**problem.details, "snapshot": name},
+    )
 
 
 def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:

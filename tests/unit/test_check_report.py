@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Findings, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Findings, RestsOn, Skipped, SnapshotReport
 from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, lines_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.fleet.record import Time
 from cutline.storage.errors import report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -116,6 +118,52 @@ def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, .
     compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
     lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
     assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"
+
+
+def test_a_check_of_names_and_sizes_says_only_that() -> None:
+    report = SnapshotReport("a", 2, Compared(objects=30), [SKIPPED], copies=(2,))
+    assert lines_of(CheckReport((report,), 1.0))[1] == "  compared 30 objects, by name and size"
+
+
+RECORD = RestsOn(
+    operation="o1", ended_at=Time("2026-11-20T00:00:00.000Z"), compared_by="o0",
+    compared_at=Time("2026-11-19T00:00:00.000Z"), oldest_read_at=Time("2026-11-19T00:00:00.000Z"),
+    reread_seconds=86400.0, objects=3, bytes=5, reread_objects=1, reread_bytes=2, left_objects=0, left_bytes=0,
+)  # fmt: skip
+
+
+def test_objects_that_rest_on_records_are_mentioned_only_if_there_are_any() -> None:
+    for record, count in ((RECORD, 1), (replace(RECORD, objects=0, bytes=0), 0)):
+        lines = lines_of(CheckReport((SnapshotReport("a", 2, SOMETHING, rests_on=record),), 1.0))
+        assert sum("by records: " in line for line in lines) == count
+        assert any("record: check o1" in line for line in lines)
+
+
+MISSING = Conflict("missing", "it is not in the store", object="key", node="s1")
+HASHES = Conflict("row-hash", "20,000 rows on both", node="s1", other_node="s1-b1", group="public.t", partition=0)
+
+
+@pytest.mark.parametrize(("conflicts", "hints"), [
+    ([CONFLICT], ["snapshot repair a"]),
+    ([Conflict("commit", "it is not in the store", object="key")], ["snapshot repair a"]),
+    ([HASHES], ["snapshot check a --rows 20", "snapshot check --live a"]),
+    ([Conflict("events", "2 events, 3 events", node="s1", other_node="s1-b1")], ["snapshot check --live a"]),
+    # The damage explains that changes differ.
+    ([MISSING, Conflict("changes", "2 changes, 3", node="s1", other_node="s1-b1")], ["snapshot repair a"]),
+    ([MISSING, replace(HASHES, node="s2", other_node="s2-b1")],
+     ["snapshot check a --rows 20", "snapshot repair a", "snapshot check --live a"]),
+    ([Conflict("cut", "it does not follow", node="s1")], []),
+    ([], []),
+])  # fmt: skip
+def test_the_hints_fit_the_conflicts_and_name_the_snapshot(conflicts: list[Conflict], hints: list[str]) -> None:
+    lines = lines_of(CheckReport((SnapshotReport("a", 2, SOMETHING, conflicts=conflicts), valid_report()), 1.0))
+    commands = [line.rpartition(": ")[2] for line in lines if ": snapshot " in line]
+    assert commands == [*hints, *["snapshot create NAME"] * bool(conflicts)]
+
+
+def test_a_hint_about_several_snapshots_names_none_of_them() -> None:
+    reports = tuple(SnapshotReport(name, 2, SOMETHING, conflicts=[CONFLICT]) for name in ("a", "b"))
+    assert sum("snapshot repair NAME" in line for line in lines_of(CheckReport(reports, 1.0))) == 1
 
 
 class CountedConflicts(list[Conflict]):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cutline.fleet.units import Duration, Interval
+from cutline.fleet.units import Duration, Interval, duration_text
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
@@ -12,6 +12,14 @@ from cutline.fleet.units import Duration, Interval
 ])  # fmt: skip
 def test_a_duration_is_parsed(text: str, seconds: float) -> None:
     assert Duration.parse(text) == seconds
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (5, "5 s"), (2.5, "2.5 s"), (0, "0 s"), (90, "90 s"), (5400, "90 min"), (3600, "1 h"), (129600, "36 h"),
+    (86400, "1 day"), (30 * 86400, "30 days"), (36_500 * 86400, "36,500 days"),
+])  # fmt: skip
+def test_a_duration_is_shown_in_the_largest_unit_that_needs_no_fraction(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1 year", "1h30min", "30m", "1,5h", "1H"])

@@ -31,6 +31,8 @@ from cutline.snapshots.removal.gc import (
 )
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.local import LocalStore
+from cutline.storage.store import StoreUnreachableError
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import command_line, run_command
 from tests.unit.made_garbage import StoreBuilder, needed_by
 from tests.unit.test_leases import begin_restore
@@ -144,6 +146,31 @@ def test_open_operations_stay_unsettled_and_are_named_if_no_node_is_reachable(
     assert "5 objects" in done.stdout
     assert f"operation {running.id} (create other" in done.stdout
     assert "earlier operations were not settled: node a" in done.stdout
+
+
+def test_garbage_in_a_full_store_is_removed_although_nothing_can_be_recorded(
+    fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = builder.begin_create("other")
+    left = builder.store_base(failed)
+    record_outcome(builder.store, failed, "failed")
+    dead = begin_restore(builder.store, datetime.now(UTC) - timedelta(days=8))
+    monkeypatch.setattr(gc, "open_sessions", lambda *_: nullcontext(SimpleNamespace(clocks={})))
+    monkeypatch.setattr(gc, "note_clocks", lambda *_: None)
+    full = StoreUnreachableError(url="file:///store", reason="no space left on device")
+
+    def refuse(*_: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "create", refuse)
+        code, document = run_here(fleet, "gc", "--yes", "--grace", "0")
+    assert (code, document["unsettled"], document["objects"]) == (0, full.message, len(left))
+    assert document["warnings"] == [
+        f"the result of this gc could not be recorded, so history and metrics do not know it: {full.message}"
+    ]
+    assert [one.operation for one in open_leases(builder.store)] == [dead]
+    assert run_here(fleet, "gc", "--yes", "--grace", "0")[1]["settled"]
 
 
 def test_an_interrupted_gc_ends_soon_and_a_repeat_finishes(fleet: Fleet, builder: StoreBuilder) -> None:

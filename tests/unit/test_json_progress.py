@@ -54,6 +54,7 @@ def test_a_step_has_a_first_line_at_most_one_a_second_and_a_last_one(clock: Cloc
     assert lines[-1]["rate"] == pytest.approx(20)
     assert lines[-1]["seconds_left"] == pytest.approx((100 - lines[-1]["done"]) / 20)
     assert (last["state"], last["done"], last["total"], last["unit"]) == ("done", 80, 100, "tasks")
+    assert last["seconds_left"] == 0.0
     assert last["command"] == "create"
 
 

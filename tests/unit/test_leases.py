@@ -181,6 +181,7 @@ def test_a_store_that_accepts_no_writes_is_read_without_a_lease_and_a_note_says_
         pass
     (note,) = shown.notes
     assert note.startswith("snapshot daily is not protected from deletion while it is read")
+    assert "history and metrics may not show this restore" in note
     assert "access denied" in note
 
 

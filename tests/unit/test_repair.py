@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -28,6 +30,7 @@ from cutline.snapshots.operations.settling import settle_repair
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Previous, StoredObject
 from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
@@ -45,11 +48,17 @@ from cutline.snapshots.repair.second_store import NoSecondStoreError
 from cutline.storage import storing
 from cutline.storage.clock import utc_now
 from cutline.storage.encryption.fleet_encryption import DataKey
-from cutline.storage.errors import SnapshotError, UsageError
+from cutline.storage.errors import SnapshotError, StoppedError, UsageError
 from cutline.storage.location import StoreLocation
-from cutline.storage.store import AnswerLostError, ObjectMissingError, ObjectStore
+from cutline.storage.store import (
+    AnswerLostError,
+    ObjectMissingError,
+    ObjectStore,
+    StoreUnreachableError,
+    WritingRefusedError,
+)
 from cutline.wal.segments.segments import read_events
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_as_text, run_here, run_with_stderr
 from tests.unit import made_repairs
 from tests.unit.made_commits import increment_commit, unused_url
 from tests.unit.made_garbage import preview_gc, run_gc
@@ -468,7 +477,7 @@ def test_a_kill_at_any_write_leaves_the_chain_readable_and_nothing_for_ever(
         damage_both(shard, chain)
         before = set(shard.store.list(""))
         planned, dying = plan(shard), Dying(shard.store, put, after)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(StoppedError):
             run_repair(with_store(shard.fleet, dying), planned, NoSpark(), Silent())  # type: ignore[arg-type]
         # The chain is as before or repaired, never in between.
         repairs = read_chain(shard.store, NAME).applied.repairs
@@ -729,3 +738,151 @@ def test_the_command_ends_with_1_if_damage_remains_once_the_commits_are_back(mon
     code, document = run_here(shard.fleet, "repair", NAME, "--from", other.url, "--yes")
     assert (code, document["put_back"]) == (1, [commit_key(NAME, 2)])
     assert len(document["unrepaired"]) == len(chain.base_entries("a")) + len(chain.base_entries("b"))
+
+
+FULL = StoreUnreachableError(url="file:///store", reason="no space left on device", hint="check the free space")
+FORBIDDEN = WritingRefusedError(url="s3://bucket", reason="403 AccessDenied")
+
+
+def refuse_creates(shard: MadeShard, monkeypatch: pytest.MonkeyPatch, error: SnapshotError) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(shard.location.open_raw()), "create", refuse)
+
+
+@pytest.mark.parametrize(("problem", "code", "slug"), [
+    (FULL, 6, "repair-unrecorded"),
+    (FORBIDDEN, 3, "repair-forbidden"),
+], ids=["full", "forbidden"])  # fmt: skip
+def test_a_repair_that_can_t_be_recorded_says_why(
+    problem: SnapshotError, code: int, slug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = new_shard()
+    damage_both(shard, shard.take())
+    refuse_creates(shard, monkeypatch, problem)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    err = io.StringIO()
+    with_code, out = run_with_stderr(err, shard.fleet, "repair", NAME, "--yes", "--json")
+    document = json.loads(out)
+    assert (with_code, document["code"], document["error"]) == (code, code, slug)
+    assert (
+        document["message"] == f"the repair of {NAME} could not be recorded, and nothing was changed: {problem.message}"
+    )
+    assert (document["hint"], document["details"]) == (problem.hint, {**problem.details, "snapshot": NAME})
+    assert "protected from deletion" not in err.getvalue()
+
+
+@dataclass
+class Stopping(Silent):
+    """A Progress that a signal interrupts at a point, or after so many steps of the repair."""
+
+    point: str = ""
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        if point == self.point:
+            raise KeyboardInterrupt(15)
+
+    def advance(self, done: int) -> None:
+        if self.point == "first step":
+            raise KeyboardInterrupt(15)
+
+
+STOPPED_BY = [
+    ("intent stored", "nothing in daily was repaired", "repeat the command; new objects"),
+    ("new objects stored", "nothing in daily was repaired", "until gc removes them: snapshot gc"),
+    ("repair stored", "the repair of daily is complete, with 2 objects replaced", "snapshot check daily"),
+]
+
+
+@pytest.mark.parametrize(("point", "message", "hint"), STOPPED_BY)
+def test_a_stopped_repair_says_what_it_has_done(point: str, message: str, hint: str) -> None:
+    shard = new_shard()
+    damage_both(shard, shard.take())
+    with pytest.raises(StoppedError) as stopped:
+        run_repair(shard.fleet, plan(shard), NoSpark(), Stopping(point))  # type: ignore[arg-type]
+    assert stopped.value.message == message
+    assert hint in stopped.value.hint
+    outcome = read_outcome(shard.store, str(stopped.value.details["operation"]))
+    assert outcome is not None
+    assert outcome.state == ("done" if point == "repair stored" else "failed")
+    assert outcome.reason == ("" if point == "repair stored" else "stopped by SIGTERM")
+
+
+def test_a_stopped_repair_counts_the_missing_objects_that_are_back() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    other = copy_of(shard)
+    damage(shard, chain.segments("a")[2].key, None)
+    damage(shard, chain.base_entries("b")[0].key)
+    planned = plan(shard, other=other.url)
+    assert planned.steps[0].method is Method.PUT_BACK
+    with pytest.raises(
+        StoppedError, match="no damaged object of daily was replaced; 1 missing object is back"
+    ) as stopped:
+        run_repair(shard.fleet, planned, NoSpark(), Stopping("first step"))  # type: ignore[arg-type]
+    assert stopped.value.hint.startswith("to repair the rest, repeat the command")
+
+
+def test_the_plan_of_a_dry_run_is_printed_even_if_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    damage_both(shard, shard.take())
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    out = run_as_text(shard.fleet, "repair", NAME, "--dry-run", "--quiet")
+    assert "replace segment" in out
+    with pytest.raises(AssertionError):
+        run_as_text(shard.fleet, "gc", "--yes", "--quiet")
+    help_text = " ".join(run_as_text(shard.fleet, "--help").split())
+    assert "except a list or the plan of a dry run" in help_text
+
+
+def test_the_last_progress_of_a_repair_counts_every_object_that_was_to_be_read() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage(shard, chain.segments("a")[2].key, None)
+    shown = Counting()
+    plan_repair(shard.fleet, RepairRequest(NAME), NoSpark(), shown)  # type: ignore[arg-type]
+    assert shown.done == shown.total > 0
+
+
+class Counting(Silent):
+    """A Progress that counts in the step that reads objects."""
+
+    done = total = 0
+    is_reading = False
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self.is_reading = name == "read objects"
+        self.total = total or 0 if self.is_reading else self.total
+
+    def advance(self, done: int) -> None:
+        self.done += done if self.is_reading else 0
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_check_whose_result_can_t_be_recorded_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    is_quiet: bool,  # noqa: FBT001  # a parameter
+) -> None:
+    shard = new_shard()
+    chain = shard.take()
+    damage(shard, chain.segments("a")[2].key, None)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    for problem in (FULL, FORBIDDEN):
+        with monkeypatch.context() as patch:
+            refuse_creates(shard, patch, problem)
+            text = (
+                "the result of this check could not be recorded, so list, metrics, history and prune do not know it:"
+                f" {problem.message}"
+            )
+            err = io.StringIO()
+            words = ["check", NAME, "--metadata-only", *["--quiet"] * is_quiet]
+            code, out = run_with_stderr(err, shard.fleet, *words, "--json")
+            assert (code, json.loads(out)["warnings"]) == (1, [text])
+            assert err.getvalue().count("could not be recorded") == 1
+            err = io.StringIO()
+            code, out = run_with_stderr(err, shard.fleet, *words)
+            assert code == 1
+            assert (err.getvalue() + out).count(text) == 1
+    code, document = run_here(shard.fleet, "check", NAME, "--metadata-only")
+    assert (code, document["warnings"]) == (1, [])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from msgspec import UNSET, structs
@@ -217,6 +217,27 @@ def test_without_time_the_result_is_inconclusive_only_if_something_is_overdue(ca
     assert check.report.result in ("valid", "one-copy")
     assert check.report.rests_on is not None
     assert check.report.rests_on.left_objects > 0
+
+
+def test_a_short_time_to_reread_is_named_in_its_own_unit(case: Case) -> None:
+    case.record(age=timedelta(seconds=6))
+    check = case.check(deadline=Deadline(0.0), reread_seconds=5.0)
+    assert case.rest(check)
+    (overdue,) = [part for part in check.report.skipped if not part.is_one_copy]
+    assert "which is over 5 s ago" in overdue.why
+
+
+def test_the_reason_for_reading_everything_is_in_the_report_alone(case: Case) -> None:
+    class Noted(Silent):
+        notes: ClassVar[list[str]] = []
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    check = case.check(progress=Noted())
+    assert not case.rest(check)
+    assert check.report.unused_records
+    assert Noted.notes == []
 
 
 def test_a_subset_is_reread_instead_of_what_is_due(case: Case) -> None:

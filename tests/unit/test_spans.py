@@ -89,7 +89,7 @@ def test_an_operation_has_a_span_and_each_step_one_below_it() -> None:
     ("error", "reason", "code"),
     [
         (BusyError("secret", hint=""), "busy", 7),
-        (KeyboardInterrupt(15), "stopped externally", 8),
+        (KeyboardInterrupt(15), "stopped by SIGTERM", 8),
         (KeyboardInterrupt(15, "root@vm"), "cancelled by root@vm", 8),
     ],
 )

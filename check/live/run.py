@@ -314,9 +314,13 @@ class _ShardCheck:
         return taken
 
     def put_back(self, units: Iterable[_Unit], suspects: Iterable[Suspects] = ()) -> None:
-        """Put back what could not be read because another node was lost."""
+        """Put back what could not be read because a node was lost, without what only that node has."""
         standbys = {node.id for node in self.standbys}
-        self.suspects += [one for one in suspects if one.standby in standbys]
+        for one in suspects:
+            if one.standby in standbys:
+                self.suspects.append(one)
+            else:
+                self.skipped.add(one.oid)
         if standbys:
             self.left.extendleft(reversed(list(units)))
         else:
@@ -324,6 +328,7 @@ class _ShardCheck:
 
     def drop(self, standby: str) -> None:
         """Continue without this standby."""
+        self.skipped.update(one.oid for one in self.suspects if one.standby == standby)
         self.standbys = [node for node in self.standbys if node.id != standby]
         self.suspects = [one for one in self.suspects if one.standby != standby]
 
@@ -558,7 +563,13 @@ class _LiveRun:
                 except NodeUnreachableError as error:
                     check.skipped.update(part.oid for unit, _ in units_failed for part in unit.ranges)
                     self.away.note(error)
-        return Counter({check.shard.primary.id: sum(unit.size for unit in units) for check, units in taken if units})
+        return Counter(
+            {
+                check.shard.primary.id: sum(unit.size for unit in units)
+                for check, units in taken
+                if check.shard.primary.id in turns
+            }
+        )
 
     def _run(
         self,

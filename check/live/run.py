@@ -930,8 +930,7 @@ def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> 
             if not run.away.note_silent():
                 raise
             # The job was cancelled: repeat it without these nodes.
-            for some, count in zip((report.conflicts, report.repairs, report.unproven), found, strict=True):
-                del some[count:]
+            del report.conflicts[found[0] :], report.repairs[found[1] :], report.unproven[found[2] :]
         else:
             run.away.note_closed()
             return

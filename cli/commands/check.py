@@ -180,7 +180,7 @@ def check(
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
     shards without a standby need not be compared if the check table of the fleet file allows one-copy. With
     --since-last, objects that an earlier check has compared count as compared if they were last read within the time
-    that the check table sets (reread).
+    that the check table sets (reread). With --live, 6 if nodes could not be reached; the others were compared.
     """
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)

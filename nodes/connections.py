@@ -482,7 +482,6 @@ def await_futures(futures: Collection[Future[Any]], threads: Collection[threadin
 MAINTENANCE_DATABASE = "postgres"
 MAKE_IT = f"CREATE DATABASE {MAINTENANCE_DATABASE};"
 CONNECT_SECONDS_MAX = 10
-WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 # psycopg's message if libpq gives no reason, for example if it can't open another file.
 NO_DETAILS, TOO_MANY = "no error details available", "too many open files"
 # Older servers refuse a session that sets transaction_timeout in its connection string.
@@ -870,8 +869,6 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     elif refuses_database(node, error):
         # The server is running: it has answered.
         hint = f"check the database name in fleet.toml; {UNFINISHED_RESTORE}"
-    if node.backup_of is not None:
-        hint += WITHOUT_STANDBYS
     return NodeUnreachableError(
         f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,

@@ -16,7 +16,6 @@ from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_ba
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
     THREADS_MAX,
-    WITHOUT_STANDBYS,
     NodeUnreachableError,
     await_futures,
     cancel_statements,
@@ -32,6 +31,7 @@ from cutline.nodes.watch import Watch, watch_nodes
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CANCEL_AGAIN_SECONDS = 0.5
+WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,19 @@ def let_end() -> None:
 
 @contextmanager
 def open_sessions(
-    fleet: Fleet, nodes: Iterable[Node], *, unfit_hint: str = RUN_INIT, needs_all: bool = False
+    fleet: Fleet,
+    nodes: Iterable[Node],
+    *,
+    unfit_hint: str = RUN_INIT,
+    needs_all: bool = False,
+    away: dict[str, str] | None = None,
 ) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch whether they answer.
 
-    With `needs_all`, the error does not suggest a snapshot without the standbys that can't be reached. From then on,
-    this process uses the time of the primaries' clocks (nodes/clocks.py).
+    With `needs_all`, errors do not suggest a snapshot without the standbys that can't be reached. From then on, this
+    process uses the time of the primaries' clocks (nodes/clocks.py). If `away` is given, nodes that can't be reached at
+    first are left out, unless no primary is left, and `away` gets the reason by node; standbys whose primary can't be
+    reached are left out as well.
 
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
@@ -147,18 +154,24 @@ def open_sessions(
         futures = _connect_all(chosen, refused)
         connections: dict[str, psycopg.Connection[Any]] = {}
         stack.callback(_close, connections)
-        problems: list[Exception] = []
+        problems: dict[str, Exception] = {}
         for node, future in zip(chosen, futures, strict=True):
             try:
                 connections[node.id] = future.result()
             except Exception as error:  # noqa: BLE001  # raised below, after all nodes have been tried
-                problems.append(error)
+                problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
-        if problems:
-            away = {str(problem.details["node"]) for problem in problems if isinstance(problem, NodeUnreachableError)}
-            is_avoidable = not needs_all and all(node.backup_of for node in chosen if node.id in away)
-            raise _joined(problems, is_avoidable=is_avoidable)
-        found_nodes = {node.id: identify(node, connections[node.id]) for node in chosen}
+        found_nodes = _identify_all(chosen, connections, problems)
+        if away is None:
+            _raise_problems(chosen, problems, needs_all=needs_all)
+        else:
+            left = _without_away(chosen, problems, away)
+            for node in set(chosen) - set(left):
+                watch.leave_out(node.id)
+                found_nodes.pop(node.id, None)
+                if node.id in connections:
+                    connections.pop(node.id).close()
+            chosen = left
         check_topology(chosen, found_nodes)
         identities = {name: found_node.identity for name, found_node in found_nodes.items()}
         clocks = tuple(found_nodes[node.id].clock for node in chosen if node.backup_of is None)
@@ -173,29 +186,80 @@ def open_sessions(
         nodes_found = [replace(node, server=known.get(node.id)) for node in fleet.nodes]
         fleet = replace(fleet, nodes=tuple(nodes_found))
         chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
-        try:
+        with _naming_lost(chosen, connections, needs_all=needs_all):
             yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks)
-        except psycopg.OperationalError as error:
-            lost = [node for node in chosen if connections[node.id].closed]
-            if not lost:
-                raise
-            raise unreachable_error(lost[0], error) from error
 
 
-def _joined(problems: Sequence[Exception], *, is_avoidable: bool) -> Exception:
-    """Return the first problem or, if it is an unreachable node, an error that names all unreachable nodes."""
-    errors = [problem for problem in problems if isinstance(problem, NodeUnreachableError)]
-    if not isinstance(problems[0], NodeUnreachableError):
-        return problems[0]
-    hints = dict.fromkeys(error.hint if is_avoidable else error.hint.removesuffix(WITHOUT_STANDBYS) for error in errors)
-    nodes = [error.details["node"] for error in errors]
-    joined = NodeUnreachableError(
+def _identify_all(
+    nodes: Sequence[Node], connections: Mapping[str, psycopg.Connection[Any]], problems: dict[str, Exception]
+) -> dict[str, FoundNode]:
+    """Read the identities of the nodes that have no problem; add a problem for each session that is lost."""
+    found: dict[str, FoundNode] = {}
+    for node in nodes:
+        if node.id not in problems:
+            try:
+                found[node.id] = identify(node, connections[node.id])
+            except NodeUnreachableError as error:
+                problems[node.id] = error
+    return found
+
+
+@contextmanager
+def _naming_lost(
+    nodes: Sequence[Node], connections: Mapping[str, psycopg.Connection[Any]], *, needs_all: bool
+) -> Iterator[None]:
+    """If a session is lost during the block, raise NodeUnreachableError, which names its node."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        lost = [node for node in nodes if connections[node.id].closed]
+        if not lost:
+            raise
+        found = unreachable_error(lost[0], error)
+        raise (found if needs_all else _suggesting_less(found, nodes)) from error
+    except NodeUnreachableError as error:
+        if not needs_all:
+            _suggesting_less(error, nodes)
+        raise
+
+
+def _suggesting_less(error: NodeUnreachableError, nodes: Sequence[Node]) -> NodeUnreachableError:
+    """Make the error of a standby that a create has lost suggest a snapshot without standbys; return the error."""
+    standbys = {node.id for node in nodes if node.backup_of is not None}
+    # Other errors, such as that of a disk that is full, have remedies of their own.
+    if type(error) is NodeUnreachableError and error.details.get("node") in standbys:
+        error.hint = f"{error.hint.removesuffix(WITHOUT_STANDBYS)}{WITHOUT_STANDBYS}"
+    return error
+
+
+def _without_away(nodes: Sequence[Node], problems: Mapping[str, Exception], away: dict[str, str]) -> tuple[Node, ...]:
+    """Note the nodes that can't be reached in `away`; return the others, without standbys of such primaries.
+
+    Raises any other problem, and NodeUnreachableError if no primary can be reached.
+    """
+    lost = {name: problem for name, problem in problems.items() if isinstance(problem, NodeUnreachableError)}
+    if len(lost) < len(problems) or all(node.id in lost for node in nodes if node.backup_of is None):
+        _raise_problems(nodes, problems, needs_all=True)
+    away |= {name: problem.message.removeprefix(f"node {name}: ") for name, problem in lost.items()}
+    return tuple(node for node in nodes if node.id not in lost and node.shard not in lost)
+
+
+def _raise_problems(nodes: Sequence[Node], problems: Mapping[str, Exception], *, needs_all: bool) -> None:
+    """Raise the first problem or, if it is an unreachable node, an error that names all unreachable nodes."""
+    if not problems:
+        return
+    found = list(problems.values())
+    errors = [problem for problem in found if isinstance(problem, NodeUnreachableError)]
+    if not isinstance(found[0], NodeUnreachableError):
+        raise found[0]
+    away = [str(error.details["node"]) for error in errors]
+    is_avoidable = not needs_all and all(node.backup_of for node in nodes if node.id in away)
+    hints = dict.fromkeys(f"{error.hint}{WITHOUT_STANDBYS if is_avoidable else ''}" for error in errors)
+    raise NodeUnreachableError(
         "; ".join(error.message for error in errors),
         hint="\n".join(hints).split("\n"),
-        details={"node": nodes[0], "nodes": nodes},
-    )
-    joined.__cause__ = errors[0].__cause__
-    return joined
+        details={"node": away[0], "nodes": away},
+    ) from errors[0].__cause__
 
 
 def _connect_all(nodes: Sequence[Node], refused: dict[str, list[NodeProblem]]) -> list[Future[psycopg.Connection[Any]]]:

@@ -113,6 +113,7 @@ class Watch:
     def __init__(self, nodes: Iterable[Node], name: str) -> None:
         self._nodes, self._name = tuple(nodes), name
         self._silent: dict[str, float] = {}
+        self._left_out: set[str] = set()
         self._is_ended = False
         self._acts: list[Callable[[], object]] = []
         self._lock = threading.Lock()
@@ -153,11 +154,20 @@ class Watch:
             with suppress(Exception):
                 act()
 
+    def silent(self) -> dict[str, float]:
+        """Return the nodes that have fallen silent, with the seconds since their last answer."""
+        with self._lock:
+            return dict(self._silent)
+
+    def leave_out(self, node: str) -> None:
+        """Ignore from now on whether the node answers: the command continues without it."""
+        with self._lock:
+            self._left_out.add(node)
+            self._silent.pop(node, None)
+
     def check(self) -> None:
         """Raise SilentNodeError if a node has fallen silent since the watch started."""
-        with self._lock:
-            silent = dict(self._silent)
-        if silent:
+        if silent := self.silent():
             raise SilentNodeError(
                 "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
                 hint=f"{REACHABLE}, then repeat the command: it cleans up anything that was left there",
@@ -207,6 +217,8 @@ class Watch:
 
     def _report_silence(self, node: Node, seconds: float) -> None:
         with self._lock:
+            if node.id in self._left_out:
+                return
             self._silent[node.id] = seconds
             acts = list(self._acts)
         shut_down_sessions(node)

@@ -45,13 +45,14 @@ from cutline.check.live.report import (
     LiveRow,
     LiveVersion,
     RowRepair,
+    UnprovenRows,
     amounts_text,
 )
 from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.fleet.progress import Progress
-from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.groups import Group, Table
 from cutline.nodes.table_state import TableState, read_table_states
 from cutline.nodes.watch import Watch
@@ -67,9 +68,6 @@ from cutline.wal.segments.segments import NO_GROUP
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OTHER_DATABASE = (
-    "this is not the database that the snapshot was taken of, so nobody knows whether they were written since"
-)
 LONG_RUNNING = (
     "a transaction has been running since before the check, and may have written them long ago: if it waits for a"
     " synchronous standby, they belong to the cut (pg_stat_activity, wait_event SyncRep)"
@@ -130,7 +128,7 @@ class CutSource:
     """A primary that is compared: its session, and what decides which of its rows were written since the cut.
 
     `states` are those of its tables before any row was read. `since` is None if the database does not belong to the
-    chain.
+    chain, for the reason `other`.
     """
 
     shard: CutShard
@@ -138,6 +136,7 @@ class CutSource:
     fleet_id: str
     states: Mapping[str, TableState]
     since: ChangesSince | None
+    other: str = ""
 
     def redefined(self) -> set[int]:
         """Return the tables that were changed or altered while the rows were read."""
@@ -284,13 +283,15 @@ class CutComparison:
         shard = source.shard
         touched: Touched | None = None
         skipped = {number for node, number in bad if node == shard.number}
-        why = OTHER_DATABASE
+        why = f"it is not known whether they were written since: {source.other}"
         if source.since is not None:
             try:
                 # After the rows were read: all that they show has been written by now.
                 finish = write_position(shard.node, source.connection)
                 touched = source.since.find(self.store.open(), finish)
-                for number in source.redefined() - skipped:
+                with raising_unreachable(shard.node):
+                    redefined = source.redefined()
+                for number in redefined - skipped:
                     report.skip(f"{shard.groups[number].name} on {shard.node.id}", REDEFINED)
                     skipped.add(number)
             except ObjectDamagedError:
@@ -336,9 +337,13 @@ class CutComparison:
             if (verdict := verdicts.of_table.get((shard.number, number))) is None:
                 continue
             amount = equal.get((shard.number, number), 0)
+            rows = named.get((shard.number, number), ())
+            if why := verdicts.unproven.get((shard.number, number)):
+                compared.add(CutCompared(1, amount, verdict.written, unproven=verdict.wrong))
+                report.unproven.append(UnprovenRows(shard.node.id, group.name, verdict.wrong, why, rows))
+                continue
             compared.add(CutCompared(1, amount, verdict.written, verdict.wrong))
-            if verdict.wrong and (shard.number, number) not in verdicts.unproven:
-                rows = named.get((shard.number, number), ())
+            if verdict.wrong:
                 report.conflicts.append(self._conflict(shard, group, verdict, rows))
         report.of(shard.node.id).cut = compared
 
@@ -419,10 +424,14 @@ class CutComparison:
         named: dict[tuple[int, int], tuple[LiveRow, ...]] = {}
         for (number, group), rows in chosen.items():
             source = self.sources[number]
-            with raising_unreachable(source.shard.node):
-                found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
-            fixed = frozenset(name for (name,) in found)
-            repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
+            try:
+                with raising_unreachable(source.shard.node):
+                    found = source.connection.execute(FIXED_QUERY, (source.shard.tables[group].oid,)).fetchall()
+                fixed = frozenset(name for (name,) in found)
+                repairs = list(self._repairs(source.shard, group, rows, stored, fixed))
+            except NodeUnreachableError:
+                # The rows are counted, although they can't be shown.
+                continue
             unproven = verdicts.unproven.get((number, group), "")
             report.repairs += [replace(repair, unproven=unproven) for _, repair in repairs]
             named[number, group] = tuple(row for row, _ in repairs[: self.rows_max])

@@ -7,6 +7,7 @@ that an index lacks. It runs as the table's owner, so that an index's functions 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from cutline.check.live.report import INDEX, LiveConflict, LiveReport
+from cutline.check.live.report import INDEX, UNREADABLE, LiveConflict, LiveReport
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Progress
 from cutline.fleet.table_names import quote_identifier
@@ -34,7 +35,8 @@ SELECT n.nspname, has_schema_privilege(n.oid, 'USAGE') AND has_function_privileg
 # The valid B-tree indexes of the tables and of their TOAST tables. A constraint's index may be checked like any other.
 INDEXES_QUERY = """
 SELECT i.indexrelid::bigint, r.oid::bigint, n.nspname, c.relname,
-       c.relpages * current_setting('block_size')::bigint
+       c.relpages * current_setting('block_size')::bigint,
+       pg_relation_filepath(i.indexrelid), pg_relation_filepath(r.oid)
   FROM pg_class r JOIN pg_index i ON i.indrelid IN (r.oid, r.reltoastrelid)
   JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_am a ON a.oid = c.relam
@@ -45,16 +47,54 @@ CORRUPTED = ("XX001", "XX002")
 # A query on a standby is cancelled if replay can't wait for it any longer.
 CONFLICT = "40001"
 TRIES = 3
+# A file of a relation in a server's message; servers translate the text around it.
+RELATION_FILE = re.compile(r"(?:base|global|pg_tblspc)/[\w./]*\w")
+FORK_OR_SEGMENT = re.compile(r"(?:_(?:fsm|vm|init))?(?:\.\d+)?$")
+NUMBER = re.compile(r"\b\d+\b")
 
 
 @dataclass(frozen=True, slots=True)
 class IndexOf:
-    """A B-tree index of the table `table`, or of its TOAST table; `name` is quoted for SQL."""
+    """A B-tree index of the table `table`, or of its TOAST table; `name` is quoted for SQL, `bare_name` is not.
+
+    `file` and `table_file` are the paths of the index and of the table in the data directory.
+    """
 
     oid: int
     table: int
     name: str
+    bare_name: str
     size_bytes: int
+    file: str
+    table_file: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherDamage:
+    """Damage of another relation than the index: `page` of the table itself, if it is known."""
+
+    what: str
+    page: int | None = None
+
+
+def other_damage(index: IndexOf, text: str, *, is_unreadable: bool = False) -> OtherDamage | None:
+    """Return what the server's message says is damaged instead of the index; None if it is the index.
+
+    amcheck's own messages name the index, and a message about a page names a file. `is_unreadable`: it is known that
+    pages of the table can't be read.
+    """
+    named = RELATION_FILE.search(text)
+    if named is None:
+        return (
+            OtherDamage(f"its table can't be read: {text}") if is_unreadable and index.bare_name not in text else None
+        )
+    path = FORK_OR_SEGMENT.sub("", named[0])
+    if path == index.file:
+        return None
+    number = NUMBER.search(text.replace(named[0], ""))
+    if named[0] != index.table_file or number is None:
+        return OtherDamage(f"{'its table' if path == index.table_file else f'file {named[0]}'} can't be read")
+    return OtherDamage(f"page {number[0]} of its table can't be read", int(number[0]))
 
 
 def check_indexes(
@@ -67,8 +107,9 @@ def check_indexes(
 ) -> int:
     """Check the indexes of these tables (names by oid), one at a time; return how many were checked.
 
-    Damaged indexes become conflicts, and indexes that could not be checked are noted as skipped. Raises
-    NodeUnreachableError.
+    Damaged indexes become conflicts, and indexes that could not be checked are noted as skipped. If a page of the table
+    can't be read, the index could not be checked, and the page becomes a conflict, unless the comparison of rows has
+    found it. Raises NodeUnreachableError.
     """
     with raising_unreachable(node):
         found = connection.execute(FUNCTION_QUERY).fetchone()
@@ -77,8 +118,8 @@ def check_indexes(
             return 0
         rows = connection.execute(INDEXES_QUERY, (list(tables),)).fetchall()
         indexes = [
-            IndexOf(oid, table, f"{quote_identifier(schema)}.{quote_identifier(name)}", size)
-            for oid, table, schema, name, size in rows
+            IndexOf(oid, table, f"{quote_identifier(schema)}.{quote_identifier(name)}", name, size, *files)
+            for oid, table, schema, name, size, *files in rows
         ]
         checked = 0
         for index in indexes:
@@ -116,6 +157,15 @@ def _check(
                 raise
             problem, state = shorten_message(error), error.sqlstate or ""
             if state in CORRUPTED:
+                is_known = any(
+                    (one.kind, one.node, one.group) == (UNREADABLE, node.id, table) for one in report.conflicts
+                )
+                if (other := other_damage(index, problem, is_unreadable=is_known)) is not None:
+                    report.skip(f"index {index.name} on {node.id}", f"could not be checked: {other.what}")
+                    if not is_known:
+                        pages = () if other.page is None else (other.page,)
+                        report.conflicts.append(LiveConflict(UNREADABLE, problem, node.id, group=table, pages=pages))
+                    return False
                 detail = f"index {index.name}: {problem}"
                 report.conflicts.append(LiveConflict(INDEX, detail, node.id, group=table, index=index.name))
                 return True

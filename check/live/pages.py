@@ -23,7 +23,7 @@ import numpy as np
 import psycopg
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes, differing_keys
-from cutline.columns.bytes_column import Bytes, BytesColumn, Hashes, Ints, from_list, gather, xxhash64
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Hashes, Ints, from_list, gather, xxhash64
 from cutline.columns.lines import TAB, find_byte, keys_of
 from cutline.fleet.config import Node
 from cutline.nodes.connections import CopyError
@@ -309,8 +309,8 @@ class CompareTask:
 class CompareReport:
     """The pages that differ on each standby, as columns oid and page; for a table that is copied whole, its parts.
 
-    `rows` and `bytes` were read on the primary, where the tables had these `filenodes`. `problem` is the error that
-    ended the task, on node `failed`.
+    `rows` are the primary's rows on the pages that all nodes could read. `bytes` were read on the primary, where the
+    tables had these `filenodes`. `problem` is the error that ended the task, on node `failed`.
     """
 
     differing: Mapping[str, Ints] = field(default_factory=dict)
@@ -334,11 +334,12 @@ def compare_ranges(task: CompareTask) -> CompareReport:
             node = standby.node.id
             read = _sums_by_page(task, standby)
             pages = differing_keys(primary, combine_all(read.found, 2))
-            differing[node] = _without_bad(pages, [*found.bad, *read.bad])
+            differing[node] = pages[~is_bad_page(pages, [*found.bad, *read.bad])]
             bad += read.bad
     except SnapshotError as error:
         return CompareReport(problem=report_of(error), failed=node)
-    return CompareReport(differing, int(primary.values[:, 0].sum()), found.bytes, found.filenodes, tuple(bad))
+    rows = int(primary.values[~is_bad_page(primary.keys, bad), 0].sum())
+    return CompareReport(differing, rows, found.bytes, found.filenodes, tuple(bad))
 
 
 def _sums_by_page(task: CompareTask, reading: ImportedSnapshot) -> NodeRead:
@@ -354,14 +355,15 @@ def _whole_parts(hashes: Hashes) -> Ints:
     return (hashes & np.uint64(WHOLE_PARTS - 1)).astype(np.int64)
 
 
-def _without_bad(pages: Ints, bad: Sequence[BadRange]) -> Ints:
-    """Leave out the pages that one of the nodes could not print."""
+def is_bad_page(pages: Ints, bad: Sequence[BadRange]) -> Flags:
+    """Return which of the pages, given as columns oid and page, a node could not print."""
+    is_bad = np.zeros(len(pages), np.bool_)
     for one in bad:
-        is_bad = (pages[:, 0] == one.oid) & (pages[:, 1] >= one.low)
+        in_range = (pages[:, 0] == one.oid) & (pages[:, 1] >= one.low)
         if one.high is not None:
-            is_bad &= pages[:, 1] < one.high
-        pages = pages[~is_bad]
-    return pages
+            in_range &= pages[:, 1] < one.high
+        is_bad |= in_range
+    return is_bad
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,15 @@
 """The script that `check --live --repair-script` writes, for an operator to review, edit and run with psql.
 
-A row that differs from the cut may be wrong in the database or in the snapshot, so each section ends with ROLLBACK. A
-statement names the row version that was read, and so changes nothing if the row has been written since: by its place
-(ctid), which later versions can get, by its xmin, which they can't have, and by the table's file, which a rewrite
-replaces. A row is deleted only if the comparison has proven that the cut has no such row; where the cut's line is not
-known, there is only a comment.
+The script changes nothing until it is edited, and each section does nothing except in the database that it is for: psql
+compares the server's system identifier and timeline and the database's oid, and skips the section otherwise. A row that
+differs from the cut may be wrong in the database or in the snapshot, so a section for rows ends with ROLLBACK. What
+REINDEX CONCURRENTLY, CHECKPOINT and a full page in the WAL do can't be rolled back, so the sections for indexes and for
+the pages of standbys are skipped until the operator changes a psql variable in them.
+
+A statement about a row names the row version that was read, and so changes nothing if the row has been written since:
+by its place (ctid), which later versions can get, by its xmin, which they can't have, and by the table's file, which a
+rewrite replaces. A row is deleted only if the comparison has proven that the cut has no such row; where the cut's line
+is not known, there is only a comment.
 
 A physical standby can't be written to. Its page is replaced if its primary writes the whole page into its WAL, which it
 does with the first change of a page after a checkpoint (PostgreSQL manual, "full_page_writes"). Locking a row of the
@@ -14,7 +19,8 @@ page is such a change.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, LiveVersion, RowRepair
 from cutline.fleet.table_names import quote_identifier, unquote_identifier
@@ -27,14 +33,38 @@ NULL = b"\\N"
 FIELD_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 # COPY's escapes (PostgreSQL manual, COPY, "Text Format").
 ESCAPED = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+# Names of psql variables.
+HERE, APPLY = "cutline_here", "cutline_apply"
 HEADER = (
-    "This script was written by: snapshot check --live. It changes nothing until you edit it.",
-    "Decide for each row which side is right. Sections for a primary end with ROLLBACK: replace it with COMMIT.",
-    "Take a snapshot before you run it.",
+    "This script was written by: snapshot check --live. Run it with psql, for example: psql -f FILE DSN. It changes"
+    " nothing until you edit it.",
+    "Each section names a node and its database, and does nothing anywhere else: it compares the system identifier and"
+    " the timeline of the server, and the oid of the database. After a failover, repeat the check.",
+    "Sections about rows run their statements and end with ROLLBACK. Decide for each row which side is right, delete"
+    " the other statements, and replace ROLLBACK with COMMIT.",
+    "Sections about an index or the pages of a standby can't be rolled back, so they do nothing until you replace"
+    rf" \set {APPLY} no with \set {APPLY} yes in them.",
+    "Take a snapshot before you run an edited script.",
     "Triggers of the tables run, and foreign keys apply: a DELETE can delete rows of other tables (ON DELETE CASCADE),"
     " and an INSERT can be refused because the row that it refers to comes later. To write only the rows themselves,"
     " let a superuser run it, with the line about session_replication_role: foreign keys are not checked then.",
 )
+# A user's psqlrc may have other values. psql must find the ends of strings also in sections that it skips, so the
+# session's settings are those under which the strings were written; SQL_ASCII makes psql read bytes.
+SETUP = (
+    r"\set AUTOCOMMIT on",
+    r"\set ON_ERROR_STOP on",
+    r"\set ON_ERROR_ROLLBACK off",
+    r"\encoding SQL_ASCII",
+    "SET standard_conforming_strings = 'on';",
+)
+# A copy of the server that was promoted has the same system identifier, but another timeline. A function that a standby
+# refuses is not called there.
+GUARD = """SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN false ELSE
+    (SELECT system_identifier = {system} FROM pg_catalog.pg_control_system())
+    AND (SELECT oid = {oid} FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) = '{timeline:08X}'
+    END AS {here} \\gset"""
 # The settings under which values were read, as far as they decide how a value is parsed, and row_security: with off, a
 # statement fails if policies would hide rows from it.
 PARSING = (
@@ -48,43 +78,93 @@ QUOTED_NAME = re.compile(r'"(?:[^"]|"")*"')
 
 def repair_script(report: LiveReport) -> str:
     """Return the script, as raw text (nodes/encodings.py)."""
-    lines = [comment(text) for text in HEADER]
-    for node in dict.fromkeys(repair.node for repair in report.repairs):
-        lines += _node_section(report, node)
+    sections = [_row_section(report, node) for node in dict.fromkeys(repair.node for repair in report.repairs)]
+    of_index: dict[tuple[str, str], list[LiveConflict]] = {}
     for conflict in report.conflicts:
         if conflict.kind in (STANDBY_ROWS, UNREADABLE):
-            lines += _page_section(report, conflict)
+            sections.append(_page_section(report, conflict))
         elif conflict.kind == INDEX:
-            lines += _index_section(conflict)
-    if len(lines) == len(HEADER):
+            place = report.primary_of(conflict.node), conflict.index or ""
+            of_index.setdefault(place, []).append(conflict)
+    sections += [_index_section(primary, index, some) for (primary, index), some in of_index.items()]
+    lines = [*map(comment, HEADER), *SETUP]
+    for number, section in enumerate(sections, 1):
+        lines += _section_lines(report, number, section)
+    if not sections:
         lines.append(comment("Nothing to repair was found."))
     return "\n".join(lines) + "\n"
 
 
-def _place(report: LiveReport, node: str) -> str:
-    return f"on node {node}, in database {report.databases.get(node, '')}"
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Statements for the database of the primary `node`, and comments before and after them.
+
+    `can_roll_back`: the statements end with ROLLBACK; otherwise, the operator must allow them by a variable.
+    """
+
+    node: str
+    about: list[str]
+    statements: list[str]
+    can_roll_back: bool = False
+    after: str = ""
 
 
-def _node_section(report: LiveReport, node: str) -> Iterator[str]:
-    encoding = report.encodings.get(node, "UTF8")
+def _section_lines(report: LiveReport, number: int, section: _Section) -> Iterator[str]:
+    identity = report.identities[section.node]
+    name = f"section {number}, for node {section.node}"
     yield ""
-    yield comment(
-        f"{_place(report, node)}, to make its rows those of snapshot {report.snapshot}, increment {report.increment}:"
-    )
+    yield comment(f"{name}, database {identity.database}: {section.about[0]}")
+    yield from map(comment, section.about[1:])
+    if section.statements:
+        # If the query fails, an earlier section's result must not count.
+        yield rf"\set {HERE} false"
+        yield GUARD.format(
+            system=int(identity.system_identifier),
+            oid=identity.database_oid,
+            timeline=identity.timeline,
+            here=HERE,
+        )
+        if not section.can_roll_back:
+            yield rf"\set {APPLY} no"
+        yield rf"\if :{HERE}"
+        if section.can_roll_back:
+            yield from section.statements
+        else:
+            yield rf"\if :{APPLY}"
+            yield from section.statements
+            yield r"\else"
+            yield rf"\echo '{name}: {APPLY} is no, so nothing was done'"
+            yield r"\endif"
+        yield r"\else"
+        yield rf"\echo '{name}: this is another server or database, so nothing was done'"
+        yield r"\endif"
+    if section.after:
+        yield comment(section.after)
+
+
+def _row_section(report: LiveReport, node: str) -> _Section:
+    encoding = report.encodings.get(node, "UTF8")
     settings = "".join(f" SET {name} = {literal(PINNED_SETTINGS[name].encode())};" for name in PARSING)
-    yield f"SET client_encoding = '{encoding}';{settings} BEGIN;"
-    yield "-- SET LOCAL session_replication_role = replica;"
+    lines = [
+        f"SET client_encoding = '{encoding}';{settings} BEGIN;",
+        "-- SET LOCAL session_replication_role = replica;",
+    ]
     noted = ""
     for repair in report.repairs:
         if repair.node != node:
             continue
         if repair.unproven and repair.group.name != noted:
             noted = repair.group.name
-            yield comment(
-                f"{noted}: the application may have written the following rows since the snapshot: {repair.unproven}"
+            lines.append(
+                comment(
+                    f"{noted}: the application may have written the following rows since the snapshot:"
+                    f" {repair.unproven}"
+                )
             )
-        yield from _statements(repair)
-    yield "ROLLBACK;"
+        lines += _statements(repair)
+    lines.append("ROLLBACK;")
+    about = f"makes its rows those of snapshot {report.snapshot}, increment {report.increment}"
+    return _Section(node, [about], lines, can_roll_back=True)
 
 
 def _statements(repair: RowRepair) -> Iterator[str]:
@@ -220,38 +300,47 @@ def escaped(name: str) -> str:
     return QUOTED_NAME.sub(lambda part: identifier(unquote_identifier(part[0])), name)
 
 
-def _page_section(report: LiveReport, conflict: LiveConflict) -> Iterator[str]:
-    shard = next(one for one in report.shards if conflict.node in (one.shard, *one.standbys))
+def _page_section(report: LiveReport, conflict: LiveConflict) -> _Section:
     standby = conflict.other_node or conflict.node
-    yield ""
-    if standby == shard.shard:
-        what = f"{_place(report, standby)}: {conflict.group}, {conflict.detail}"
-        yield comment(
-            f"{what}. A page of a primary can't be repaired by SQL: fail over to a standby that can read it; or restore"
-            " the table: snapshot restore NAME --group SCHEMA.TABLE"
+    primary = report.primary_of(standby)
+    if standby == primary:
+        return _Section(
+            primary,
+            [
+                f"{conflict.group}, {conflict.detail}",
+                "A page of a primary can't be repaired by SQL: fail over to a standby that can read it; or restore the"
+                " table: snapshot restore NAME --group SCHEMA.TABLE",
+            ],
+            [],
         )
-        return
-    yield comment(
-        f"standby {standby}: {conflict.group}, {conflict.detail}. If the standby is right, fail over to it. If its"
-        " primary is right, rebuild the standby, or let the primary send these pages again,"
-        f" {_place(report, shard.shard)}:"
-    )
+    about = [
+        f"sends pages to its standby {standby} again: {conflict.group}, {conflict.detail}",
+        "If the standby is right, fail over to it. If its primary is right, rebuild the standby, or let this section"
+        " make the primary send these pages again.",
+    ]
     table = report.quoted.get(conflict.group or "", "")
-    if table and conflict.pages:
-        yield "CHECKPOINT;"
+    if not table or not conflict.pages:
+        return _Section(primary, [about[0], "No pages are known that could be sent: rebuild the standby."], [])
+    lines = ["CHECKPOINT;"]
     for page in conflict.pages:
-        yield (
+        lines.append(
             f"SELECT count(*) FROM (SELECT FROM ONLY {table} WHERE ctid >= '({page},0)' AND ctid < '({page + 1},0)'"
             " LIMIT 1 FOR KEY SHARE) AS locked;"
         )
-    yield comment(
-        "then repeat: snapshot check --live. A page on which the primary has no rows, or whose long values are damaged,"
-        " is not sent: then rebuild the standby"
+    after = (
+        "Then repeat: snapshot check --live. A page on which the primary has no rows, or whose long values are damaged,"
+        " is not sent: then rebuild the standby."
     )
+    return _Section(primary, about, lines, after=after)
 
 
-def _index_section(conflict: LiveConflict) -> Iterator[str]:
-    yield ""
-    yield comment(f"on the primary of {conflict.node}, which rebuilds it on the standbys as well: {conflict.detail}")
-    yield f"REINDEX INDEX CONCURRENTLY {escaped(conflict.index or '')};"
-    yield comment("if a collation has changed, see also: ALTER COLLATION … REFRESH VERSION")
+def _index_section(primary: str, index: str, conflicts: Sequence[LiveConflict]) -> _Section:
+    return _Section(
+        primary,
+        [
+            "rebuilds an index, also on the standbys",
+            *(f"on {conflict.node}: {conflict.detail}" for conflict in conflicts),
+        ],
+        [f"REINDEX INDEX CONCURRENTLY {escaped(index)};"],
+        after="If a collation has changed, see also: ALTER COLLATION … REFRESH VERSION",
+    )

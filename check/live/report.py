@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cutline.check.report import EXIT_CODES, Skipped
+from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.snapshots.records.operation_records import CONFLICTS, INCONCLUSIVE, ONE_COPY, VALID, CheckResult
+from cutline.storage.errors import UnreachableError
 
 SCHEMA = "cutline/check-live/1"
 # The kinds of conflicts. STANDBY_ROWS: a standby has other rows than its primary. UNREADABLE: a server can't read pages
@@ -69,6 +71,11 @@ class LiveConflict:
     pages: tuple[int, ...] = ()
     rows: tuple[LiveRow, ...] = ()
 
+    @property
+    def nodes(self) -> str:
+        """The names of the nodes that are affected."""
+        return " and ".join(node for node in (self.node, self.other_node) if node)
+
     def to_json(self) -> dict[str, Any]:
         """Return the conflict for the JSON document."""
         return asdict(self)
@@ -108,11 +115,29 @@ class RowRepair:
     unproven: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class UnprovenRows:
+    """`differing` rows of a table that differ from the cut, which proves nothing, for the reason `why`.
+
+    `rows` are some of them, if rows were requested.
+    """
+
+    node: str
+    group: str
+    differing: int
+    why: str
+    rows: tuple[LiveRow, ...] = ()
+
+
 @dataclass(slots=True)
 class LiveCompared:
-    """The amounts that were compared between a primary and its standbys; a row that was read again counts again."""
+    """The amounts that were compared between a primary and its standbys; a row that was read again counts again.
+
+    Of `tables`, `partial_tables` were compared except for pages that a node could not read; `rows` leaves these out.
+    """
 
     tables: int = 0
+    partial_tables: int = 0
     rows: int = 0
     bytes: int = 0
     indexes: int = 0
@@ -123,13 +148,14 @@ class CutCompared:
     """How the rows of a primary compare with those at the cut.
 
     `equal` rows are the same, `written` rows differ because they were written since, and the `differing` rows differ
-    without a reason that is known.
+    although nobody has written them. `unproven` rows differ, and it is not known whether they were written since.
     """
 
     tables: int = 0
     equal: int = 0
     written: int = 0
     differing: int = 0
+    unproven: int = 0
 
     def add(self, other: CutCompared) -> None:
         """Add the amounts of another table."""
@@ -139,10 +165,14 @@ class CutCompared:
 
 @dataclass(slots=True)
 class ShardReport:
-    """The report on a primary, its `standbys`, and the comparison with the cut, if there was one."""
+    """The report on a primary, its `standbys`, and the comparison with the cut, if there was one.
+
+    The standbys in `away` could not be reached when the check began.
+    """
 
     shard: str
     standbys: tuple[str, ...]
+    away: tuple[str, ...] = ()
     compared: LiveCompared = field(default_factory=LiveCompared)
     cut: CutCompared | None = None
 
@@ -151,8 +181,10 @@ class ShardReport:
 class LiveReport:
     """The report on all shards. `snapshot` and `increment` name the cut that the databases were compared with.
 
-    `repairs` are the rows for a repair script. `encodings` and `databases` are keyed by node, and `quoted` has the
-    tables' names, quoted for SQL, by the names of groups.
+    `repairs` are the rows for a repair script. `encodings` and `identities` are keyed by node, and `quoted` has the
+    tables' names, quoted for SQL, by the names of groups. `unproven` are rows that differ from the cut, although it is
+    not known whether they were written since. `unreachable` has the reason, by node, why a node could not be reached,
+    at the beginning or later.
     """
 
     snapshot: str | None = None
@@ -160,9 +192,11 @@ class LiveReport:
     shards: list[ShardReport] = field(default_factory=list)
     conflicts: list[LiveConflict] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    unproven: list[UnprovenRows] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
     repairs: list[RowRepair] = field(default_factory=list)
     encodings: dict[str, str] = field(default_factory=dict)
-    databases: dict[str, str] = field(default_factory=dict)
+    identities: dict[str, NodeIdentity] = field(default_factory=dict)
     quoted: dict[str, str] = field(default_factory=dict)
     allows_one_copy: bool = False
     seconds: float = 0.0
@@ -172,7 +206,7 @@ class LiveReport:
         """The result: without conflicts, valid only if something was compared and nothing was skipped."""
         if self.conflicts:
             return CONFLICTS
-        if not any(
+        if self.unreachable or not any(
             shard.compared.tables or shard.compared.indexes or (shard.cut and shard.cut.tables) for shard in self.shards
         ):
             return INCONCLUSIVE
@@ -182,7 +216,9 @@ class LiveReport:
 
     @property
     def exit_code(self) -> int:
-        """0 if everything was compared and is equal, 1 on conflicts, 4 if something was not compared."""
+        """0 if everything is equal, 1 on conflicts, 6 if a node could not be reached, 4 if something was skipped."""
+        if self.unreachable and not self.conflicts:
+            return UnreachableError.exit_code
         return EXIT_CODES[self.result]
 
     @property
@@ -193,6 +229,10 @@ class LiveReport:
     def of(self, shard: str) -> ShardReport:
         """Return the report on a shard."""
         return next(one for one in self.shards if one.shard == shard)
+
+    def primary_of(self, node: str) -> str:
+        """Return the primary of the node's shard."""
+        return next(one.shard for one in self.shards if node in (one.shard, *one.standbys))
 
     def skip(self, what: str, why: str, *, is_one_copy: bool = False) -> None:
         """Add a part that was not compared, once."""
@@ -210,7 +250,17 @@ class LiveReport:
             "shards": [asdict(shard) for shard in self.shards],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "skipped": [asdict(part) for part in self.skipped],
+            "unproven": [asdict(rows) for rows in self.unproven],
+            "unreachable": [{"node": node, "why": why} for node, why in self.unreachable.items()],
         }
+
+
+def row_lines(row: LiveRow) -> Iterator[str]:
+    """Describe a row in each of its copies."""
+    where = f" at {row.place}" if row.place else ""
+    yield f"row {row.key}{where}:" if row.key else f"a row without a key{where}:"
+    for copy in row.copies:
+        yield f"  {copy.of}: {copy.text}"
 
 
 SHOWN_PAGES_MAX = 20

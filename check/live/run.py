@@ -3,18 +3,19 @@
 The tables of a shard are read in rounds of bounded size. In each round, the shards' primaries and standbys export
 snapshots for a few seconds, so that no snapshot holds up VACUUM on a primary or replay on a standby for long. Pages
 that differ between two nodes are read again in snapshots by turns (ordered_snapshots), which distinguish rows that
-differ from rows that were being changed. Nothing is stopped or stored.
+differ from rows that were being changed. Nothing is stopped or stored. The check continues without nodes that can't be
+reached, also if they are lost later.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import psycopg
@@ -53,8 +54,8 @@ from cutline.columns.bytes_column import Ints
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress, Silent
-from cutline.nodes.baseline import NodeIdentity
-from cutline.nodes.connections import connect, database_name, raising_unreachable
+from cutline.nodes.baseline import CHANGE_REASONS, NodeIdentity
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import encoding_of, texts_of
 from cutline.nodes.free_connections import check_free_connections, task_sessions
 from cutline.nodes.groups import Group, Table, read_tables
@@ -62,6 +63,7 @@ from cutline.nodes.left_out import find_planned_code
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
 from cutline.nodes.table_state import read_printed, read_table_states
+from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import PageRange
 from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
 from cutline.snapshots.records.chain import Chain
@@ -83,6 +85,8 @@ from cutline.wal.drain.waiting import ReplayState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Task = TypeVar("Task")
+Report = TypeVar("Report")
 # How much of a shard is read in one round. With a limit on the rate, a round takes ROUND_SECONDS, and a task, which
 # locks tables against DDL, UNIT_SECONDS.
 ROUND_BYTES = 1 << 30
@@ -108,6 +112,7 @@ RECOVERY_CONFLICT = "conflict with recovery"
 RENAMED = (
     "labels of an enum, attributes of a type, or objects whose names the table contains were renamed during the check"
 )
+NO_PRIMARY = "its primary can't be reached"
 WHY_UNPROVEN = (
     "because its indexes call functions of users, the table can only be read as a whole, which proves no difference:"
     " compare its rows yourself"
@@ -146,15 +151,20 @@ class LiveRequest:
 def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress: Progress) -> LiveReport:
     """Check the running databases; start Spark only if there is something to compare.
 
-    Raises NodeUnreachableError if a node can't be reached, FleetTopologyError, and the errors of reading the snapshot.
+    Raises NodeUnreachableError if no primary can be reached, FleetTopologyError, and the errors of reading the
+    snapshot. Other nodes that can't be reached are noted in the report.
     """
     began = time.monotonic()
     report = LiveReport(allows_one_copy=fleet.allows_one_copy)
     chain = _read_snapshot(fleet, request.name, report)
     progress.step("connect", total=len(fleet.nodes), unit="nodes")
-    with open_sessions(fleet, fleet.nodes, needs_all=True) as sessions, _live_nodes(sessions) as live:
+    with (
+        open_sessions(fleet, fleet.nodes, needs_all=True, away=report.unreachable) as sessions,
+        _live_nodes(sessions, report) as live,
+    ):
         check_free_connections(live.by_node)
         checks = _plan(live, fleet, request, report)
+        away = _Away(report, sessions.watch, tuple(checks))
         needs = ExecutorNeeds(fleet.store, tuple(live.by_node))
         if any(check.left for check in checks) or chain is not None:
             spark.begin(needs, progress)
@@ -163,13 +173,13 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
             if request.bytes_per_second is not None:
                 # Tasks on a node pause on their own, so there must be one at a time.
                 limits |= {check.shard.primary.id: 1 for check in checks}
-            run = _LiveRun(request, session, sessions, progress, report, limits, tuple(checks))
+            run = _LiveRun(request, session, sessions, progress, report, limits, tuple(checks), away)
             run.compare_standbys()
             if chain is not None:
                 compare_cut(run, fleet, chain, live)
             run.conclude(chain, fleet)
         if request.indexes:
-            _check_indexes(checks, request, report, progress)
+            _check_indexes(checks, request, report, progress, away)
     # Threads have added them in any order.
     report.conflicts.sort(key=lambda one: (one.node, one.other_node or "", one.group or "", one.kind, one.index or ""))
     report.skipped.sort(key=lambda part: part.what)
@@ -203,17 +213,27 @@ class _LiveNodes:
 
 
 @contextmanager
-def _live_nodes(sessions: Sessions) -> Iterator[_LiveNodes]:
+def _live_nodes(sessions: Sessions, report: LiveReport) -> Iterator[_LiveNodes]:
     """Also open sessions on the standbys that can't decode their WAL: they have no slots, but they can be read."""
     by_node, identities = dict(sessions.by_node), dict(sessions.identities)
     with ExitStack() as stack:
         for node in sessions.too_old:
-            connection = connect(node)
-            stack.callback(connection.close)
-            identity = identify(node, connection).identity
+            try:
+                connection = connect(node)
+                stack.callback(connection.close)
+                identity = identify(node, connection).identity
+            except NodeUnreachableError as error:
+                report.unreachable[node.id] = reason_of(node.id, error)
+                sessions.watch.leave_out(node.id)
+                continue
             server = KnownServer(identity.system_identifier, identity.in_recovery)
             by_node[replace(node, server=server)], identities[node.id] = connection, identity
         yield _LiveNodes(by_node, identities)
+
+
+def reason_of(node: str, error: NodeUnreachableError) -> str:
+    """Return why the node can't be reached, without its name."""
+    return error.message.removeprefix(f"node {node}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +313,82 @@ class _ShardCheck:
             size += taken[-1].size
         return taken
 
+    def put_back(self, units: Iterable[_Unit], suspects: Iterable[Suspects] = ()) -> None:
+        """Put back what could not be read because a node was lost, without what only that node has."""
+        standbys = {node.id for node in self.standbys}
+        for one in suspects:
+            if one.standby in standbys:
+                self.suspects.append(one)
+            else:
+                self.skipped.add(one.oid)
+        if standbys:
+            self.left.extendleft(reversed(list(units)))
+        else:
+            self.end(units)
+
+    def drop(self, standby: str) -> None:
+        """Continue without this standby."""
+        self.skipped.update(one.oid for one in self.suspects if one.standby == standby)
+        self.standbys = [node for node in self.standbys if node.id != standby]
+        self.suspects = [one for one in self.suspects if one.standby != standby]
+
+    def end(self, units: Iterable[_Unit] = ()) -> None:
+        """Compare nothing more with standbys: tables of which a part is left do not count as compared."""
+        self.skipped.update(part.oid for unit in (*self.left, *units) for part in unit.ranges)
+        self.skipped.update(one.oid for one in self.suspects)
+        self.left.clear()
+        self.suspects.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """Continues the checks without nodes that are lost, and notes these in the report."""
+
+    report: LiveReport
+    watch: Watch
+    checks: tuple[_ShardCheck, ...]
+
+    def note(self, error: NodeUnreachableError) -> None:
+        """Continue without the node that the error names."""
+        node = str(error.details["node"])
+        self._leave_out(node, reason_of(node, error))
+
+    def note_silent(self) -> bool:
+        """Continue without the nodes that don't answer any more; return whether there are any."""
+        silent = self.watch.silent()
+        for node, seconds in silent.items():
+            self._leave_out(node, f"no answer for {seconds:.0f} s")
+        return bool(silent)
+
+    def note_closed(self) -> None:
+        """Continue without the primaries whose sessions have ended."""
+        primaries = [check.shard.primary for check in self.checks]
+        sessions = [
+            (node, check.shard.connections[node.id]) for node, check in zip(primaries, self.checks, strict=True)
+        ]
+
+        def ask(one: tuple[Node, psycopg.Connection[Any]]) -> NodeUnreachableError | None:
+            try:
+                with raising_unreachable(one[0]):
+                    one[1].execute("SELECT 1")
+            except NodeUnreachableError as error:
+                return error
+            return None
+
+        for error in in_parallel(ask, [one for one in sessions if one[0].id not in self.report.unreachable]):
+            if error is not None:
+                self.note(error)
+
+    def _leave_out(self, lost: str, why: str) -> None:
+        self.report.unreachable.setdefault(lost, why)
+        self.watch.leave_out(lost)
+        for check in self.checks:
+            if lost == check.shard.primary.id:
+                check.standbys.clear()
+            check.drop(lost)
+            if not check.standbys:
+                check.end()
+
 
 def _plan(live: _LiveNodes, fleet: Fleet, request: LiveRequest, report: LiveReport) -> list[_ShardCheck]:
     """Read the primaries' tables, and divide them into units; shards without standbys get none."""
@@ -304,7 +400,8 @@ def _plan(live: _LiveNodes, fleet: Fleet, request: LiveRequest, report: LiveRepo
         with raising_unreachable(primary):
             tables = read_tables(connection, fleet.groups)
             whole = find_planned_code(connection, [table.oid for table in tables])
-        found = ShardReport(primary.id, tuple(node.id for node in standbys))
+        away = [node.id for node in fleet.nodes if node.backup_of == primary.id and node.id in report.unreachable]
+        found = ShardReport(primary.id, tuple(node.id for node in standbys), tuple(away))
         readable = {table.oid: table for table in tables if table.readable and not table.hides_rows}
         for table in tables:
             if table.oid not in readable:
@@ -312,17 +409,22 @@ def _plan(live: _LiveNodes, fleet: Fleet, request: LiveRequest, report: LiveRepo
         check = _ShardCheck(shard, found, readable, whole, list(standbys))
         if standbys:
             check.left.extend(_units(readable.values(), request, whole))
+        elif away:
+            report.skip(f"rows of shard {primary.id} and its standbys", "no standby can be reached")
         elif request.name is None:
             report.skip(f"rows of shard {primary.id}", "it has no standby", is_one_copy=True)
         return check
 
+    for node in fleet.primaries:
+        if node.id in report.unreachable:
+            report.skip(f"shard {node.id}", NO_PRIMARY)
     checks = in_parallel(plan, [node for node in live.by_node if node.backup_of is None])
     for check in checks:
         report.shards.append(check.report)
         report.quoted |= {table.group.name: qualified(table.group) for table in check.tables.values()}
     for node, connection in live.by_node.items():
         report.encodings[node.id] = encoding_of(connection)
-        report.databases[node.id] = database_name(node.dsn)
+        report.identities[node.id] = live.identities[node.id]
     return checks
 
 
@@ -407,6 +509,7 @@ class _LiveRun:
     report: LiveReport
     limits: Mapping[str, int]
     checks: tuple[_ShardCheck, ...]
+    away: _Away
 
     def compare_standbys(self) -> None:
         """Compare all standbys with their primaries; note what could not be compared."""
@@ -436,12 +539,17 @@ class _LiveRun:
         with self._turns([check for check, _ in taken], 1) as turns:
             work: list[_UnitTask] = []
             for check, units in taken:
-                # A shard without turns has no standby that keeps up.
+                if check.shard.primary.id not in turns:
+                    check.put_back(units)
                 for turn in turns.get(check.shard.primary.id, ()):
                     work += [_UnitTask(check, unit, self._compare_task(check, unit, turn)) for unit in units]
             dealing = Dealing[CompareTask](lambda task: task.size, lambda task: task.nodes, self.limits)
-            tasks = [one.task for one in work]
-            reports = run_tasks(self.session, compare_ranges, tasks, shares, dealing, self.sessions.watch)
+            reports = self._run(compare_ranges, [one.task for one in work], shares, dealing)
+        if reports is None:
+            for check, units in taken:
+                if check.shard.primary.id in turns:
+                    check.put_back(units)
+            return Counter()
         failed: dict[str, list[tuple[_Unit, CompareReport]]] = {}
         for one, found in zip(work, reports, strict=True):
             if found.problem is not None:
@@ -450,8 +558,33 @@ class _LiveRun:
                 self._take_in(one.check, found)
         for check in self.checks:
             if units_failed := failed.get(check.shard.primary.id):
-                self._try_again(check, units_failed)
-        return Counter({check.shard.primary.id: sum(unit.size for unit in units) for check, units in taken})
+                try:
+                    self._try_again(check, units_failed)
+                except NodeUnreachableError as error:
+                    check.skipped.update(part.oid for unit, _ in units_failed for part in unit.ranges)
+                    self.away.note(error)
+        return Counter(
+            {
+                check.shard.primary.id: sum(unit.size for unit in units)
+                for check, units in taken
+                if check.shard.primary.id in turns
+            }
+        )
+
+    def _run(
+        self,
+        work: Callable[[Task], Report],
+        tasks: Sequence[Task],
+        progress: Progress | NodeShares[Task],
+        dealing: Dealing[Task],
+    ) -> list[Report] | None:
+        """Run the tasks; return None if that failed because a node fell silent, which is left out then."""
+        try:
+            return run_tasks(self.session, work, tasks, progress, dealing, self.sessions.watch)
+        except Exception:
+            if not self.away.note_silent():
+                raise
+            return None
 
     def _compare_task(self, check: _ShardCheck, unit: _Unit, turn: SnapshotTurn) -> CompareTask:
         taken = turn.standbys
@@ -464,7 +597,8 @@ class _LiveRun:
     def _turns(self, checks: Sequence[_ShardCheck], turns: int) -> Iterator[dict[str, list[SnapshotTurn]]]:
         """Take snapshots on all of these shards by turns, for the block; the result is keyed by primary.
 
-        Shards none of whose standbys keeps up are missing, and have no units left.
+        Shards none of whose standbys keeps up are missing, and have no units left. Shards on which a node was lost are
+        missing, too; their standbys are those that are left.
         """
         with ExitStack() as stack:
             # Closing the stack waits for nothing, so the stacks may be entered before their snapshots exist.
@@ -476,28 +610,32 @@ class _LiveRun:
                     take_turns(check.shard, check.standbys, turns, self.progress, partial(self._drop, check))
                 )
 
-            def try_to_take(one: tuple[_ShardCheck, ExitStack]) -> list[SnapshotTurn] | SnapshotOrderError:
+            def try_to_take(
+                one: tuple[_ShardCheck, ExitStack],
+            ) -> list[SnapshotTurn] | SnapshotOrderError | NodeUnreachableError:
                 try:
                     return take(one)
-                except SnapshotOrderError as error:
+                except (SnapshotOrderError, NodeUnreachableError) as error:
                     return error
 
             taken: dict[str, list[SnapshotTurn]] = {}
             results = in_parallel(try_to_take, zip(checks, stacks, strict=True))
             for check, result in zip(checks, results, strict=True):
-                if isinstance(result, SnapshotOrderError):
+                if isinstance(result, NodeUnreachableError):
+                    self.away.note(result)
+                elif isinstance(result, SnapshotOrderError):
                     self.report.skip(f"rows of shard {check.shard.primary.id}", result.message)
+                    check.standbys.clear()
+                    check.end()
                 elif result[-1].standbys:
                     taken[check.shard.primary.id] = result
-                    continue
-                check.left.clear()
-                check.suspects.clear()
+                else:
+                    check.end()
             yield taken
 
     def _drop(self, check: _ShardCheck, state: ReplayState) -> None:
         """Continue without a standby that does not keep up with its primary."""
-        check.standbys = [node for node in check.standbys if node.id != state.node]
-        check.suspects = [one for one in check.suspects if one.standby != state.node]
+        check.drop(state.node)
         self.report.skip(f"standby {state.node}", state.text)
 
     def _take_in(self, check: _ShardCheck, found: CompareReport) -> None:
@@ -578,11 +716,21 @@ class _LiveRun:
                     for some in together(by_standby.get(node.id, [])):
                         if taken and node.id in taken[0].standbys:
                             work.append(_Confirmation(check, some, self._confirm_task(check, node, some, taken)))
+            for check in busy:
+                if check.shard.primary.id not in turns:
+                    check.put_back((), chosen[check.shard.primary.id])
             dealing = Dealing[ConfirmTask](lambda _: 1, lambda task: task.nodes, self.limits)
-            tasks = [one.task for one in work]
-            before = _read_stamps(work)
-            reports = run_tasks(self.session, confirm_ranges, tasks, Silent(), dealing, self.sessions.watch)
-            after = _read_stamps(work)
+            try:
+                before = _read_stamps(work)
+                reports = self._run(confirm_ranges, [one.task for one in work], Silent(), dealing)
+                after = _read_stamps(work) if reports is not None else {}
+            except NodeUnreachableError as error:
+                self.away.note(error)
+                reports = None
+        if reports is None:
+            for confirmation in work:
+                confirmation.check.put_back((), confirmation.suspects)
+            return
         for confirmation, found in zip(work, reports, strict=True):
             nodes = confirmation.check.shard.primary.id, confirmation.suspects[0].standby
             unsteady = {one.oid for one in confirmation.suspects if is_unsteady(one.oid, nodes, before, after)}
@@ -669,7 +817,9 @@ class _LiveRun:
         for check in self.checks:
             primary = check.shard.primary.id
             if check.report.standbys:
-                check.report.compared.tables = len(set(check.filenodes) - check.skipped)
+                compared = set(check.filenodes) - check.skipped
+                check.report.compared.tables = len(compared)
+                check.report.compared.partial_tables = len(compared & {oid for _, oid in check.bad})
             for (standby, oid), finding in check.findings.items():
                 detail, rows = _describe(finding), self._rows_of(check, standby, oid, finding, evidence)
                 pages = tuple(sorted(set(finding.pages)))[:LISTED_PAGES_MAX]
@@ -767,27 +917,53 @@ def _describe(finding: _Finding) -> str:
 def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> None:
     """Compare the primaries with the chain's newest cut; note shards and tables that can't be compared."""
     fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
-    sources: list[CutSource] = []
-    for check in run.checks:
-        what = f"rows of shard {check.shard.primary.id} and snapshot {chain.name}"
-        if check.shard.primary.id not in chain.full.groups:
-            run.report.skip(what, "the snapshot has no such shard")
-            continue
-        try:
-            with raising_unreachable(check.shard.primary):
-                sources.append(_cut_source(run, check, chain, fleet_id, live, len(sources)))
-        except RefusedError as error:
-            # For example, the publications were dropped.
-            run.report.skip(what, error.message)
+    report = run.report
     for shard in chain.full.groups:
         if shard not in live.connections:
-            run.report.skip(f"rows of shard {shard} in snapshot {chain.name}", "fleet.toml has no such primary")
-    if not sources:
-        return
+            why = NO_PRIMARY if shard in report.unreachable else "fleet.toml has no such primary"
+            report.skip(f"rows of shard {shard} in snapshot {chain.name}", why)
+    found = len(report.conflicts), len(report.repairs), len(report.unproven)
+    while sources := _cut_sources(run, chain, fleet_id, live):
+        try:
+            _compare_sources(run, fleet, chain, sources)
+        except Exception:
+            if not run.away.note_silent():
+                raise
+            # The job was cancelled: repeat it without these nodes.
+            del report.conflicts[found[0] :], report.repairs[found[1] :], report.unproven[found[2] :]
+        else:
+            run.away.note_closed()
+            return
+
+
+def _cut_sources(run: _LiveRun, chain: Chain, fleet_id: str, live: _LiveNodes) -> tuple[CutSource, ...]:
+    """Return the primaries that can be compared; note the others."""
+    sources: list[CutSource] = []
+    for check in run.checks:
+        primary = check.shard.primary
+        what = f"rows of shard {primary.id} and snapshot {chain.name}"
+        if primary.id not in chain.full.groups:
+            run.report.skip(what, "the snapshot has no such shard")
+        elif primary.id in run.report.unreachable:
+            run.report.skip(what, NO_PRIMARY)
+        else:
+            try:
+                with raising_unreachable(primary):
+                    sources.append(_cut_source(run, check, chain, fleet_id, live, len(sources)))
+            except NodeUnreachableError as error:
+                run.away.note(error)
+                run.report.skip(what, NO_PRIMARY)
+            except RefusedError as error:
+                # For example, the publications were dropped.
+                run.report.skip(what, error.message)
+    return tuple(sources)
+
+
+def _compare_sources(run: _LiveRun, fleet: Fleet, chain: Chain, sources: tuple[CutSource, ...]) -> None:
     request = run.request
     examples = max(request.rows, REPAIRED_ROWS_MAX if request.repairs else 0)
     comparison = CutComparison(
-        chain, tuple(sources), fleet.store, request.rows, examples, request.task_pages, request.bytes_per_second
+        chain, sources, fleet.store, request.rows, examples, request.task_pages, request.bytes_per_second
     )
     # A unit takes two sessions: the first holds the snapshot that the second imports.
     cores = cores_of(run.session).now
@@ -802,7 +978,8 @@ def _cut_source(
     run: _LiveRun, check: _ShardCheck, chain: Chain, fleet_id: str, live: _LiveNodes, number: int
 ) -> CutSource:
     node, connection = check.shard.primary, live.connections[check.shard.primary.id]
-    is_own = belongs_to(chain, node.id, live.identities[node.id])
+    other = why_other(chain, node.id, live.identities[node.id])
+    is_own = not other
     tables = check.tables.values()
     states = read_table_states(connection, node.id, fleet_id, tables, unpublished_too=True) if is_own else None
     matched, groups = match_tables(chain, node.id, tables, states, run.report)
@@ -819,27 +996,50 @@ def _cut_source(
             texts_of(connection),
         )
     shard = CutShard(number, node, matched, groups, check.whole)
-    return CutSource(shard, connection, fleet_id, states or {}, since)
+    return CutSource(shard, connection, fleet_id, states or {}, since, other)
 
 
-def belongs_to(chain: Chain, shard: str, identity: NodeIdentity) -> bool:
-    """Whether the running primary is the database that the chain's snapshots were taken of."""
+def why_other(chain: Chain, shard: str, identity: NodeIdentity) -> str:
+    """Return why the running primary is not the database that the chain's snapshots were taken of; "" if it is."""
     was = chain.baseline.get(shard)
-    return was is not None and all(
-        getattr(was, name) == getattr(identity, name) for name in ("system_identifier", "timeline", "database_oid")
-    )
+    if was is None:
+        return "the snapshot was not taken of this shard"
+    return other_database(was, identity)
 
 
-def _check_indexes(checks: Sequence[_ShardCheck], request: LiveRequest, report: LiveReport, progress: Progress) -> None:
+def other_database(was: NodeIdentity, now: NodeIdentity) -> str:
+    """Return in which way the database is not the one that was copied; "" if it is."""
+    if was.system_identifier != now.system_identifier:
+        return (
+            f"this is another server than at the snapshot (system identifier {now.system_identifier}, not"
+            f" {was.system_identifier}), such as a restored or upgraded one"
+        )
+    if was.timeline != now.timeline:
+        return f"the server is on timeline {now.timeline}, the snapshot on {was.timeline}: {CHANGE_REASONS['timeline']}"
+    if was.database_oid != now.database_oid:
+        return CHANGE_REASONS["database_oid"]
+    return ""
+
+
+def _check_indexes(
+    checks: Sequence[_ShardCheck], request: LiveRequest, report: LiveReport, progress: Progress, away: _Away
+) -> None:
     """Check the indexes of all nodes, one at a time on each."""
-    nodes = [(check, node) for check in checks for node in check.shard.nodes]
+    nodes = [(check, node) for check in checks for node in check.shard.nodes if node.id not in report.unreachable]
     progress.step("check indexes", unit="indexes")
 
-    def check_one(one: tuple[_ShardCheck, Node]) -> int:
+    def check_one(one: tuple[_ShardCheck, Node]) -> int | NodeUnreachableError:
         check, node = one
         tables = {oid: table.group.name for oid, table in check.tables.items()}
         connection = check.shard.connections[node.id]
-        return check_indexes(node, connection, tables, report, progress, request.bytes_per_second)
+        try:
+            return check_indexes(node, connection, tables, report, progress, request.bytes_per_second)
+        except NodeUnreachableError as error:
+            return error
 
-    for (check, _), count in zip(nodes, in_parallel(check_one, nodes), strict=True):
-        check.report.compared.indexes += count
+    for (check, node), found in zip(nodes, in_parallel(check_one, nodes), strict=True):
+        if isinstance(found, NodeUnreachableError):
+            away.note(found)
+            report.skip(f"indexes on {node.id}", "the node was lost while they were checked")
+        else:
+            check.report.compared.indexes += found

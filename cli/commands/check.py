@@ -15,7 +15,16 @@ import typer
 from msgspec import UNSET
 
 from cutline.check.live.repair_script import repair_script
-from cutline.check.live.report import LiveConflict, LiveReport, LiveRow, ShardReport
+from cutline.check.live.report import (
+    APPEND_ONLY,
+    CUT_ROWS,
+    STANDBY_ROWS,
+    LiveCompared,
+    LiveConflict,
+    LiveReport,
+    ShardReport,
+    row_lines,
+)
 from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
@@ -44,14 +53,14 @@ if TYPE_CHECKING:
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
 # The kind of operation in `history`: it does not count as a check of snapshots.
 LIVE_KIND = "check-live"
-WHAT_TO_DO_LIVE = (
-    "find out which side is right before you change anything; to see rows: --rows 20, to get statements for repairs:"
-    " --repair-script FILE"
-)
+WHAT_TO_DO_LIVE = "find out which side is right before you change anything"
+HOW_TO_SEE_ROWS, HOW_TO_REPAIR = "to see rows: --rows 20", "to get statements for repairs: --repair-script FILE"
+REPEAT_LATER = "check that these nodes are running, and that their dsns are correct, then repeat the check"
 WITH_LIVE = (
     "--live NAME compares the newest cut; the options that go with it: --rows, --max-rate, --indexes, --repair-script,"
     " --junit"
 )
+WITH_ROWS = (STANDBY_ROWS, CUT_ROWS, APPEND_ONLY)
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 # The kinds of conflicts about objects that a repair may replace, and about copies that differ.
 DAMAGED = ("missing", "size", "digest", "unreadable")
@@ -174,7 +183,7 @@ def check(
     Exit codes: 0 if everything was compared and agrees, 1 on conflicts, 4 if something was not compared. The rows of
     shards without a standby need not be compared if the check table of the fleet file allows one-copy. With
     --since-last, objects that an earlier check has compared count as compared if they were last read within the time
-    that the check table sets (reread).
+    that the check table sets (reread). With --live, 6 if nodes could not be reached; the others were compared.
     """
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)
@@ -263,7 +272,7 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
         if write is not None:
             write(repair_script(report))
     problems = write_report(junit, junit_of_live(report))
-    lines = [*live_lines(report, script), *(f"{WARNING}{problem}" for problem in problems)]
+    lines = [*live_lines(report, script, rows), *(f"{WARNING}{problem}" for problem in problems)]
     code = report.exit_code or (UNWRITTEN if problems else DONE)
     emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
     raise typer.Exit(code)
@@ -562,17 +571,29 @@ def conflict_text(conflict: Conflict) -> str:
     return f"{conflict.kind}" + (f" ({', '.join(names)})" if names else "") + f": {conflict.detail}"
 
 
-def live_lines(report: LiveReport, script: Path | None = None) -> list[str]:
-    """Return the human-readable output of a check of running databases."""
+def live_lines(report: LiveReport, script: Path | None = None, rows: int = 0) -> list[str]:
+    """Return the human-readable output of a check of running databases; `rows` and `script` are the options given."""
     lines = [line for shard in report.shards for line in _shard_lines(shard, report)]
     for conflict in report.conflicts[:CONFLICTS_SHOWN_MAX]:
         lines.append(f"  conflict: {live_conflict_text(conflict)}")
-        lines += [f"    {line}" for row in conflict.rows for line in _live_row_lines(row)]
+        lines += [f"    {line}" for row in conflict.rows for line in row_lines(row)]
     if len(report.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(report.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
     lines += [f"  skipped: {skipped.what} ({skipped.why})" for skipped in report.skipped]
-    if report.conflicts:
-        lines.append(WHAT_TO_DO_LIVE)
+    for unproven in report.unproven:
+        if unproven.rows:
+            lines.append(f"  unproven: {unproven.group} on {unproven.node}: these rows differ from the cut")
+            lines += [f"    {line}" for row in unproven.rows for line in row_lines(row)]
+    lines += [f"  unreachable: {node} ({why})" for node, why in report.unreachable.items()]
+    if report.unreachable:
+        lines.append(REPEAT_LATER)
+    hints = [WHAT_TO_DO_LIVE] if report.conflicts else []
+    if not rows and (report.unproven or any(conflict.kind in WITH_ROWS for conflict in report.conflicts)):
+        hints.append(HOW_TO_SEE_ROWS)
+    if script is None and report.conflicts:
+        hints.append(HOW_TO_REPAIR)
+    if hints:
+        lines.append("; ".join(hints))
     if script is not None:
         lines.append(f"statements for repairs: {script}")
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
@@ -582,28 +603,29 @@ def _shard_lines(shard: ShardReport, report: LiveReport) -> Iterator[str]:
     compared = shard.compared
     if shard.standbys:
         amounts = f"{quantity_text(compared.rows, 'rows')}, {size_text(compared.bytes)}"
-        tables = quantity_text(compared.tables, "tables")
-        yield f"shard {shard.shard}: compared {tables} with {', '.join(shard.standbys)}: {amounts}"
+        yield f"shard {shard.shard}: compared {live_tables_text(compared)} with {', '.join(shard.standbys)}: {amounts}"
     else:
-        yield f"shard {shard.shard}: no standby"
+        yield f"shard {shard.shard}: {'no standby can be reached' if shard.away else 'no standby'}"
     if compared.indexes:
         yield f"  checked {quantity_text(compared.indexes, 'indexes')}"
     if (cut := shard.cut) is not None:
+        differing = f"{cut.differing:,} different" if cut.differing or not cut.unproven else ""
+        unproven = f"{cut.unproven:,} not equal, perhaps because they were written since" if cut.unproven else ""
+        counts = [f"{quantity_text(cut.equal, 'rows')} equal", f"{cut.written:,} written since", differing, unproven]
         yield (
             f"  compared {quantity_text(cut.tables, 'tables')} with {report.snapshot} at increment {report.increment}:"
-            f" {quantity_text(cut.equal, 'rows')} equal, {cut.written:,} written since, {cut.differing:,} different"
+            f" {', '.join(filter(None, counts))}"
         )
+
+
+def live_tables_text(compared: LiveCompared) -> str:
+    """Return how many tables were compared with standbys, and how many of them in part."""
+    partial = compared.partial_tables
+    but = f" (in {partial:,} of them, not the pages that can't be read)" if partial else ""
+    return f"{quantity_text(compared.tables, 'tables')}{but}"
 
 
 def live_conflict_text(conflict: LiveConflict) -> str:
     """Describe a conflict in a running database on one line."""
-    nodes = " and ".join(node for node in (conflict.node, conflict.other_node) if node)
-    names = ", ".join(name for name in (nodes, conflict.group or "") if name)
+    names = ", ".join(name for name in (conflict.nodes, conflict.group or "") if name)
     return f"{conflict.kind} ({names}): {conflict.detail}"
-
-
-def _live_row_lines(row: LiveRow) -> Iterator[str]:
-    where = f" at {row.place}" if row.place else ""
-    yield f"row {row.key}{where}:" if row.key else f"a row without a key{where}:"
-    for copy in row.copies:
-        yield f"  {copy.of}: {copy.text}"

@@ -19,13 +19,25 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.check.live import run as live_run
 from cutline.check.live.ordered_snapshots import Shard
-from cutline.check.live.repair_script import repair_script
-from cutline.check.live.report import APPEND_ONLY, CUT_ROWS, INDEX, STANDBY_ROWS, UNREADABLE, LiveReport
+from cutline.check.live.repair_script import APPLY, repair_script
+from cutline.check.live.report import (
+    APPEND_ONLY,
+    CUT_ROWS,
+    INDEX,
+    STANDBY_ROWS,
+    UNREADABLE,
+    LiveConflict,
+    LiveReport,
+    LiveVersion,
+    RowRepair,
+)
 from cutline.check.live.run import LiveRequest, check_live
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, stop_server
 from cutline.fleet.progress import Reading, Silent
+from cutline.nodes.groups import Column, Group
+from cutline.nodes.programs import run_tool
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.documented_roles import BACKUP, DATABASE, grant, statements
@@ -205,16 +217,25 @@ def replayed(runs: Runs) -> None:
                     time.sleep(0.05)
 
 
-def run_script(dsn: str, report: LiveReport) -> None:
-    """Run the statements of the repair script, outside of its transactions."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for line in repair_script(report).splitlines():
-            if line and not line.startswith("--"):
-                connection.execute(line.encode())
+def edited(script: str) -> str:
+    """Return the script as an operator edits it to let all sections run."""
+    return script.replace("\nROLLBACK;", "\nCOMMIT;").replace(rf"\set {APPLY} no", rf"\set {APPLY} yes")
+
+
+def psql(dsn: str, script: str, folder: Path) -> str:
+    """Run the script with psql; return what it prints."""
+    file = folder / "script.sql"
+    file.write_bytes(script.encode(errors="surrogateescape"))
+    return run_tool("psql", "--no-psqlrc", "--quiet", f"--file={file}", dsn).stdout
+
+
+def run_script(dsn: str, report: LiveReport, folder: Path) -> None:
+    """Let all sections of the repair script run in one database."""
+    psql(dsn, edited(repair_script(report)), folder)
 
 
 def test_a_byte_that_changed_on_a_standby_is_named_and_its_page_can_be_sent_again(
-    runs: Runs, servers: EmbeddedFleet
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
 ) -> None:
     dsn, standby = servers.primaries[0].dsn(), servers.node("s1-b1")
     execute(dsn, "UPDATE item SET name = 'precious value' WHERE id = 1234")
@@ -232,12 +253,12 @@ def test_a_byte_that_changed_on_a_standby_is_named_and_its_page_can_be_sent_agai
     code, document = run_here(runs.fleet, "check", "--live", spark=runs.spark.running)
     assert (code, document["result"], document["conflicts"][0]["rows"]) == (1, "conflicts", [])
     # The primary sends the whole page, which replaces the standby's.
-    run_script(dsn, report)
+    run_script(dsn, report, tmp_path)
     assert check(runs).result == "valid"
 
 
 def test_a_page_that_a_standby_can_not_read_is_named_and_the_others_are_compared(
-    runs: Runs, servers: EmbeddedFleet
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
 ) -> None:
     dsn, standby = servers.primaries[1].dsn(), servers.node("s2-b1")
     execute(dsn, "UPDATE item SET name = 'precious value' WHERE id = 77")
@@ -248,11 +269,13 @@ def test_a_page_that_a_standby_can_not_read_is_named_and_the_others_are_compared
     assert told(report) == [(UNREADABLE, "s2-b1", None, "public.item")]
     assert report.conflicts[0].pages == (page,)
     assert "invalid page" in report.conflicts[0].detail
-    run_script(dsn, report)
+    run_script(dsn, report, tmp_path)
     assert check(runs).result == "valid"
 
 
-def test_rows_that_nobody_wrote_since_the_cut_must_be_those_of_the_cut(runs: Runs, servers: EmbeddedFleet) -> None:
+def test_rows_that_nobody_wrote_since_the_cut_must_be_those_of_the_cut(
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
+) -> None:
     name, primary = "cut", servers.primaries[0]
     execute(primary.dsn(), "UPDATE item SET name = 'treasured value' WHERE id = 99")
     runs.full(name)
@@ -285,7 +308,7 @@ def test_rows_that_nobody_wrote_since_the_cut_must_be_those_of_the_cut(runs: Run
     assert [copy.of for copy in of_cut.rows[0].copies] == ["s1", "cut at increment 1"]
     script = repair_script(replace_conflicts(report))
     assert script.count("UPDATE ONLY") == 1
-    execute(primary.dsn(), *(line for line in script.replace("ROLLBACK;", "COMMIT;").splitlines() if line[:2] != "--"))
+    psql(primary.dsn(), edited(script), tmp_path)
     assert check(runs, name).result == "valid"
 
 
@@ -306,7 +329,9 @@ def test_rows_that_left_an_append_only_table_are_missed_changes(runs: Runs, serv
     assert check(runs, "events-2").result == "valid"
 
 
-def test_an_index_that_does_not_fit_its_table_is_named_where_amcheck_is(runs: Runs, servers: EmbeddedFleet) -> None:
+def test_an_index_that_does_not_fit_its_table_is_named_where_amcheck_is(
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
+) -> None:
     report = check(runs, indexes=True)
     assert report.result == "inconclusive"
     assert {part.what for part in report.skipped} == {f"indexes on {node.id}" for node in runs.fleet.nodes}
@@ -324,10 +349,135 @@ def test_an_index_that_does_not_fit_its_table_is_named_where_amcheck_is(runs: Ru
     report = check(runs, indexes=True)
     assert told(report) == [(INDEX, "s2", None, "public.owned"), (INDEX, "s2-b1", None, "public.owned")]
     assert {one.index for one in report.conflicts} == {'"public"."owned_name"'}
-    assert repair_script(report).count('REINDEX INDEX CONCURRENTLY "public"."owned_name";') == 2
-    run_script(dsn, report)
+    assert repair_script(report).count('REINDEX INDEX CONCURRENTLY "public"."owned_name";') == 1
+    run_script(dsn, report, tmp_path)
     replayed(runs)
     assert check(runs, indexes=True).result == "valid"
+
+
+def test_indexes_of_a_table_with_a_page_that_can_not_be_read_are_not_called_damaged(
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
+) -> None:
+    dsn, standby = servers.primaries[1].dsn(), servers.node("s2-b1")
+    for each in servers.dsns():
+        execute(each, "CREATE EXTENSION IF NOT EXISTS amcheck SCHEMA public")
+    execute(dsn, "UPDATE item SET name = 'priceless value' WHERE id = 78")
+    page, file = page_of(dsn, "item", "id = 78")
+    replayed(runs)
+    intact = check(runs, indexes=True)
+    assert intact.result == "valid"
+    alter(servers, standby, file, b"priceless value", b"prizeless value")
+    report = check(runs, indexes=True)
+    assert told(report) == [(UNREADABLE, "s2-b1", None, "public.item")]
+    assert [(part.what, part.why) for part in report.skipped] == [
+        ('index "public"."item_pkey" on s2-b1', f"could not be checked: page {page} of its table can't be read")
+    ]
+    # The rows on the page do not count as compared.
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT count(*) FROM item WHERE ctid >= %s::tid AND ctid < %s::tid"
+        (on_page,) = connection.execute(query, (f"({page},0)", f"({page + 1},0)")).fetchone() or (0,)
+    before, after = intact.shards[1].compared, report.shards[1].compared
+    assert (after.tables, after.partial_tables, before.rows - after.rows) == (9, 1, on_page)
+    assert "REINDEX" not in repair_script(report)
+    run_script(dsn, report, tmp_path)
+    assert check(runs, indexes=True).result == "valid"
+
+
+COLUMNS = (Column("id", "integer", 23, -1, 0), Column("name", "text", 25, -1, 1), Column("wide", "text", 25, -1, 2))
+# The row that the script changes, the file of the index that it rebuilds, and the newest lock of rows that it locks. (A
+# change that was rolled back leaves its xid behind, so the changed row is in another table.)
+STATE = """
+SELECT name, pg_relation_filenode('item_pkey'), (SELECT max(xmax::text::bigint) FROM owned) FROM item WHERE id = 4
+"""
+
+
+def test_a_repair_script_changes_nothing_until_it_is_edited_and_never_in_another_database(
+    runs: Runs, servers: EmbeddedFleet, tmp_path: Path
+) -> None:
+    nodes = {node.id: node.dsn for node in runs.fleet.nodes}
+
+    def state(dsn: str) -> list[Any]:
+        with psycopg.connect(dsn) as connection:
+            return connection.execute(STATE).fetchall()
+
+    report = check(runs)
+    execute(nodes["s1"], "DELETE FROM item WHERE id = 4", "INSERT INTO item VALUES (4, 'plain', '')")
+    with psycopg.connect(nodes["s1"]) as connection:
+        query = "SELECT ctid::text, xmin::text::bigint, pg_relation_filenode('item') FROM item WHERE id = 4"
+        place, xmin, file = connection.execute(query).fetchall()[0]
+        ((page,),) = connection.execute("SELECT (ctid::text::point)[0]::int FROM owned LIMIT 1").fetchall()
+    # Without standard_conforming_strings, the value would not end at its quote.
+    version = LiveVersion(place, xmin, file, b"4\tplain\t\n")
+    group = Group(1, "public", "item", "default", 1, COLUMNS)
+    report.repairs = [RowRepair("s1", group, 1, 1, b"4\t'; \\\\endif \\\\\t\n", (version,))]
+    report.conflicts = [
+        LiveConflict(STANDBY_ROWS, "1 row is missing", "s1", "s1-b1", "public.owned", pages=(page,)),
+        LiveConflict(INDEX, "index item_pkey", "s1-b1", group="public.item", index='"public"."item_pkey"'),
+    ]
+    replayed(runs)
+    script = repair_script(report)
+    assert script.count(", for node s1, database bank: ") == 3
+    before = {node: state(dsn) for node, dsn in nodes.items()}
+    sloppy = "-c standard_conforming_strings=off"
+    for node, dsn in nodes.items():
+        told = psql(make_conninfo(dsn, options=sloppy), script, tmp_path)
+        assert told.count("nothing was done") == (2 if node == "s1" else 3)
+        if node != "s1":
+            told = psql(make_conninfo(dsn, options=sloppy), edited(script), tmp_path)
+            assert told.count("this is another server or database, so nothing was done") == 3
+    assert psql(make_conninfo(nodes["s1"], dbname="postgres"), edited(script), tmp_path).count("nothing was done") == 3
+    replayed(runs)
+    assert {node: state(dsn) for node, dsn in nodes.items()} == before
+    assert psql(nodes["s1"], edited(script), tmp_path).count("nothing was done") == 0
+    ((name, index, locked),) = state(nodes["s1"])
+    ((_, index_before, locked_before),) = before["s1"]
+    assert (name, index != index_before, locked > locked_before) == ("'; \\endif \\", True, True)
+
+
+def test_a_check_continues_without_the_nodes_that_it_can_not_reach(
+    runs: Runs, servers: EmbeddedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, standby, primary = "away", servers.node("s1-b1"), servers.primaries[1]
+    runs.full(name)
+    stop_server(standby)
+    try:
+        report = check(runs, name)
+        assert (report.exit_code, report.conflicts, list(report.unreachable)) == (6, [], ["s1-b1"])
+        # The other shard is compared with its standby, and both with the cut.
+        assert [shard.compared.tables for shard in report.shards] == [0, 9]
+        assert [shard.cut.tables for shard in report.shards if shard.cut] == [9, 9]
+        code, document = run_here(runs.fleet, "check", "--live", spark=runs.spark.running)
+        assert (code, document["unreachable"][0]["node"]) == (6, "s1-b1")
+    finally:
+        servers.start_node(standby)
+    replayed(runs)
+    # Nodes that are lost while they are compared.
+    monkeypatch.setattr(live_run, "ROUND_BYTES", 400_000)
+    monkeypatch.setattr(LiveRequest, "task_pages", 20)
+    rounds = live_run._LiveRun._compare_round
+    for lost in (standby, primary):
+        left = [lost]
+
+        def losing(run: live_run._LiveRun, shares: Any, left: list[EmbeddedNode] = left) -> Any:
+            found = rounds(run, shares)
+            if left:
+                stop_server(left.pop(), immediate=True)
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(live_run._LiveRun, "_compare_round", losing)
+            try:
+                report = check(runs, name)
+            finally:
+                servers.start_node(lost)
+        assert (report.exit_code, report.conflicts) == (6, [])
+        assert lost.id in report.unreachable
+        other = report.shards[0 if lost is primary else 1]
+        assert other.compared.tables == 9
+        assert report.of("s2" if lost is primary else "s1").compared.tables < 9
+        assert [shard.shard for shard in report.shards if shard.cut] == (["s1"] if lost is primary else ["s1", "s2"])
+    replayed(runs)
+    assert check(runs, name).result == "valid"
 
 
 def test_a_commit_that_waits_for_a_synchronous_standby_is_no_difference(
@@ -460,7 +610,7 @@ def test_the_role_that_takes_snapshots_suffices(runs: Runs, servers: EmbeddedFle
     )  # fmt: skip
 
 
-def test_a_restored_database_is_compared_by_its_contents(runs: Runs, servers: EmbeddedFleet) -> None:
+def test_a_restored_database_is_compared_by_its_contents(runs: Runs, servers: EmbeddedFleet, tmp_path: Path) -> None:
     """Nobody knows what was written since, so rows that differ prove nothing; the script would make them equal."""
     name, dsn = "restored", servers.dsns()[0]
     runs.full(name)
@@ -475,7 +625,13 @@ def test_a_restored_database_is_compared_by_its_contents(runs: Runs, servers: Em
     assert {part.what: part.why.split(",")[0] for part in report.skipped} == {
         "public.item on s1": "2 rows differ from the cut", "public.log on s1": "1 row differs from the cut",
     }  # fmt: skip
-    script = repair_script(report).replace("ROLLBACK;", "COMMIT;")
-    execute(dsn, *(line for line in script.splitlines() if line and not line.startswith("--")))
+    cut = report.shards[0].cut
+    assert cut is not None
+    assert (cut.differing, cut.unproven) == (0, 3)
+    assert all("a restore replaced it" in rows.why for rows in report.unproven)
+    shown = {rows.group: [[copy.line for copy in row.copies] for row in rows.rows] for rows in report.unproven}
+    assert {rows.group: rows.differing for rows in report.unproven} == {"public.item": 2, "public.log": 1}
+    assert {len(rows) for rows in shown.values()} == {1, 2}
+    run_script(dsn, report, tmp_path)
     replayed(runs)
     assert check(runs, name).result == "valid"

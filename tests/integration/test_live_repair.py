@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +166,9 @@ def test_the_script_makes_all_tables_those_of_the_cut(runs: Runs, servers: Embed
     report = check(runs, name, rows=20, repairs=True)
     assert {part.what.rpartition(" on ")[0] for part in report.skipped} >= {"public.log", "public.owned"}
     for node, dsn in zip(("s1", "s2"), servers.dsns(), strict=True):
-        own = replace(report, repairs=[repair for repair in report.repairs if repair.node == node], conflicts=[])
+        # The sections for the other node do nothing here.
         script = tmp_path / f"{node}.sql"
-        text = repair_script(own)
+        text = repair_script(report)
         assert "public.owned 1: the database has 1 row that the snapshot lacks, but their places" in text
         # The row of `child` comes before the row that it refers to.
         edited = text.replace("\nROLLBACK;", "\nCOMMIT;").replace("\n-- SET LOCAL", "\nSET LOCAL")

@@ -8,10 +8,12 @@ import pytest
 from cutline.check.hashing import combine_hashes, differing_keys
 from cutline.check.live.ordered_snapshots import SnapshotBounds, hidden_transactions
 from cutline.check.live.pages import (
+    BadRange,
     ReadPace,
     Versions,
     count_unproven,
     fields_after,
+    is_bad_page,
     places_query,
     proven_missing,
     proves_damage,
@@ -163,3 +165,10 @@ def test_names_prove_nothing_unless_both_servers_print_them_alike_before_and_aft
 def test_a_version_has_its_xmin() -> None:
     lines = from_list([b"(0,7)\t900\t1\tx\n", b"(4294967294,12)\t4294967295\t\n"])
     assert [column.tolist() for column in versions_of(lines)] == [[0, 4294967294], [7, 12], [900, 4294967295]]
+
+
+def test_pages_that_a_node_could_not_read_are_left_out() -> None:
+    pages = np.array([(1, 2), (1, 3), (1, 7), (2, 3), (3, 0)], np.int64)
+    bad = [BadRange("b", 1, 3, 4, "", is_damaged=True), BadRange("b", 3, 0, None, "", is_damaged=True)]
+    assert is_bad_page(pages, bad).tolist() == [False, True, False, False, True]
+    assert is_bad_page(pages, []).tolist() == [False] * 5

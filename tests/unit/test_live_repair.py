@@ -5,9 +5,12 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
+from cutline.check.live.indexes import IndexOf, OtherDamage, other_damage
 from cutline.check.live.repair_script import identifier, repair_script
 from cutline.check.live.report import (
     INDEX,
@@ -22,11 +25,14 @@ from cutline.check.live.report import (
     LiveVersion,
     RowRepair,
     ShardReport,
+    UnprovenRows,
     pages_text,
 )
+from cutline.check.live.run import other_database
 from cutline.cli.commands.check import live_lines, script_mode
 from cutline.cli.output.junit import junit_of_live
 from cutline.fleet.config import Fleet, load_fleet
+from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group
 from tests.commands.in_process import run_here
 
@@ -35,15 +41,28 @@ KEYED = Group(1, "public", "t", "default", 1, COLUMNS)
 FULL = Group(1, "public", "t", "full", 0, COLUMNS)
 
 
+IDENTITY = NodeIdentity("a", None, "7300000000000000001", 2, 16384, "shop", 170000, "UTF8", "C", "C", in_recovery=False)
+
+
 def report_of(*conflicts: LiveConflict, repairs: tuple[RowRepair, ...] = ()) -> LiveReport:
-    shard = ShardReport("a", ("b",), LiveCompared(1, 100, 8192), CutCompared(1, 90, 5, 3))
+    shard = ShardReport("a", ("b",), compared=LiveCompared(1, 0, 100, 8192), cut=CutCompared(1, 90, 5, 3))
     report = LiveReport("daily", 2, [shard], list(conflicts), repairs=list(repairs))
-    report.databases["a"], report.quoted["public.t"] = "shop", '"public"."t"'
+    report.identities |= {"a": IDENTITY, "b": structs.replace(IDENTITY, node="b", backup_of="a", in_recovery=True)}
+    report.quoted["public.t"] = '"public"."t"'
     return report
 
 
 def statements(report: LiveReport) -> list[str]:
-    return [line for line in repair_script(report).splitlines() if line and not line.startswith("--")]
+    """Return the lines of the sections that psql would run in the right database if the operator allowed them all."""
+    lines = repair_script(report).splitlines()
+    found: list[str] = []
+    is_open = False
+    for line in lines:
+        if line.startswith("\\if") or line.startswith("\\else"):
+            is_open = line.startswith("\\if")
+        elif is_open and not line.startswith(("--", "\\")):
+            found.append(line)
+    return found
 
 
 def version(line: bytes, place: str = "(0,7)", file: int | None = 500) -> LiveVersion:
@@ -171,6 +190,35 @@ def test_a_name_in_a_script_is_ascii_and_can_not_end_its_comment() -> None:
     assert statements(report_of(odd)) == ['REINDEX INDEX CONCURRENTLY U&"\\+0000E9"."a"".";']
 
 
+def test_a_section_is_for_one_database_and_runs_only_if_the_operator_allows_it() -> None:
+    conflict = LiveConflict(INDEX, "index x", "b", group="public.t", index='"public"."x"')
+    section = repair_script(report_of(conflict)).split("\n\n")[1].splitlines()
+    assert section == [
+        "-- section 1, for node a, database shop: rebuilds an index, also on the standbys",
+        "-- on b: index x",
+        r"\set cutline_here false",
+        "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN false ELSE",
+        "    (SELECT system_identifier = 7300000000000000001 FROM pg_catalog.pg_control_system())",
+        "    AND (SELECT oid = 16384 FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
+        "    AND pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8) = '00000002'",
+        r"    END AS cutline_here \gset",
+        r"\set cutline_apply no",
+        r"\if :cutline_here",
+        r"\if :cutline_apply",
+        'REINDEX INDEX CONCURRENTLY "public"."x";',
+        r"\else",
+        r"\echo 'section 1, for node a: cutline_apply is no, so nothing was done'",
+        r"\endif",
+        r"\else",
+        r"\echo 'section 1, for node a: this is another server or database, so nothing was done'",
+        r"\endif",
+        "-- If a collation has changed, see also: ALTER COLLATION … REFRESH VERSION",
+    ]
+    # The primary rebuilds the index on its standbys, so several nodes need one section.
+    both = [replace(conflict, node=node) for node in ("a", "b")]
+    assert len(statements(report_of(*both))) == 1
+
+
 def test_a_standby_gets_its_pages_from_its_primary() -> None:
     conflict = LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", pages=(3,))
     found = statements(report_of(conflict))
@@ -198,6 +246,126 @@ def test_the_result_is_valid_only_if_everything_was_compared() -> None:
     assert LiveReport(shards=[ShardReport("a", ())]).result == "inconclusive"
 
 
+def test_a_node_that_can_not_be_reached_has_an_exit_code_unless_something_is_wrong() -> None:
+    report = report_of()
+    report.unreachable["c"] = "connection refused"
+    assert (report.result, report.exit_code) == ("inconclusive", 6)
+    assert report.to_json()["unreachable"] == [{"node": "c", "why": "connection refused"}]
+    lines = live_lines(report)
+    assert "  unreachable: c (connection refused)" in lines
+    assert lines[-2].endswith("then repeat the check")
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    assert [case.get("name") for case in suite if case.find("error") is not None] == ["node c"]
+    assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")
+    report.conflicts.append(LiveConflict(INDEX, "x", "a"))
+    assert (report.result, report.exit_code) == ("conflicts", 1)
+
+
+def test_rows_that_prove_nothing_are_shown_as_such_and_not_called_different() -> None:
+    row = LiveRow("7", "(0,7)", (LiveCopy("a", "7\tx"), LiveCopy("daily at increment 2", "7\ty")))
+    report = report_of()
+    report.shards[0].cut = CutCompared(1, 90, 0, unproven=2)
+    report.skip("public.t on a", "2 rows differ from the cut, but nobody knows why")
+    report.unproven.append(UnprovenRows("a", "public.t", 2, "nobody knows why", (row,)))
+    lines = live_lines(report, rows=5)
+    assert lines[1].endswith("90 rows equal, 0 written since, 2 not equal, perhaps because they were written since")
+    at = lines.index("  unproven: public.t on a: these rows differ from the cut")
+    assert lines[at + 1 : at + 4] == ["    row 7 at (0,7):", "      a: 7\tx", "      daily at increment 2: 7\ty"]
+    assert report.to_json()["unproven"][0]["rows"][0]["key"] == "7"
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    skipped = suite.find("testcase/skipped")
+    assert skipped is not None
+    assert (skipped.text or "").startswith("row 7 at (0,7):\n  a: 7\tx")
+
+
+def test_only_options_that_were_not_given_are_suggested() -> None:
+    report = report_of(LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t"))
+    script = Path("repair.sql")
+    asked = {
+        (rows, given): [line for line in live_lines(report, given, rows) if line.startswith("find out")]
+        for rows in (0, 5)
+        for given in (None, script)
+    }
+    begin = "find out which side is right before you change anything"
+    rows, repairs = "; to see rows: --rows 20", "; to get statements for repairs: --repair-script FILE"
+    assert asked == {
+        (0, None): [begin + rows + repairs], (5, None): [begin + repairs], (0, script): [begin + rows],
+        (5, script): [begin],
+    }  # fmt: skip
+    index = report_of(LiveConflict(INDEX, "x", "a"))
+    assert begin + repairs in live_lines(index)
+
+
+def test_the_cases_of_a_junit_report_have_different_names_and_a_compared_shard_has_passed() -> None:
+    row = LiveRow("7", "(0,7)", (LiveCopy("a", "7\tx"), LiveCopy("b", None)))
+    report = report_of(
+        LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", rows=(row,)),
+        *(LiveConflict(INDEX, "x", "b", group="public.t", index=f'"public"."{name}"') for name in "xy"),
+        *(LiveConflict(UNREADABLE, f"page {page}", "b", group="public.t") for page in (3, 4)),
+    )  # fmt: skip
+    report.shards.append(ShardReport("c", ("d", "e"), compared=LiveCompared(2, indexes=3), cut=CutCompared(2, 9)))
+    report.skip("public.u on a", "it was rewritten during the check")
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    assert [case.get("name") for case in suite] == [
+        "standby-rows: a and b public.t", 'index: b public.t "public"."x"', 'index: b public.t "public"."y"',
+        "unreadable: b public.t", "unreadable: b public.t (2)", "public.u on a",
+        "shard c: rows compared with d, e", "shard c: rows compared with daily at increment 2",
+        "shard c: indexes checked",
+    ]  # fmt: skip
+    failure = suite[0].find("failure")
+    assert failure is not None
+    assert failure.text == "row 7 at (0,7):\n  a: 7\tx\n  b: no such row"
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == (
+        "9",
+        "5",
+        "0",
+        "1",
+    )
+
+
+def test_pages_that_can_not_be_read_do_not_count_as_compared() -> None:
+    report = report_of()
+    report.shards[0].compared = LiveCompared(3, 1, 90, 8192)
+    assert live_lines(report)[0] == (
+        "shard a: compared 3 tables (in 1 of them, not the pages that can't be read) with b: 90 rows, 8.0 KiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({}, ""),
+        ({"system_identifier": "8"}, "this is another server than at the snapshot (system identifier 8, not 73"),
+        ({"timeline": 3}, "the server is on timeline 3, the snapshot on 2: a standby was promoted, or the server was"),
+        ({"database_oid": 9}, "the database was dropped and created again, or a restore replaced it"),
+        ({"server_version": 170001}, ""),
+    ],
+)
+def test_a_database_that_is_another_is_described(changed: dict[str, Any], text: str) -> None:
+    found = other_database(IDENTITY, structs.replace(IDENTITY, **changed))
+    assert (bool(found), found.startswith(text)) == (bool(text), True)
+
+
+def test_damage_of_a_table_is_not_damage_of_its_index() -> None:
+    index = IndexOf(16425, 16423, '"public"."orders_pkey"', "orders_pkey", 8192, "base/5/16425", "base/5/16423")
+    old = "invalid page in block 100 of relation base/5/16423"
+    for text in (old, 'invalid page in block 100 of relation "base/5/16423"', "Block 100 von »base/5/16423« ungültig"):
+        assert other_damage(index, text) == OtherDamage("page 100 of its table can't be read", 100)
+    for text in (
+        "invalid page in block 1 of relation base/5/16425",
+        'could not read block 7 in file "base/5/16425.1"',
+        'item order invariant violated for index "orders_pkey"',
+    ):
+        assert other_damage(index, text) is None
+        assert other_damage(index, text, is_unreadable=True) is None
+    for text in ("invalid page in block 0 of relation base/5/16423_vm", "block 9 of pg_tblspc/7/PG_17_1/5/16999"):
+        assert (other := other_damage(index, text)) is not None
+        assert other.page is None
+    missing = "missing chunk number 0 for toast value 9 in pg_toast_16423"
+    assert other_damage(index, missing) is None
+    assert other_damage(index, missing, is_unreadable=True) is not None
+
+
 def test_conflicts_are_shown_with_their_rows_and_counted_in_junit() -> None:
     row = LiveRow("7", "(0,7)", (LiveCopy("a", "7\tx"), LiveCopy("b", None)))
     report = report_of(LiveConflict(STANDBY_ROWS, "1 row is missing", "a", "b", "public.t", rows=(row,)))
@@ -209,7 +377,7 @@ def test_conflicts_are_shown_with_their_rows_and_counted_in_junit() -> None:
         "      b: no such row",
     ]  # fmt: skip
     (suite,) = ElementTree.fromstring(junit_of_live(report))
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("1", "1", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
     assert report.to_json()["conflicts"][0]["rows"][0]["copies"][1] == {"of": "b", "line": None, "note": ""}
 
 

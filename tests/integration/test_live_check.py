@@ -451,6 +451,16 @@ def test_a_check_continues_without_the_nodes_that_it_can_not_reach(
     finally:
         servers.start_node(standby)
     replayed(runs)
+    stop_server(primary)
+    try:
+        report = check(runs, name)
+        assert (report.exit_code, report.conflicts, list(report.unreachable)) == (6, [], ["s2"])
+        assert [part.what for part in report.skipped] == ["rows of shard s2 in snapshot away", "shard s2"]
+        (shard,) = report.shards
+        assert (shard.shard, shard.compared.tables, shard.cut and shard.cut.tables) == ("s1", 9, 9)
+    finally:
+        servers.start_node(primary)
+    replayed(runs)
     # Nodes that are lost while they are compared.
     monkeypatch.setattr(live_run, "ROUND_BYTES", 400_000)
     monkeypatch.setattr(LiveRequest, "task_pages", 20)

@@ -35,7 +35,7 @@ class BaseHashTask:
     `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
     largest keys are wanted, and `required` a broadcast of the columns that are NOT NULL (required_values.places_of).
     `expected` is a broadcast of the ExpectedRows, which changes delete. Without `is_compared`, no other copy has the
-    rows: they are checked, and only their keys are hashed.
+    rows: they are checked, but not hashed.
     """
 
     base: BaseSource
@@ -147,18 +147,19 @@ def _hash(
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
     rows = from_arrow(batch.column("row"))
-    # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
-    hashes = xxhash64(rows, key_hashes) if task.is_compared else key_hashes
-    node = np.full(len(hashes), task.base.source.number, np.int64)
-    places = np.stack([node, group, partition], axis=1)
     holds: npt.NDArray[np.bool_] | None = None
     if changed or task.base.truncated:
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
-        places, hashes = places[holds], hashes[holds]
         if task.expected is not None:
             # Every row that a change deletes has changed.
             deleted.append(task.expected.value.find(salted(key_hashes[~holds], group[~holds])))
     add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
     if task.required is not None:
         check_required(task.forms.value, group, rows, task.required.value, holds)
-    return combine_hashes(places, hashes)
+    if not task.is_compared:
+        return combine_all([], 3)
+    # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
+    hashes = xxhash64(rows, key_hashes)
+    node = np.full(len(hashes), task.base.source.number, np.int64)
+    places = np.stack([node, group, partition], axis=1)
+    return combine_hashes(places, hashes) if holds is None else combine_hashes(places[holds], hashes[holds])

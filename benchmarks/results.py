@@ -43,7 +43,7 @@ COMPARISONS = (
     Comparison("increment", "pg_basebackup --incremental", "bytes", 0.02),
     Comparison("restore", "pg_restore", "seconds", 1.0),
     Comparison("restore of 50 increments", "restore", "seconds", 1.1),
-    Comparison("check", "create", "seconds", 0.7),
+    Comparison("check", "create", "seconds", 0.4),
     Comparison("encrypted create", "plain create", "seconds", 1.1),
     Comparison("encrypted check", "plain check", "seconds", 1.1),
     Comparison("encrypted restore", "plain restore", "seconds", 1.1),

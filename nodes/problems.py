@@ -285,6 +285,7 @@ FUNCTIONS = (
     "pg_partition_root",
     "pg_postmaster_start_time",
     "pg_relation_filenode",
+    "pg_relation_filepath",
     "pg_relation_size",
     "pg_replication_slot_advance",
     "pg_sequence_last_value",

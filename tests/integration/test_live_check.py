@@ -90,11 +90,20 @@ LOAD = (
 )
 
 
+# How many standbys need versions that were current before a transaction.
+NEEDED_QUERY = """
+SELECT count(*) FROM (SELECT backend_xmin FROM pg_stat_replication
+                      UNION ALL SELECT xmin FROM pg_replication_slots WHERE slot_type = 'physical') AS held (oldest)
+ WHERE oldest::text::bigint < %s
+"""
+
+
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
     folder = tmp_path_factory.mktemp("live")
     # A vacuum of the primary would send its pages again, and replace those that a test has altered on a standby.
     settings = {"hot_standby_feedback": "on", "max_prepared_transactions": "20", "autovacuum": "off"}
+    settings["wal_receiver_status_interval"] = "1s"
     with fleet_of(folder / "fleet", [require_server(15), None], backups=1, settings=settings) as fleet:
         for dsn in fleet.dsns():
             execute(dsn, TABLES)
@@ -188,8 +197,13 @@ def page_of(dsn: str, table: str, condition: str) -> tuple[int, str]:
     """Return the page of the row, and the table's file; everything is written to disk first."""
     query = f"SELECT (ctid::text::point)[0]::int, pg_relation_filepath('{table}') FROM {table} WHERE {condition}"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        # The first reader sets hint bits. After the checkpoint, that would write the whole page into the WAL, from
-        # which a restarted standby would repair it.
+        # A reader that sets hint bits or removes dead versions after the checkpoint would write the whole page into the
+        # WAL, and the standby would get it back. Versions can be removed once no snapshot of a standby needs them.
+        (newest,) = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or (0,)
+        while connection.execute(NEEDED_QUERY, (newest,)).fetchone() != (0,):
+            connection.execute("SELECT pg_current_xact_id()")
+            time.sleep(0.1)
+        connection.execute(f"VACUUM {table}".encode())
         connection.execute(f"SELECT count(*) FROM {table}".encode())
         connection.execute("CHECKPOINT")
         return connection.execute(query.encode()).fetchall()[0]

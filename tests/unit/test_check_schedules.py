@@ -28,7 +28,7 @@ TIMED_OUT = 124
 # As with --quiet, it prints nothing only if the code is 0.
 PROGRAM = """#!/bin/sh
 [ "$*" = "check --quiet --junit check.xml" ] || exit 99
-trap 'kill $!; echo stopped; exit 8' TERM
+trap 'kill $! 2>/dev/null; echo stopped; exit 8' TERM
 if [ -n "$SLEEPS" ]; then sleep "$SLEEPS" & wait; fi
 echo report >check.xml
 [ "$EXITS" = 0 ] || echo "result $EXITS"

@@ -263,9 +263,14 @@ def test_a_node_that_can_not_be_reached_has_an_exit_code_unless_something_is_wro
     assert lines[-2].endswith("then repeat the check")
     (suite,) = ElementTree.fromstring(junit_of_live(report))
     assert [case.get("name") for case in suite if case.find("error") is not None] == ["node c"]
+    assert suite[1].get("name") == "shard a: rows compared with b"
     assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")
     report.conflicts.append(LiveConflict(INDEX, "x", "a"))
     assert (report.result, report.exit_code) == ("conflicts", 1)
+    # A comparison that lost its node during the check has not passed.
+    report.unreachable["b"] = "no answer for 30 s"
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    assert [case.get("name") for case in suite] == ["index: a", "node c", "node b"]
 
 
 def test_rows_that_prove_nothing_are_shown_as_such_and_not_called_different() -> None:

@@ -36,12 +36,16 @@ class RowBuckets:
     def fill(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these batches in buckets (BUCKETS_SCHEMA); several buckets may have the same number."""
         held: list[pa.Table] = []
+        rows = 0
         for batch in batches:
+            if not len(batch):
+                continue
             held.append(pa.Table.from_batches([batch]).cast(self.schema))
-            if sum(map(len, held)) >= ROWS_HELD:
+            rows += len(batch)
+            if rows >= ROWS_HELD:
                 yield self._filled(held)
-                held = []
-        if any(map(len, held)):
+                held, rows = [], 0
+        if held:
             yield self._filled(held)
 
     def _filled(self, held: list[pa.Table]) -> pa.RecordBatch:

@@ -184,6 +184,7 @@ SELECT u.relid::bigint, 'names ' || named.hash
 # A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 XML_STAMP = "xml "
+# The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
 LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
 
 

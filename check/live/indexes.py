@@ -78,7 +78,7 @@ class OtherDamage:
 
 
 def other_damage(index: IndexOf, text: str, *, is_unreadable: bool = False) -> OtherDamage | None:
-    """Return what the server's message says is damaged instead of the index; None if it is the index.
+    """Return the damage of another relation than the index that the server's message names; None if there is none.
 
     amcheck's own messages name the index, and a message about a page names a file. `is_unreadable`: it is known that
     pages of the table can't be read.

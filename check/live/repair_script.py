@@ -199,9 +199,10 @@ def _statements(repair: RowRepair) -> Iterator[str]:
         return
     for version in versions[:updates]:
         yield from _update(repair, version, repair.stored)
-    for _ in range(repair.left - updates):
-        yield comment(f"{group.name}: the database lacks this row, or has it less often")
-        yield _insert(group, repair.stored)
+    if count := repair.left - updates:
+        lacks = "this row, or has it less often" if count == 1 else f"{_amount(count)} with these values"
+        yield comment(f"{group.name}: the database lacks {lacks}")
+        yield _insert(group, repair.stored, count)
 
 
 def _amount(count: int) -> str:
@@ -235,12 +236,15 @@ def _update(repair: RowRepair, version: LiveVersion, stored: bytes) -> Iterator[
         yield f"ALTER TABLE {table} ALTER COLUMN {identifier(name)} SET GENERATED ALWAYS;"
 
 
-def _insert(group: Group, stored: bytes) -> str:
-    if not group.columns:
-        return f"INSERT INTO {qualified(group)} DEFAULT VALUES;"
+def _insert(group: Group, stored: bytes, count: int) -> str:
+    """Return the statement that inserts a line `count` times: a table may lack millions of equal lines."""
     names = ", ".join(identifier(column.name) for column in group.columns)
     values = ", ".join(map(literal, fields_of(stored, group)))
-    return f"INSERT INTO {qualified(group)} ({names}) OVERRIDING SYSTEM VALUE VALUES ({values});"
+    table = f"{qualified(group)} ({names}) OVERRIDING SYSTEM VALUE" if group.columns else qualified(group)
+    if count > 1:
+        selected = f"SELECT {values} FROM" if values else "SELECT FROM"
+        return f"INSERT INTO {table} {selected} pg_catalog.generate_series(1, {count});"
+    return f"INSERT INTO {table} {f'VALUES ({values})' if group.columns else 'DEFAULT VALUES'};"
 
 
 def fields_of(line: bytes, group: Group) -> list[bytes | None]:

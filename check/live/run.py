@@ -314,7 +314,7 @@ class _ShardCheck:
         return taken
 
     def put_back(self, units: Iterable[_Unit], suspects: Iterable[Suspects] = ()) -> None:
-        """Put back what could not be read because a node was lost, without what only that node has."""
+        """Put back units and pages that could not be read because a node was lost, without the pages of that node."""
         standbys = {node.id for node in self.standbys}
         for one in suspects:
             if one.standby in standbys:
@@ -1008,7 +1008,7 @@ def why_other(chain: Chain, shard: str, identity: NodeIdentity) -> str:
 
 
 def other_database(was: NodeIdentity, now: NodeIdentity) -> str:
-    """Return in which way the database is not the one that was copied; "" if it is."""
+    """Return how the database differs from the database that was copied; "" if it is the same database."""
     if was.system_identifier != now.system_identifier:
         return (
             f"this is another server than at the snapshot (system identifier {now.system_identifier}, not"

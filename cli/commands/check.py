@@ -274,7 +274,7 @@ def run_live(context: typer.Context, options: LiveOptions, name: str | None, row
     problems = write_report(junit, junit_of_live(report))
     lines = [*live_lines(report, script, rows), *(f"{WARNING}{problem}" for problem in problems)]
     code = report.exit_code or (UNWRITTEN if problems else DONE)
-    emit(context, report.to_json() | {"warnings": problems}, lines, code=code)
+    emit(context, report.to_json() | {"warnings": [*recorded.warnings, *problems]}, lines, code=code)
     raise typer.Exit(code)
 
 
@@ -404,7 +404,7 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
 
 
 def _hints(report: CheckReport) -> Iterator[str]:
-    """Say what to do about the conflicts, with the name of the snapshot if a hint is about only one."""
+    """Yield hints about the conflicts; a hint about a single snapshot has its name."""
     names: dict[Callable[[str], str], list[str]] = {_rows_hint: [], _repair_hint: [], _compare_hint: []}
     for snapshot in report.snapshots:
         damaged = {conflict.node for conflict in snapshot.conflicts if conflict.kind in DAMAGED}
@@ -488,7 +488,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines += [f"    {line}" for row in conflict.rows for line in _row_lines(row)]
         lines += [f"    rows are not named: {conflict.rows_unnamed}"] if conflict.rows_unnamed else []
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
-        lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
+        lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
 
@@ -540,7 +540,7 @@ def _doubt_lines(one: SnapshotReport) -> Iterator[str]:
         place = ", ".join(name for name in (doubt.node, doubt.group) if name) or doubt.object
         yield f"{WARNING}{one.name}: {doubt.kind}{f' ({place})' if place else ''}: {doubt.detail}"
     if len(one.doubts) > CONFLICTS_SHOWN_MAX:
-        yield f"{WARNING}{one.name}: {len(one.doubts) - CONFLICTS_SHOWN_MAX} more doubts; --json lists all of them"
+        yield f"{WARNING}{one.name}: {len(one.doubts) - CONFLICTS_SHOWN_MAX:,} more doubts; --json lists all of them"
 
 
 def _row_lines(row: DifferentRow) -> Iterator[str]:
@@ -578,7 +578,7 @@ def live_lines(report: LiveReport, script: Path | None = None, rows: int = 0) ->
         lines.append(f"  conflict: {live_conflict_text(conflict)}")
         lines += [f"    {line}" for row in conflict.rows for line in row_lines(row)]
     if len(report.conflicts) > CONFLICTS_SHOWN_MAX:
-        lines.append(f"  … {len(report.conflicts) - CONFLICTS_SHOWN_MAX} more; --json lists all of them")
+        lines.append(f"  … {len(report.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
     lines += [f"  skipped: {skipped.what} ({skipped.why})" for skipped in report.skipped]
     for unproven in report.unproven:
         if unproven.rows:

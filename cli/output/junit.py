@@ -81,12 +81,15 @@ def junit_of_live(report: LiveReport) -> str:
 
 
 def _passed_comparisons(report: LiveReport) -> Iterator[str]:
-    """Yield a name for each comparison of a shard in which nothing was found."""
+    """Yield a name for each comparison of a shard in which nothing was found, and no node was lost."""
     kinds: dict[str, set[str]] = {shard.shard: set() for shard in report.shards}
     for one in report.conflicts:
         kinds[report.primary_of(one.node)].add(one.kind)
     for shard in report.shards:
         found = kinds[shard.shard]
+        if not report.unreachable.keys().isdisjoint((shard.shard, *shard.standbys)):
+            # The comparisons with the node that was lost are not complete.
+            continue
         if shard.compared.tables and not found & {STANDBY_ROWS, UNREADABLE}:
             yield f"shard {shard.shard}: rows compared with {', '.join(shard.standbys)}"
         if shard.cut and shard.cut.tables and not found & {CUT_ROWS, APPEND_ONLY, UNREADABLE}:

@@ -90,5 +90,5 @@ def _attribute(text: str) -> str:
 
     The standard library's functions for this import its HTTP client.
     """
-    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    shown = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
     return '"' + shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;") + '"'

@@ -51,8 +51,8 @@ class CutResult:
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
     leaves out, and `databases` the facts about each shard's database, both according to the same catalog state as the
-    DDL dump. `ends` holds the WAL position at which writes ended
-    on each primary; it is empty unless the snapshot is terminal.
+    DDL dump. `ends` holds the WAL position at which writes ended on each primary; it is empty unless the snapshot is
+    terminal.
     """
 
     archived_cut: ArchivedCut

@@ -1,9 +1,13 @@
 """Find tables whose changes contain values in a form that their types no longer have.
 
-The changes of a transaction have the names of its own time: labels of enum types, names in regclass and similar
-columns, the fields of composite types. What a table already used at the last commit has a stamp there, so the table is
-copied again if it was renamed since (`TableState.printed`). A label or a type that is new in a table has no such stamp:
-`ADD VALUE 'x'`, an INSERT and `RENAME VALUE 'x' TO 'y'` between two cuts leave an `x` in the WAL.
+Changes contain names as they were when the changes were written: labels of enum types, names in regclass and similar
+columns, the fields of composite types. The labels and types that a table used at the last commit have stamps in that
+commit, so the table is copied again if they were renamed since (`TableState.printed`). A label or a type that is new in
+a table has no such stamp: `ADD VALUE 'x'`, an INSERT and `RENAME VALUE 'x' TO 'y'` between two cuts leave an `x` in
+the WAL.
+
+A label that was renamed and then added again under its old name is not found: the type has the label of the change, and
+nothing in the catalogs shows that another label was meant.
 """
 
 from __future__ import annotations
@@ -83,19 +87,22 @@ def find_outdated(
     Labels with other letters than those of ASCII are compared only in a database in UTF-8. Raises ObjectDamagedError.
     """
     waiting = {number: table for table in tables for number in table.groups}
-    outdated: dict[int, NewForms] = {}
+    outdated: list[NewForms] = []
     for segment in segments:
-        for changes in read_changes(store, segment, ["op", "group", "row"]) if waiting and segment.changes else ():
+        for changes in read_changes(store, segment, ["op", "group", "row"]) if segment.changes else ():
             has_row = np.isin(to_numpy(changes["op"]), (INSERT, UPSERT, PARTIAL))
             numbers = to_numpy(changes["group"])
             for number in np.unique(numbers[has_row]).tolist():
-                table = waiting.get(number)
-                if table is None or table.oid in outdated:
+                if (table := waiting.get(number)) is None:
                     continue
                 rows = changes["row"].filter(to_mask(has_row & (numbers == number)))
                 if any(_is_outdated(table, value, is_utf8=is_utf8) for value in _values(table, number, rows)):
-                    outdated[table.oid] = table
-    return list(outdated.values())
+                    outdated.append(table)
+                    for other in table.groups:
+                        del waiting[other]
+            if not waiting:
+                return outdated
+    return outdated
 
 
 def _values(table: NewForms, number: int, rows: pa.ChunkedArray) -> Iterator[tuple[int, bytes]]:

@@ -41,7 +41,6 @@ from cutline.storage.errors import RefusedError
 NAMED_MAX = 5
 # In a database with another encoding, the DDL has a name's bytes, and the commit has the name in UTF-8.
 COMPARABLE_ENCODINGS = (UTF8, RAW)
-# The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
 # Roles that come with the server.
 PREDEFINED = "pg_"
 # The oids of built-in types and of their arrays, by name; they never change.
@@ -204,14 +203,14 @@ def _columns(group: Group, described: Description, *, only_ascii: bool) -> tuple
             named, found = (sorted(_comparable_forms(names, only_ascii=only_ascii)) for names in (ours, stored))
             if named != found:
                 return named, found
-        # The statement lacks inherited columns, and shows a generated one that it repeats as if it were stored.
+        # The statement lacks inherited columns, and shows a generated column that it repeats as if it were stored.
         both = set(ours) & set(theirs)
         ours, theirs = [one for one in ours if one in both], [one for one in theirs if one in both]
     return _comparable_forms(ours, only_ascii=only_ascii), _comparable_forms(theirs, only_ascii=only_ascii)
 
 
 def _comparable_forms(names: Iterable[str], *, only_ascii: bool) -> list[str]:
-    """Return the names with "?" for each one that has another form in the DDL than in commits."""
+    """Return the names with "?" for each name that has another form in the DDL than in commits."""
     return ["?" if only_ascii and not _is_ascii(name) else name for name in names]
 
 

@@ -163,7 +163,7 @@ def _carry_out(work: Work, plan: RepairPlan, intent: Intent, report: RepairRepor
 
 
 def _stopped_error(name: str, report: RepairReport, held: HeldLease) -> StoppedError:
-    """Return what an interrupted repair has done, as far as it is known, and how to go on."""
+    """Return the error for an interrupted repair: its effects, as far as they are known, and the next command."""
     details: dict[str, object] = {"snapshot": name, "operation": report.operation, "put_back": report.put_back}
     count = len(report.put_back)
     back = f"; {count:,} missing {'object is' if count == 1 else 'objects are'} back" if count else ""
@@ -171,14 +171,15 @@ def _stopped_error(name: str, report: RepairReport, held: HeldLease) -> StoppedE
     if held.is_committing:
         unknown = f"it is not known whether the repair of {name} was stored"
         return StoppedError(f"{unknown}{back}", hint="once the store answers, repeat the command", details=details)
-    if held.is_done:
+    if held.is_done and report.plan.chain is not None:
         replaced = sum(len(one.replaced) for one in report.replaced)
         objects = "object" if replaced == 1 else "objects"
         done = f"the repair of {name} is complete, with {replaced:,} {objects} replaced{back}"
         return StoppedError(done, hint=f"to compare its copies: snapshot check {name}", details=details)
     left = "; new objects that it stored remain, unused, until gc removes them: snapshot gc"
+    stores_new = held.is_stored and report.plan.chain is not None
     nothing = f"no damaged object of {name} was replaced" if back else f"nothing in {name} was repaired"
-    return StoppedError(f"{nothing}{back}", hint=f"{again}{left if held.is_stored else ''}", details=details)
+    return StoppedError(f"{nothing}{back}", hint=f"{again}{left if stores_new else ''}", details=details)
 
 
 def _unrecorded_error(name: str, problem: SnapshotError) -> SnapshotError:

@@ -127,7 +127,11 @@ def test_a_second_row_under_a_key_that_is_right_otherwise_is_deleted() -> None:
 
 def test_lines_without_a_key_become_as_many_as_at_the_cut() -> None:
     line = b"7\ta\t1\n"
-    assert [words[:6] for words in changes_of(RowRepair("a", FULL, 2, 0, line))] == ["INSERT", "INSERT"]
+    (inserted,) = changes_of(RowRepair("a", FULL, 1_000_000, 0, line))
+    assert inserted == (
+        'INSERT INTO "public"."t" ("id", "name", "n") OVERRIDING SYSTEM VALUE'
+        " SELECT '7', 'a', '1' FROM pg_catalog.generate_series(1, 1000000);"
+    )
     twice = (version(line), version(line, "(0,8)"))
     assert changes_of(RowRepair("a", FULL, 0, 2, None, twice)) == [
         f'DELETE FROM ONLY "public"."t" WHERE {AT};', f'DELETE FROM ONLY "public"."t" WHERE {AT.replace("7)", "8)")};'
@@ -150,6 +154,9 @@ def test_a_row_whose_place_is_not_known_gets_no_statement() -> None:
 def test_tables_without_columns_identities_and_types_of_extensions() -> None:
     empty = Group(1, "public", "t", "full", 0, ())
     assert changes_of(RowRepair("a", empty, 1, 0, b"\n")) == ['INSERT INTO "public"."t" DEFAULT VALUES;']
+    assert changes_of(RowRepair("a", empty, 2, 0, b"\n")) == [
+        'INSERT INTO "public"."t" SELECT FROM pg_catalog.generate_series(1, 2);'
+    ]
     assert changes_of(RowRepair("a", empty, 0, 1, None, (version(b"\n", file=None),))) == [
         "DELETE FROM ONLY \"public\".\"t\" WHERE ctid = '(0,7)' AND xmin = '900';"
     ]
@@ -256,9 +263,14 @@ def test_a_node_that_can_not_be_reached_has_an_exit_code_unless_something_is_wro
     assert lines[-2].endswith("then repeat the check")
     (suite,) = ElementTree.fromstring(junit_of_live(report))
     assert [case.get("name") for case in suite if case.find("error") is not None] == ["node c"]
+    assert suite[1].get("name") == "shard a: rows compared with b"
     assert (suite.get("errors"), suite.get("skipped")) == ("1", "0")
     report.conflicts.append(LiveConflict(INDEX, "x", "a"))
     assert (report.result, report.exit_code) == ("conflicts", 1)
+    # A comparison that lost its node during the check has not passed.
+    report.unreachable["b"] = "no answer for 30 s"
+    (suite,) = ElementTree.fromstring(junit_of_live(report))
+    assert [case.get("name") for case in suite] == ["index: a", "node c", "node b"]
 
 
 def test_rows_that_prove_nothing_are_shown_as_such_and_not_called_different() -> None:

@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from cutline.check.commit_entries import check_entries
+from cutline.check.live.report import LiveReport
 from cutline.check.report import Conflict, Doubt, Findings, SnapshotReport
 from cutline.cli.commands.show import document_of, lines_of
 from cutline.cli.output.arguments import CommandContext
@@ -824,14 +825,26 @@ def test_a_stopped_repair_counts_the_missing_objects_that_are_back() -> None:
     assert stopped.value.hint.startswith("to repair the rest, repeat the command")
 
 
+def test_a_stopped_repair_of_commit_files_names_those_that_are_back_and_no_new_objects() -> None:
+    shard = new_shard()
+    shard.take()
+    other = copy_of(shard)
+    for number in (1, 2):
+        damage(shard, commit_key(NAME, number), None)
+    planned = plan(shard, other=other.url)
+    with pytest.raises(StoppedError) as stopped:
+        run_repair(shard.fleet, planned, NoSpark(), Stopping("first step"))  # type: ignore[arg-type]
+    assert stopped.value.message == "no damaged object of daily was replaced; 1 missing object is back"
+    assert stopped.value.hint == "to repair the rest, repeat the command"
+
+
 def test_the_plan_of_a_dry_run_is_printed_even_if_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     shard = new_shard()
     damage_both(shard, shard.take())
     monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
     out = run_as_text(shard.fleet, "repair", NAME, "--dry-run", "--quiet")
     assert "replace segment" in out
-    with pytest.raises(AssertionError):
-        run_as_text(shard.fleet, "gc", "--yes", "--quiet")
+    assert run_with_stderr(io.StringIO(), shard.fleet, "gc", "--yes", "--quiet") == (0, "")
     help_text = " ".join(run_as_text(shard.fleet, "--help").split())
     assert "except a list or the plan of a dry run" in help_text
 
@@ -886,3 +899,16 @@ def test_a_check_whose_result_can_t_be_recorded_says_so_once(
             assert (err.getvalue() + out).count(text) == 1
     code, document = run_here(shard.fleet, "check", NAME, "--metadata-only")
     assert (code, document["warnings"]) == (1, [])
+
+
+def test_a_check_of_running_databases_whose_result_can_t_be_recorded_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    shard.take()
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    monkeypatch.setattr("cutline.cli.commands.check.check_live", lambda *_: LiveReport())
+    refuse_creates(shard, monkeypatch, FULL)
+    code, document = run_here(shard.fleet, "check", "--live")
+    assert (code, document["warnings"]) == (
+        4,
+        [f"the result of this check-live could not be recorded, so history and metrics do not know it: {FULL.message}"],
+    )

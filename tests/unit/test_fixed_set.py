@@ -56,6 +56,7 @@ LEFT_TO_REST = {
     "tests/integration/test_store_outages.py",
     "tests/integration/test_tls_clients.py",
     "tests/integration/test_value_memory.py",
+    "tests/integration/test_watch.py",
     "tests/integration/test_wrong_clocks.py",
     "tests/spark/test_executors_volume.py",
     "tests/spark/test_killed_executors.py",

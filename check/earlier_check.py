@@ -2,8 +2,8 @@
 
 A record counts only if nothing suggests that it describes something else: another chain or other commits, another
 store or a copy of it, another version or other rules of checking, a wrong clock, or the time before conflicts were
-found. Damage can't change a record unnoticed, because the document has a digest. Anyone who can write to the store can
-forge a record, as they can forge commits.
+found. Damage can't change a record unnoticed, because the document has a digest. A user who can write to the
+store can forge a record, and also a commit.
 """
 
 from __future__ import annotations

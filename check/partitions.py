@@ -248,7 +248,7 @@ def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
 
 
 def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
-    """Hash rows that the driver folded, and their versions; the hashes are the ones that `hash_folded` returns."""
+    """Hash rows that the driver folded, and their versions; the hashes are those of `hash_folded`."""
     numbers = ("node", "group", "partition", "lsn")
     node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
     hashed = xxhash64(column_of(images["key"]))

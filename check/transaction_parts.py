@@ -55,7 +55,7 @@ PART_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ShardCuts:
-    """The cuts of one shard, by which a position determines the first cut whose state contains a transaction.
+    """The cuts of a shard. They determine, by its position, the first cut that includes a transaction.
 
     `positions` are those of the cuts, in order. The transactions at `late_lsns` (ascending) were undecided at a cut;
     `late_cuts` has the first cut that contains each, or LATER. `rolled_back` are the positions of PREPAREs that were

@@ -2,9 +2,9 @@
 
 The script changes nothing until it is edited, and each section does nothing except in the database that it is for: psql
 compares the server's system identifier and timeline and the database's oid, and skips the section otherwise. A row that
-differs from the cut may be wrong in the database or in the snapshot, so a section for rows ends with ROLLBACK. What
-REINDEX CONCURRENTLY, CHECKPOINT and a full page in the WAL do can't be rolled back, so the sections for indexes and for
-the pages of standbys are skipped until the operator changes a psql variable in them.
+differs from the cut may be wrong in the database or in the snapshot, so a section for rows ends with ROLLBACK. REINDEX
+CONCURRENTLY, CHECKPOINT and a full page in the WAL can't be rolled back. So the sections for indexes and for the pages
+of standbys are skipped until the operator changes a psql variable in them.
 
 A statement about a row names the row version that was read, and so changes nothing if the row has been written since:
 by its place (ctid), which later versions can get, by its xmin, which they can't have, and by the table's file, which a

@@ -352,13 +352,19 @@ def test_the_next_increment_continues_a_repaired_chain() -> None:
     assert read_as_committed(shard.store, NAME).last.idle["a"] == last
 
 
-def test_missing_commits_are_put_back_from_a_second_store_that_belongs_here() -> None:
+def shard_without_commits() -> tuple[MadeShard, StoreLocation, list[str]]:
+    """A shard whose store has lost its commits, a copy of the store that has them, and their keys."""
     shard = new_shard()
     shard.take()
     other = copy_of(shard)
     keys = [commit_key(NAME, number) for number in (0, 1, 2)]
     for key in keys:
         damage(shard, key, None)
+    return shard, other, keys
+
+
+def test_missing_commits_are_put_back_from_a_second_store_that_belongs_here() -> None:
+    shard, other, keys = shard_without_commits()
     with pytest.raises(SnapshotMissingError):
         plan(shard)
     planned = plan(shard, other=other.url)
@@ -369,12 +375,7 @@ def test_missing_commits_are_put_back_from_a_second_store_that_belongs_here() ->
 
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_a_commit_is_put_back_only_as_it_was_planned(*, is_gone: bool) -> None:
-    shard = new_shard()
-    shard.take()
-    other = copy_of(shard)
-    keys = [commit_key(NAME, number) for number in (0, 1, 2)]
-    for key in keys:
-        damage(shard, key, None)
+    shard, other, keys = shard_without_commits()
     planned = plan(shard, other=other.url)
     copied = other.open()
     body = copied.read(keys[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from cutline.check.table_forms import OwnTypes
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.records.chain import Chain
@@ -14,8 +15,8 @@ from cutline.snapshots.records.chain import Chain
 class Copies:
     """A chain's copies: their nodes, and the shard of each node.
 
-    The other fields are facts about rows from the DDL, by shard. `labels` are those that enum columns may have, by
-    group number and by the place of the column, and None for a column of a composite type. `fed` are the groups at the
+    The other fields are facts about rows from the DDL, by shard. `own_types` are those of columns, by group number
+    and by the place of the column. `fed` are the groups at the
     last commit whose keys come from a sequence. `required` are the places of columns that are NOT NULL at the last
     commit, by group, and `required_since` the positions since which they have been.
     """
@@ -23,7 +24,7 @@ class Copies:
     nodes: tuple[str, ...]
     shard: Mapping[str, str]
     chain: Chain
-    labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] = field(default_factory=dict)
+    own_types: Mapping[str, OwnTypes] = field(default_factory=dict)
     fed: Mapping[str, Collection[int]] = field(default_factory=dict)
     required: Mapping[str, Mapping[int, frozenset[int]]] = field(default_factory=dict)
     required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Copies:
     def of(
         cls,
         chain: Chain,
-        labels: Mapping[str, Mapping[int, Mapping[int, frozenset[bytes] | None]]] | None = None,
+        own_types: Mapping[str, OwnTypes] | None = None,
         fed: Mapping[str, Collection[int]] | None = None,
         required: Mapping[str, Mapping[int, frozenset[int]]] | None = None,
         required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] | None = None,
@@ -40,7 +41,7 @@ class Copies:
         """Return the copies of `chain`."""
         nodes = tuple(chain.baseline)
         shards = {node: chain.shard_of(node) for node in nodes}
-        return cls(nodes, shards, chain, labels or {}, fed or {}, required or {}, required_since or {})
+        return cls(nodes, shards, chain, own_types or {}, fed or {}, required or {}, required_since or {})
 
     def since(self, node: str) -> Lsn:
         """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""

@@ -23,7 +23,7 @@ from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.required_values import Since, follow_required, required_columns
 from cutline.check.shard_differences import ShardDifferences
 from cutline.check.stored_rows import invalid_older_values
-from cutline.check.table_forms import enum_labels
+from cutline.check.table_forms import OwnType, joined, own_types
 from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -74,14 +74,14 @@ OF_CATALOGS = frozenset(
 class StoredDefinitions:
     """Facts from the stored DDL of each shard that other passes need.
 
-    `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none. `labels`
-    are those that enum types have had, as COPY prints them, by shard and by the oid of the type; None for a composite
-    type. `roles` are all roles that the servers have had, by shard; a shard whose globals can't be read has none.
-    `required` says, by shard, since when columns have been NOT NULL.
+    `newest` is the description of the DDL at the checked increment; a shard whose DDL can't be read has none.
+    `own_types` has the types that users have created, by shard and oid. `roles` are all roles that the servers have
+    had, by shard; a shard whose globals can't be read has none. `required` says, by shard, since when columns have been
+    NOT NULL.
     """
 
     newest: dict[str, Description] = field(default_factory=dict)
-    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
+    own_types: dict[str, dict[int, OwnType]] = field(default_factory=dict)
     roles: dict[str, frozenset[str]] = field(default_factory=dict)
     required: dict[str, Since] = field(default_factory=dict)
 
@@ -118,12 +118,12 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
         if not isinstance(object_list, LostList):
             findings.count(objects=1, size_bytes=object_list.size)
     for shard in checking.shards:
-        labels = enum_labels(chain, shard, checking.labels.get(shard, {}))
-        for detail in invalid_older_values(chain.definitions(shard).values(), labels):
+        columns = own_types(chain, shard, checking.own_types.get(shard, {}))
+        for detail in invalid_older_values(chain.definitions(shard).values(), columns):
             findings.conflict(Conflict("definition", detail, node=shard))
     newest = {name: shard.newest for name, shard in checking.shards.items() if shard.newest is not None}
     known = {name: shard.all_roles for name, shard in checking.shards.items() if not shard.lacks_roles}
-    return StoredDefinitions(newest, checking.labels, known, checking.required)
+    return StoredDefinitions(newest, checking.own_types, known, checking.required)
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class _Checking:
     part: NewPart
     findings: Findings
     shards: dict[str, _Shard]
-    labels: dict[str, dict[int, frozenset[bytes] | None]] = field(default_factory=dict)
+    own_types: dict[str, dict[int, OwnType]] = field(default_factory=dict)
     differences: ShardDifferences = field(default_factory=ShardDifferences)
     reported: set[tuple[str, str]] = field(default_factory=set)
     required: dict[str, Since] = field(default_factory=dict)
@@ -220,10 +220,11 @@ class _Checking:
         if earlier != commit.increment and not _follows_at_once(self.chain, earlier, commit.increment):
             self._conflict(f"the DDL is the archive that {point_label(earlier)} lists, byte for byte", stored)
         described = describe(ddl)
-        known = self.labels.setdefault(stored.node, {})
-        for oid, labels in labels_of(described).items():
-            known[oid] = (known.get(oid) or frozenset()) | labels
-        known.update(dict.fromkeys(described.composite_oids))
+        known = self.own_types.setdefault(stored.node, {})
+        found: dict[int, OwnType] = {**labels_of(described)}
+        found |= {oid: range(count, count + 1) for oid, count in described.field_counts.items()}
+        for oid, type_ in found.items():
+            known[oid] = joined(known.get(oid, type_), type_)
         return described
 
     def _count(self, stored: StoredObject, commit: Commit) -> None:

@@ -102,7 +102,7 @@ def hash_partitions(
             findings.damage(problem)
         changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
         forms |= forms_of_shards(
-            copies.chain, set(copies.shard.values()), copies.labels, lambda found: broadcast(session, found)
+            copies.chain, set(copies.shard.values()), copies.own_types, lambda found: broadcast(session, found)
         )
         bases = _all_bases(copies, part, sources)
         progress.step("read base copies", total=len(bases), unit="objects")

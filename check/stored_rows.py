@@ -31,11 +31,11 @@ from cutline.check.table_forms import (
     TIMESTAMPTZ,
     UUID,
     EnumType,
-    Labels,
     Numbers,
+    OwnTypes,
     TableForms,
 )
-from cutline.check.value_forms import NAMES, find_misprinted, find_other_composite
+from cutline.check.value_forms import NAMES, OTHERS_OF_FIXED_SIZE, find_misprinted, find_other_composite
 from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     Bytes,
@@ -64,6 +64,8 @@ from cutline.wal.segments.segments import (
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
 DATE_CHARACTERS, TIMESTAMP_CHARACTERS, UTC_OFFSET = len("2000-01-01"), len("2000-01-01 00:00:00"), b"+00"
+# Values of these types are never stored outside of their rows, so an UPDATE always has them: pg_type.typlen > 0.
+FIXED_SIZE = {BOOL, INT2, INT4, INT8, OID, UUID, *OTHERS_OF_FIXED_SIZE}
 # The most digits that a number may have, and the first digit from which on a number with so many digits is parsed.
 DIGITS: Mapping[int, tuple[int, int]] = {
     INT2: (5, ord("3")), INT4: (10, ord("2")), INT8: (19, ord("9")), OID: (10, ord("4"))
@@ -176,10 +178,10 @@ def _find_equal_keys(forms: TableForms, batches: Iterable[pa.RecordBatch], hashe
     return None
 
 
-def invalid_older_values(groups: Iterable[Group], labels: Labels) -> list[str]:
+def invalid_older_values(groups: Iterable[Group], own: OwnTypes) -> list[str]:
     """Describe values of added columns in older rows (Column.missing) that their types do not accept.
 
-    `labels` are those of enum columns.
+    `own` are the types of columns that users have created.
     """
     found: list[str] = []
     for group in groups:
@@ -188,7 +190,7 @@ def invalid_older_values(groups: Iterable[Group], labels: Labels) -> list[str]:
         values = [NULL_MARK if column.missing is None else copy_line(column.missing) for column in group.columns]
         line = column_of(pa.array([b"\t".join(values) + b"\n"], pa.large_binary()))
         try:
-            _check_lines(TableForms.of([group], labels), np.zeros(1, np.int64), line, None)
+            _check_lines(TableForms.of([group], own), np.zeros(1, np.int64), line, None)
         except RowsInvalidError as error:
             found.append(f"the value of older rows: {error}")
     return list(dict.fromkeys(found))
@@ -504,7 +506,8 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
         starts = block.starts[fields]
         lengths = block.ends[fields] - starts
         others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
-        others = others[~_are_marks(block.data, starts[others], lengths[others], marks)]
+        of_type = (NULL_MARK,) if oid in FIXED_SIZE or oid in block.forms.enums else marks
+        others = others[~_are_marks(block.data, starts[others], lengths[others], of_type)]
         if not len(others):
             continue
         given = limits[others] if limits is not None else None
@@ -531,7 +534,7 @@ def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limit
         part = rows[at]
         values = block.with_separators(fields[part])
         if oid in block.forms.composites:
-            found = find_other_composite(values)
+            found = find_other_composite(values, block.forms.composites[oid].fields)
         else:
             found = find_misprinted(values, oid, None if limits is None else limits[part])
         if found is not None:

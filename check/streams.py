@@ -429,7 +429,7 @@ def hash_streams(
     forms = forms_of_shards(
         copies.chain,
         set(copies.shard.values()),
-        copies.labels,
+        copies.own_types,
         lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
     )
     required = {

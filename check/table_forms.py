@@ -40,9 +40,11 @@ NAME_END = "\0"
 # The columns of a type: four bytes for each number.
 Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
-# The labels of enum columns, as COPY prints them, by the number of the definition and the column's place in it; None
-# for a column of a composite type.
-Labels: TypeAlias = Mapping[int, Mapping[int, frozenset[bytes] | None]]
+# A type that a user has created: the labels of an enum type, as COPY prints them, or the numbers of fields of a
+# composite type. Both have everything that the type has ever had.
+OwnType: TypeAlias = frozenset[bytes] | range
+# The own types of columns, by the number of the definition and the column's place in it.
+OwnTypes: TypeAlias = Mapping[int, Mapping[int, OwnType]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,22 @@ class EnumType:
     labels: frozenset[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class CompositeType:
+    """The name of a composite type, and the numbers of fields that its values may have."""
+
+    name: str
+    fields: range
+
+
 @dataclass(frozen=True)
 class TableForms:
     """The forms of definitions: item i of each array belongs to definition `numbers[i]`. The numbers are ascending.
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the
     columns whose values are checked, keyed by the oid of their type. `names` has the names of each table and its
-    columns, joined by NAME_END. `enums` are the types with labels, and `composites` the names of composite types, both
-    keyed by oid. If `is_utf8`, all text is in UTF-8.
+    columns, joined by NAME_END. `enums` are the types with labels, and `composites` those with fields, both keyed by
+    oid. If `is_utf8`, all text is in UTF-8.
     """
 
     numbers: Ints
@@ -111,11 +121,11 @@ class TableForms:
     names: tuple[str, ...] = ()
     enums: Mapping[int, EnumType] = field(default_factory=dict)
     is_utf8: bool = False
-    composites: Mapping[int, str] = field(default_factory=dict)
+    composites: Mapping[int, CompositeType] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, groups: Iterable[Group], labels: Labels | None = None) -> TableForms:
-        """Return the forms of definitions with different numbers; `labels` are as in Copies."""
+    def of(cls, groups: Iterable[Group], own: OwnTypes | None = None) -> TableForms:
+        """Return the forms of definitions with different numbers; `own` are the own types of columns."""
         ordered = sorted(groups, key=lambda group: group.number)
         widths = np.array([len(group.columns) for group in ordered], np.int64)
         columns = [column for group in ordered for column in group.columns]
@@ -133,7 +143,7 @@ class TableForms:
                     places[found].astype(np.int32),
                     np.minimum(limits, LIMIT_MAX).astype(np.int32),
                 )
-        of_own, own = _columns_of_own_types(ordered, labels or {})
+        of_own, types_of_own = _columns_of_own_types(ordered, own or {})
         return cls(
             np.array([group.number for group in ordered], np.int64),
             widths,
@@ -141,8 +151,12 @@ class TableForms:
             np.array([group.partitions - 1 for group in ordered], np.int64),
             types | of_own,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
-            {oid: EnumType(name, known) for oid, (name, known) in own.items() if known is not None},
-            composites={oid: name for oid, (name, known) in own.items() if known is None},
+            {oid: EnumType(name, known) for oid, (name, known) in types_of_own.items() if isinstance(known, frozenset)},
+            composites={
+                oid: CompositeType(name, known)
+                for oid, (name, known) in types_of_own.items()
+                if isinstance(known, range)
+            },
         )
 
     def __len__(self) -> int:
@@ -242,7 +256,7 @@ class TableForms:
         if oid == NUMERIC and limit is not None and (known := precision_of(limit)) is not None:
             return f"numeric({known[0]},{known[1]})"
         if oid in self.composites:
-            return self.composites[oid]
+            return self.composites[oid].name
         return self.enums[oid].name if oid in self.enums else TYPE_NAMES[oid].format(limit=limit)
 
     @property
@@ -250,7 +264,15 @@ class TableForms:
         """A digest of everything in the forms."""
         enums = [(oid, enum.name, sorted(enum.labels)) for oid, enum in self.enums.items()]
         found = hashlib.sha256(
-            repr((self.names, list(self.types), enums, self.is_utf8, sorted(self.composites.items()))).encode()
+            repr(
+                (
+                    self.names,
+                    list(self.types),
+                    enums,
+                    self.is_utf8,
+                    sorted((oid, one.name, one.fields.start, one.fields.stop) for oid, one in self.composites.items()),
+                )
+            ).encode()
         )
         arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
         for columns in self.types.values():
@@ -265,16 +287,16 @@ def _counts(columns: TypedColumns, forms: int) -> Ints:
 
 
 def _columns_of_own_types(
-    ordered: Sequence[Group], labels: Labels
-) -> tuple[dict[int, TypedColumns], dict[int, tuple[str, frozenset[bytes] | None]]]:
-    """Return the columns in `labels` of all definitions, and the names and labels of their types.
+    ordered: Sequence[Group], given: OwnTypes
+) -> tuple[dict[int, TypedColumns], dict[int, tuple[str, OwnType]]]:
+    """Return the columns in `given` of all definitions, and their types with their names.
 
     Both are keyed by the oid of the type.
     """
     forms, places = dict[int, list[int]](), dict[int, list[int]]()
-    own = dict[int, tuple[str, frozenset[bytes] | None]]()
+    own = dict[int, tuple[str, OwnType]]()
     for form, group in enumerate(ordered):
-        for place, known in sorted(labels.get(group.number, {}).items()):
+        for place, known in sorted(given.get(group.number, {}).items()):
             column = group.columns[place]
             forms.setdefault(column.type_oid, []).append(form)
             places.setdefault(column.type_oid, []).append(place)
@@ -288,24 +310,29 @@ def _columns_of_own_types(
     return columns, own
 
 
-def enum_labels(
-    chain: Chain, shard: str, labels: Mapping[int, frozenset[bytes] | None]
-) -> dict[int, dict[int, frozenset[bytes] | None]]:
-    """Return the labels of the enum columns that the table at the last commit still has, by number and place.
+def joined(one: OwnType, other: OwnType) -> OwnType:
+    """Return what a type has had at either of two times."""
+    if isinstance(one, range) and isinstance(other, range):
+        return range(min(one.start, other.start), max(one.stop, other.stop))
+    # An oid that was used for a type of another kind before.
+    return one | other if isinstance(one, frozenset) and isinstance(other, frozenset) else other
 
-    `labels` are keyed by the oid of the type, and None for a composite type; so are the results. A column that was
-    dropped since may have had labels that no commit has.
+
+def own_types(chain: Chain, shard: str, types: Mapping[int, OwnType]) -> dict[int, dict[int, OwnType]]:
+    """Return the own types of the columns that the table at the last commit still has, by number and place.
+
+    `types` are keyed by oid. A column that was dropped since may have had a type that no commit has.
     """
-    definitions, found = chain.definitions(shard), dict[int, dict[int, frozenset[bytes] | None]]()
+    definitions, found = chain.definitions(shard), dict[int, dict[int, OwnType]]()
     for number, at_cut in chain.numbers_at_cut(shard).items():
         kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
-        of_enums = {
-            place: labels[column.type_oid]
+        of_columns = {
+            place: types[column.type_oid]
             for place, column in enumerate(definitions[number].columns)
-            if column.type_oid in labels and (column.number, column.type_oid) in kept
+            if column.type_oid in types and (column.number, column.type_oid) in kept
         }
-        if of_enums:
-            found[number] = of_enums
+        if of_columns:
+            found[number] = of_columns
     return found
 
 
@@ -313,17 +340,17 @@ Sent = TypeVar("Sent")
 
 
 def forms_of_shards(
-    chain: Chain, shards: Iterable[str], labels: Mapping[str, Labels], send: Callable[[TableForms], Sent]
+    chain: Chain, shards: Iterable[str], own: Mapping[str, OwnTypes], send: Callable[[TableForms], Sent]
 ) -> dict[str, Sent]:
     """Return what `send` returns for the forms of all definitions of each shard, keyed by shard.
 
-    `labels` are those of enum columns, by shard. Shards with the same tables, labels and encodings share one result.
+    `own` are the own types of columns, by shard. Shards with the same tables, types and encodings share one result.
     """
     sent: dict[bytes, Sent] = {}
     found: dict[str, Sent] = {}
     encodings = {identity.node: identity.encoding for identity in chain.full.baseline}
     for shard in sorted(shards):
-        forms = TableForms.of(chain.definitions(shard).values(), labels.get(shard))
+        forms = TableForms.of(chain.definitions(shard).values(), own.get(shard))
         forms = replace(forms, is_utf8=encodings.get(shard) == UTF8)
         digest = forms.digest
         if digest not in sent:

@@ -30,6 +30,8 @@ BYTEA, JSON, JSONB, NUMERIC = 17, 114, 3802, 1700
 PRECISION_MAX = 1000
 # Patterns of at most this many characters are repeated for each dimension of an array.
 REPEATED_PATTERN_MAX = 150
+# A pattern that counts more fields would be compiled into megabytes.
+COUNTED_FIELDS_MAX = 100
 
 Modifiers: TypeAlias = npt.NDArray[np.int32]
 
@@ -177,7 +179,16 @@ _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
 NAMES: Mapping[int, str] = {oid: name for oid, (name, _) in _TYPES.items()} | {
     NUMERIC: "numeric", JSON: "json", JSONB: "jsonb", BYTEA: "bytea"
 }  # fmt: skip
-_COMPOSITE = rf"\({_list(_FIELD)}\)"
+# The types among them that pg_type.typlen gives a fixed size.
+OTHERS_OF_FIXED_SIZE = frozenset(
+    oid
+    for oid, name in NAMES.items()
+    if name in {
+        "real", "double precision", "date", "time without time zone", "timestamp without time zone",
+        "timestamp with time zone", "interval", "time with time zone", "macaddr", "macaddr8", "xid", "cid", "xid8",
+        "tid", "pg_lsn",
+    }
+)  # fmt: skip
 
 
 def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None = None) -> int | None:
@@ -195,9 +206,20 @@ def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None =
     return _find_mismatch(values, _TYPES[oid][1])
 
 
-def find_other_composite(values: BytesColumn) -> int | None:
-    """Return the index of the first value that no composite type prints; the values are as for `find_misprinted`."""
-    return _find_mismatch(values, (_COMPOSITE,))
+def find_other_composite(values: BytesColumn, fields: range) -> int | None:
+    """Return the index of the first value that no composite type with so many `fields` prints.
+
+    The values are as for `find_misprinted`.
+    """
+    return _find_mismatch(values, (_composite_of(fields),))
+
+
+@cache
+def _composite_of(fields: range) -> str:
+    # A value of no field looks like that of one that is NULL.
+    fewest, most = max(fields.start, 1), max(fields.stop - 1, 1)
+    count = f"{{{fewest - 1},{most - 1}}}" if most <= COUNTED_FIELDS_MAX else "*"
+    return rf"\({_FIELD}(?:,{_FIELD}){count}\)"
 
 
 def _matches(values: BytesColumn, pattern: str) -> Flags:

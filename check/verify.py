@@ -28,7 +28,7 @@ from cutline.check.stored_entries import check_listing
 from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_structure, names_to_check
-from cutline.check.table_forms import enum_labels
+from cutline.check.table_forms import own_types
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
@@ -265,10 +265,10 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
 
 
 def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
-    labels = {shard: enum_labels(chain, shard, known) for shard, known in stored.labels.items()}
+    of_columns = {shard: own_types(chain, shard, known) for shard, known in stored.own_types.items()}
     fed = {shard: frozenset(fed_groups(chain, shard, described)) for shard, described in stored.newest.items()}
     required = {shard: required_columns(chain, shard, described) for shard, described in stored.newest.items()}
-    return Copies.of(chain, labels, fed, required, stored.required)
+    return Copies.of(chain, of_columns, fed, required, stored.required)
 
 
 def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:

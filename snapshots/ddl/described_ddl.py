@@ -196,13 +196,12 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings), and `composite_oids` are those of composite types. `owners` are the roles that own objects.
-    `extensions` are those that the DDL creates.
-    `digests` maps the kind of an object, and its label, to a hash of its statements, which is the same only in this
-    process; the kind OWNER stands for the owner of an object. `impossible` lists which entries pg_dump can't have
-    written, in words. `writer` is pg_dump's major version. `types` maps types and domains with plain names, as
-    `schema.name`, to their oids. `server` is the version of the server that was dumped: major, and minor if it has a
-    number.
+    text (nodes.encodings), and `field_counts` maps that of a composite type to the number of its fields. `owners` are
+    the roles that own objects. `extensions` are those that the DDL creates. `digests` maps the kind of an object, and
+    its label, to a hash of its statements, which is the same only in this process; the kind OWNER stands for the owner
+    of an object. `impossible` lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major
+    version. `types` maps types and domains with plain names, as `schema.name`, to their oids. `server` is the version
+    of the server that was dumped: major, and minor if it has a number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -222,7 +221,7 @@ class Description:
     writer: int = 0
     types: Mapping[str, int] = field(default_factory=dict)
     server: tuple[int, ...] = ()
-    composite_oids: frozenset[int] = frozenset()
+    field_counts: Mapping[int, int] = field(default_factory=dict)
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -275,7 +274,7 @@ class _Describing:
     sequences: dict[Name, str] = field(default_factory=dict)
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
-    composite_oids: set[int] = field(default_factory=set)
+    field_counts: dict[int, int] = field(default_factory=dict)
     owners: set[str] = field(default_factory=set)
     digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
@@ -342,8 +341,8 @@ class _Describing:
         elif composite := COMPOSITE.search(text):
             items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
-            self.composite_oids.add(entry.oid)
             self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
+            self.field_counts[entry.oid] = len(self.composites[name])
 
     def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
@@ -379,7 +378,7 @@ class _Describing:
             contents.writer,
             self.types,
             _numbers(contents.server),
-            frozenset(self.composite_oids),
+            self.field_counts,
         )
 
     def _type_of(self, column: ColumnName) -> str:

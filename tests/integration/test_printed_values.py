@@ -10,8 +10,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from cutline.check.stored_rows import BaseChecks
-from cutline.check.table_forms import Labels, TableForms
+from cutline.check.stored_rows import FIXED_SIZE, BaseChecks
+from cutline.check.table_forms import TYPE_NAMES, OwnTypes, TableForms
 from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.nodes.connections import connect, with_database
@@ -82,13 +82,15 @@ def own_session(node: Node) -> Iterator[psycopg.Connection[Any]]:
 def check_table(connection: psycopg.Connection[Any], table: str) -> int:
     """Check all rows of a table as those of a base copy; return their number."""
     found = connection.execute(
-        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod, t.typtype = 'c'"
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,"
+        "       CASE t.typtype WHEN 'c' THEN (SELECT count(*) FROM pg_attribute f"
+        "                                      WHERE f.attrelid = t.typrelid AND f.attnum > 0 AND NOT attisdropped) END"
         "  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
         " WHERE a.attrelid = %s::regclass AND a.attnum > 0 ORDER BY a.attnum",
         (table,),
     ).fetchall()
     columns = tuple(Column(*row[:4], place) for place, row in enumerate(found))
-    labels: Labels = {7: {place: None for place, row in enumerate(found) if row[4]}}
+    own: OwnTypes = {7: {place: range(row[4], row[4] + 1) for place, row in enumerate(found) if row[4] is not None}}
     group = Group(7, "public", table, "full", 0, columns)
     with connection.cursor().copy(f"COPY {table} TO STDOUT".encode()) as copy:
         lines = [bytes(line) for line in copy]
@@ -96,7 +98,7 @@ def check_table(connection: psycopg.Connection[Any], table: str) -> int:
     keys = [b""] * len(lines)
     arrays = [to_arrow(np.full(len(lines), 7, np.int32)), to_arrow(partition_of(rows, 1)), pa.array(keys, pa.binary())]
     batch = pa.RecordBatch.from_arrays([*arrays, pa.array(lines, pa.binary())], schema=BASE_SCHEMA)
-    BaseChecks(TableForms.of([group], labels)).add(batch, xxhash64(from_list(keys)))
+    BaseChecks(TableForms.of([group], own)).add(batch, xxhash64(from_list(keys)))
     return len(lines)
 
 
@@ -116,3 +118,11 @@ def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: Embedde
             tables += [f"public.d{number}" for number in range(len(DECLARED))]
             tables += [typed.name for typed in create_typed(connection)]
             assert all(check_table(connection, table) for table in tables)
+
+
+def test_types_of_a_fixed_size_are_those_of_the_server(mixed_fleet: EmbeddedFleet) -> None:
+    """Only values of other types are stored outside of their rows, and left out of an UPDATE."""
+    for node in mixed_fleet.primaries:
+        with psycopg.connect(node.dsn()) as connection:
+            query = "SELECT oid::bigint FROM pg_type WHERE typlen > 0 AND oid = ANY (%s)"
+            assert {oid for (oid,) in connection.execute(query, (list(TYPE_NAMES),))} == FIXED_SIZE

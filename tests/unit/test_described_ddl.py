@@ -171,4 +171,4 @@ def test_composite_types_are_known_by_their_oids() -> None:
         MadeEntry("TYPE", "spans", "m", others, 16400, 1247),
     ]
     described = describe(DdlArchive(*made_archive(entries)))
-    assert (described.composite_oids, described.composites) == ({16390}, {("m", "pair"): ("number", "word")})
+    assert (described.field_counts, described.composites) == ({16390: 2}, {("m", "pair"): ("number", "word")})

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
-from cutline.check.table_forms import TableForms, enum_labels
+from cutline.check.table_forms import OwnType, TableForms, own_types
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -199,6 +199,8 @@ def test_changes_that_a_drain_writes_are_accepted() -> None:
         (change("U", b"1", line()), "under a key other than its own"),
         (change("U", VALUES[0], line(text=rb"\u")), "an escape that COPY does not print"),
         (change("u", VALUES[0], line(text=rb"a\u")), "an escape that COPY does not print"),
+        (change("u", VALUES[0], line(number=rb"\u")), "column number"),
+        (change("u", VALUES[0], line(uuid=rb"\u")), "column uuid"),
         (change("D", b"1\t2", b""), "does not have 1 fields"),
         (change("D", b"x", b""), "column id"),
         (change("D", b"1", b"1\t2\n"), "does not have 1 fields"),
@@ -338,9 +340,9 @@ MOODS = structs.replace(
 LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferent", b""})
 
 
-def of_moods(*moods: bytes, labels: dict[int, frozenset[bytes] | None] | None = None) -> None:
+def of_moods(*moods: bytes, own: dict[int, OwnType] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    known: dict[int, frozenset[bytes] | None] = {1: LABELS} if labels is None else labels
+    known: dict[int, OwnType] = {1: LABELS} if own is None else own
     checks = BaseChecks(TableForms.of([MOODS], {9: known}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
@@ -354,15 +356,15 @@ def test_an_enum_has_only_its_labels() -> None:
         ):
             of_moods(b"ok", bad, b"indifferent")
     # The DDL does not tell the labels.
-    of_moods(b"bad", labels={})
+    of_moods(b"bad", own={})
 
 
 def test_a_value_of_a_composite_type_has_parentheses() -> None:
-    of_moods(b"(1,one)", rb"\N", b'("a b",)', labels={1: None})
+    of_moods(b"(1,one)", rb"\N", b'("a b",)', own={1: range(2, 3)})
     with pytest.raises(
         RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
     ):
-        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", labels={1: None})
+        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", own={1: range(2, 3)})
 
 
 TIMESTAMPS = structs.replace(
@@ -410,9 +412,9 @@ def test_labels_are_known_of_columns_that_the_table_still_has() -> None:
     """An enum may have had a label only between two increments, and its column may be gone since."""
     chain = Chain(structs.replace(full_commit(), groups={"a": (MOODS,)}))
     known = {16386: LABELS}
-    assert enum_labels(chain, "a", known) == {9: {1: LABELS}}
-    assert enum_labels(chain, "a", {}) == {}
+    assert own_types(chain, "a", known) == {9: {1: LABELS}}
+    assert own_types(chain, "a", {}) == {}
     later = structs.replace(MOODS, number=10, columns=(*MOODS.columns[:1], *MOODS.columns[2:]))
     changes = DefinitionChanges(groups={"a": (later,)}, gone={"a": (9,)}, successions={"a": {10: 9}})
     dropped = replace(chain, increments=(structs.replace(increment_commit(1), definition_changes=changes),))
-    assert enum_labels(dropped, "a", known) == {}
+    assert own_types(dropped, "a", known) == {}

@@ -12,10 +12,12 @@ from cutline.check.table_forms import (
     INT8,
     LIMIT_MAX,
     VARCHAR,
+    CompositeType,
     EnumType,
     TableForms,
     TypedColumns,
     forms_of_shards,
+    joined,
     ranges,
 )
 from cutline.check.value_forms import NUMERIC
@@ -102,13 +104,20 @@ def test_enums_have_their_labels_wherever_they_are_known() -> None:
 
 def test_composite_types_are_known_by_their_names() -> None:
     moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
-    forms = TableForms.of([moods], {9: {1: None, 3: None}})
-    assert (forms.enums, forms.composites) == ({}, {16386: "public.mood"})
+    forms = TableForms.of([moods], {9: {1: range(2, 3), 3: range(2, 3)}})
+    assert (forms.enums, forms.composites) == ({}, {16386: CompositeType("public.mood", range(2, 3))})
     assert (found(forms.types[16386], 0), found(forms.keys.types[16386], 0)) == ([1, 3], [1])
     assert forms.adding([LOG]).composites == forms.keys.composites == forms.composites
     assert forms.type_name(16386, None) == "public.mood"
     assert forms.find_other([moods]) is None
     assert forms.digest != TableForms.of([moods]).digest
+    assert forms.digest != TableForms.of([moods], {9: {1: range(2, 4), 3: range(2, 4)}}).digest
+
+
+def test_a_type_keeps_what_it_has_had() -> None:
+    assert joined(range(2, 3), range(4, 5)) == joined(range(4, 5), range(2, 3)) == range(2, 5)
+    assert joined(LABELS, frozenset({b"ok"})) == LABELS | {b"ok"}
+    assert joined(LABELS, range(2, 3)) == range(2, 3)
 
 
 AMOUNT = Column("amount", "numeric(6,2)", NUMERIC, (6 << 16 | 2) + 4, 2)

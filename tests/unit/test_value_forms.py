@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cutline.check.value_forms import NAMES, find_misprinted, find_other_composite
+from cutline.check.value_forms import COUNTED_FIELDS_MAX, NAMES, find_misprinted, find_other_composite
 from cutline.columns.bytes_column import from_list
 from cutline.columns.lines import escape
 
@@ -123,6 +123,25 @@ def test_a_modifier_that_no_server_has_tells_nothing() -> None:
 
 def test_a_composite_value_has_fields_in_parentheses() -> None:
     good = [b"(1,one)\t", b'(1,"a\\\\\\\\b\\t""c")\t', b"(,)\n", b'("(1,a)","{""(2,b)"",NULL}",1.00)\n', b"()\t"]
-    assert find_other_composite(from_list(good)) is None
+    assert find_other_composite(from_list(good), range(4)) is None
     for bad in (b"(2\t", b"2,one)\t", b"(1,a b)\t", b'(1,"a)\t', b"\t", b"(1)(2)\t"):
-        assert find_other_composite(from_list([good[0], bad])) == 1
+        assert find_other_composite(from_list([good[0], bad]), range(4)) == 1
+
+
+@pytest.mark.parametrize("count", [2, 100, 150])
+def test_a_composite_value_has_as_many_fields_as_its_type(count: int) -> None:
+    def value(fields: int) -> bytes:
+        return b"(%s)\t" % b",".join([b'"a ""(1,2)"" b"'] * fields)
+
+    found = [
+        find_other_composite(from_list([value(count), value(other)]), range(count, count + 1))
+        for other in (count - 1, count, count + 1)
+    ]
+    # A pattern for more than COUNTED_FIELDS_MAX fields does not count them.
+    assert found == ([1, None, 1] if count <= COUNTED_FIELDS_MAX else [None] * 3)
+    assert find_other_composite(from_list([value(1), value(3)]), range(1, 4)) is None
+
+
+def test_a_composite_value_without_fields_looks_like_a_null_field() -> None:
+    assert find_other_composite(from_list([b"()\t", b"(1)\t"]), range(1)) is None
+    assert find_other_composite(from_list([b"()\t", b"(1,)\t"]), range(1)) == 1

@@ -182,6 +182,10 @@ def _refused_values() -> Iterator[Kind]:
         for place in (BOTH, ONLY):
             yield kind(TYPES, f"a value that the type of column {column} refuses", place, "typed",
                        set_value(column, value), found("rows", node="s1", object=DAMAGED))  # fmt: skip
+    for name, value in (("a field more", b"(2,one,)"), ("a field less", b"(2)")):
+        for place in (BOTH, ONLY):
+            yield kind(TYPES, f"{name} than the composite type of a column has", place, "typed",
+                       set_value("comp", value), found("rows", node="s1", object=DAMAGED))  # fmt: skip
     yield kind(TYPES, "a value that the type of column small refuses", PRIMARY, "typed", set_value("small", b"x"),
                found("rows", node="s1", object=DAMAGED))  # fmt: skip
     yield kind(TYPES, "a value that the type of column small refuses", STANDBY, "typed", set_value("small", b"x"),

@@ -224,6 +224,8 @@ def _invalid_changes() -> Iterator[Kind]:
         "the mark of an unchanged value in a complete row": (2, on_change("twin_b", 2, _value("v", rb"\u"), b"2")),
         "the mark of an unchanged value in a key":
             (1, on_change("wide", 1, lambda _, form, row: form.set(row, "id", rb"\u"), b"1")),
+        "the mark of an unchanged value in a column of a fixed size":
+            (1, on_change("wide", 1, lambda _, form, row: form.set(row, "n", rb"\u"), b"1")),
         "an update of a table without a key":
             (1, on_change("journal", 1, _update(op=UPSERT), None, INSERT)),
         "an insert that is for tables without a key": (2, on_change("twin_b", 2, _update(op=INSERT), b"2")),

@@ -27,7 +27,7 @@ SETTINGS = {
     "dynamicAllocation.executorIdleTimeout": "1s",
 }
 # What the Python processes of a worker do besides: each attempt is written down, and those of the slow one stand still
-# after their work, so that the other executor does it as well.
+# after their work until the other executor has done it as well, and Spark ends them.
 NOTE_ATTEMPTS = """
 import sys, time
 from pathlib import Path
@@ -38,7 +38,7 @@ def note(what):
     with Path({folder!r}, "attempts").open("a") as file:
         file.write(f"{{what}} {{context.partitionId()}} {{context.attemptNumber()}} {is_slow}\\n")
     if {is_slow} and context.attemptNumber() == 0:
-        time.sleep(12)
+        time.sleep(90)
 
 if "pyspark.daemon" in " ".join(sys.orig_argv):
     import cutline.restore.rows.load, cutline.snapshots.base_copy.copy_ranges

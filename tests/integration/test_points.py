@@ -25,6 +25,7 @@ from cutline.snapshots.operations import leases, object_lists
 from cutline.snapshots.operations.operation import Operation, new_operation, record_operation
 from cutline.snapshots.records.kinds import KINDS
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, SignOfLife
+from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.storage.errors import IndeterminateError
@@ -261,6 +262,8 @@ def assert_every_document_type_is_stored(runs: Runs, effects: Effects, monkeypat
     stored -= {SignOfLife.__name__, CancelRequest.__name__}
     # No node is away here: tests/unit/test_operations.py.
     stored -= {Failure.__name__}
+    # Nothing is damaged here: tests/integration/damage/test_repaired.py.
+    stored -= {Repair.__name__, RepairVoid.__name__}
     assert found.keys() == {SegmentMetadata.__name__, *stored}
 
 

@@ -20,6 +20,7 @@ from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.in_process import run_and_capture, run_here
 from tests.integration.damage.copied_chain import NAME, CopiedChain
 from tests.stores.damage import change_base, flip_byte, remove, truncate
+from tests.stores.documents import check_documents
 
 
 def repair(copied: CopiedChain, *words: str, code: int = 0) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def test_a_base_object_is_rebuilt_from_the_standbys_copy(copied: CopiedChain, da
     document = repair(copied)
     assert {one["object"] for one in document["damaged"]} == set(keys)
     assert [one["from_copy"] for one in document["replaced"]] == ["s1-b1"] * 2
+    assert check_documents(copied.fleet.store.open())["Repair"] == 1
     assert check(copied)[1]["result"] == "valid"
     for increment in (0, 2):
         check_restored(copied, increment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from cutline.check.table_forms import OwnTypes
+from cutline.check.own_types import OwnTypes
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.schema_at_cut import mapping_to_cut
 from cutline.snapshots.records.chain import Chain

@@ -19,11 +19,11 @@ from datetime import timedelta
 from msgspec import structs
 
 from cutline.check.new_part import NewPart
+from cutline.check.own_types import OwnType, joined, own_types, types_of
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.required_values import Since, follow_required, required_columns
 from cutline.check.shard_differences import ShardDifferences
 from cutline.check.stored_rows import invalid_older_values
-from cutline.check.table_forms import OwnType, joined, own_types
 from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -35,7 +35,6 @@ from cutline.snapshots.ddl.contradictions import (
     compare_definitions,
     compare_sequences,
     is_only_ascii,
-    labels_of,
 )
 from cutline.snapshots.ddl.described_ddl import Description, describe
 from cutline.snapshots.ddl.dump import read_ddl
@@ -221,9 +220,7 @@ class _Checking:
             self._conflict(f"the DDL is the archive that {point_label(earlier)} lists, byte for byte", stored)
         described = describe(ddl)
         known = self.own_types.setdefault(stored.node, {})
-        found: dict[int, OwnType] = {**labels_of(described)}
-        found |= {oid: range(count, count + 1) for oid, count in described.field_counts.items()}
-        for oid, type_ in found.items():
+        for oid, type_ in types_of(described).items():
             known[oid] = joined(known.get(oid, type_), type_)
         return described
 

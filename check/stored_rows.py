@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cutline.check.own_types import CompositeType, EnumType, OwnType, OwnTypes
 from cutline.check.table_forms import (
     BOOL,
     DATE,
@@ -30,9 +31,7 @@ from cutline.check.table_forms import (
     TIMES,
     TIMESTAMPTZ,
     UUID,
-    EnumType,
     Numbers,
-    OwnTypes,
     TableForms,
 )
 from cutline.check.value_forms import NAMES, OTHERS_OF_FIXED_SIZE, find_misprinted, find_other_composite
@@ -342,10 +341,11 @@ class _Block:
         if (self.form != form).any():
             found = columns.of_forms(self.form)
             fields = np.repeat(self.first, columns.counts(self.form)) + columns.places[found]
-            return fields, columns.limits[found] if oid in LIMITED else None
+            return fields, columns.limits[found] if self.forms.base_of(oid) in LIMITED else None
         chosen = slice(int(columns.offsets[form]), int(columns.offsets[form + 1]))
         fields = (self.first.reshape(-1, 1) + columns.places[chosen]).reshape(-1)
-        return fields, np.tile(columns.limits[chosen], len(self.first)) if oid in LIMITED else None
+        is_limited = self.forms.base_of(oid) in LIMITED
+        return fields, np.tile(columns.limits[chosen], len(self.first)) if is_limited else None
 
     def with_separators(self, fields: Ints) -> BytesColumn:
         """Copy fields, each with the separator that follows it; faster than copying them alone."""
@@ -506,16 +506,17 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
         starts = block.starts[fields]
         lengths = block.ends[fields] - starts
         others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
-        of_type = (NULL_MARK,) if oid in FIXED_SIZE or oid in block.forms.enums else marks
+        base, own = block.forms.base_of(oid), block.forms.definition_of(oid)
+        of_type = (NULL_MARK,) if base in FIXED_SIZE or isinstance(own, EnumType) else marks
         others = others[~_are_marks(block.data, starts[others], lengths[others], of_type)]
         if not len(others):
             continue
         given = limits[others] if limits is not None else None
-        if oid in NAMES or oid in block.forms.composites:
+        if base in NAMES or isinstance(own, CompositeType):
             at = _find_misprinted(block, oid, fields[others], lengths[others], given)
         else:
             values = gather(block.data, starts[others], lengths[others])
-            at = _find_invalid(values, oid, given, block.forms.enums.get(oid))
+            at = _find_invalid(values, base, given, own)
         if at is not None:
             form, place = block.locate(int(fields[others[at]]))
             type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
@@ -533,10 +534,11 @@ def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limit
     for at in _slices_of_bytes(offsets_of(lengths[rows]), PARSED_BYTES_MAX):
         part = rows[at]
         values = block.with_separators(fields[part])
-        if oid in block.forms.composites:
-            found = find_other_composite(values, block.forms.composites[oid].fields)
+        own = block.forms.definition_of(oid)
+        if isinstance(own, CompositeType):
+            found = find_other_composite(values, own.versions)
         else:
-            found = find_misprinted(values, oid, None if limits is None else limits[part])
+            found = find_misprinted(values, block.forms.base_of(oid), None if limits is None else limits[part])
         if found is not None:
             return int(part[found])
     return None
@@ -576,7 +578,8 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> None:
 
 def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Numbers | None) -> Flags:
     """Flag values that are valid at a glance. Others, except for booleans and UUIDs, may be valid, too."""
-    if (oid in NAMES and oid not in GLANCED) or oid in block.forms.composites:
+    own, oid = block.forms.definition_of(oid), block.forms.base_of(oid)
+    if (oid in NAMES and oid not in GLANCED) or isinstance(own, CompositeType):
         return np.zeros(len(starts), np.bool_)
     if oid in TEXTS and limits is not None:
         # A character has at least one byte.
@@ -594,8 +597,8 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:
         return _are_usual_times(words, oid, starts, lengths)
-    if oid in block.forms.enums:
-        return _are_short_labels(words, starts, lengths, block.forms.enums[oid])
+    if isinstance(own, EnumType):
+        return _are_short_labels(words, starts, lengths, own)
     return _are_usual_numbers(words, oid, starts, lengths)
 
 
@@ -693,12 +696,12 @@ def _characters(words: Any, starts: Ints, lengths: Ints, longest: int) -> npt.ND
     return found.reshape(len(starts), count * WORD_BYTES)
 
 
-def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, enum: EnumType | None) -> int | None:
+def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, own: OwnType | None) -> int | None:
     """Return the index of the first value that the type does not accept; None if it accepts all."""
     if limits is not None:
         return _find_longer(values, limits)
-    if enum is not None:
-        known = pa.array(sorted(enum.labels), pa.large_binary())
+    if isinstance(own, EnumType):
+        known = pa.array(sorted(own.labels), pa.large_binary())
         is_wrong = ~to_flags(pc.is_in(values.to_large_arrow(), known))
         return int(is_wrong.argmax()) if is_wrong.any() else None
     if oid in PARSED:

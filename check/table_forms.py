@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, OwnTypes
 from cutline.check.value_forms import NAMES, NUMERIC, precision_of
 from cutline.columns.bytes_column import Flags, Ints, offsets_of
 from cutline.nodes.encodings import UTF8
@@ -40,11 +41,6 @@ NAME_END = "\0"
 # The columns of a type: four bytes for each number.
 Numbers: TypeAlias = npt.NDArray[np.int32]
 LIMIT_MAX = (1 << 31) - 1
-# A type that a user has created: the labels of an enum type, as COPY prints them, or the numbers of fields of a
-# composite type. Both have everything that the type has ever had.
-OwnType: TypeAlias = frozenset[bytes] | range
-# The own types of columns, by the number of the definition and the column's place in it.
-OwnTypes: TypeAlias = Mapping[int, Mapping[int, OwnType]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +83,14 @@ def ranges(starts: Ints, counts: Ints) -> Ints:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class EnumType:
-    """The name of an enum type, and the labels that its values may have, as COPY prints them."""
-
-    name: str
-    labels: frozenset[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class CompositeType:
-    """The name of a composite type, and the numbers of fields that its values may have."""
-
-    name: str
-    fields: range
-
-
 @dataclass(frozen=True)
 class TableForms:
     """The forms of definitions: item i of each array belongs to definition `numbers[i]`. The numbers are ascending.
 
     `widths` and `key_widths` are numbers of columns, `masks` the numbers of partitions less one. `types` has the
     columns whose values are checked, keyed by the oid of their type. `names` has the names of each table and its
-    columns, joined by NAME_END. `enums` are the types with labels, and `composites` those with fields, both keyed by
-    oid. If `is_utf8`, all text is in UTF-8.
+    columns, joined by NAME_END. `own` are the names and definitions of types that users have created, keyed by oid.
+    If `is_utf8`, all text is in UTF-8.
     """
 
     numbers: Ints
@@ -119,9 +99,8 @@ class TableForms:
     masks: Ints
     types: Mapping[int, TypedColumns] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    enums: Mapping[int, EnumType] = field(default_factory=dict)
+    own: Mapping[int, tuple[str, OwnType]] = field(default_factory=dict)
     is_utf8: bool = False
-    composites: Mapping[int, CompositeType] = field(default_factory=dict)
 
     @classmethod
     def of(cls, groups: Iterable[Group], own: OwnTypes | None = None) -> TableForms:
@@ -143,7 +122,7 @@ class TableForms:
                     places[found].astype(np.int32),
                     np.minimum(limits, LIMIT_MAX).astype(np.int32),
                 )
-        of_own, types_of_own = _columns_of_own_types(ordered, own or {})
+        of_own, named = _columns_of_own_types(ordered, own or {})
         return cls(
             np.array([group.number for group in ordered], np.int64),
             widths,
@@ -151,12 +130,7 @@ class TableForms:
             np.array([group.partitions - 1 for group in ordered], np.int64),
             types | of_own,
             tuple(NAME_END.join([group.name, *(column.name for column in group.columns)]) for group in ordered),
-            {oid: EnumType(name, known) for oid, (name, known) in types_of_own.items() if isinstance(known, frozenset)},
-            composites={
-                oid: CompositeType(name, known)
-                for oid, (name, known) in types_of_own.items()
-                if isinstance(known, range)
-            },
+            named,
         )
 
     def __len__(self) -> int:
@@ -212,9 +186,8 @@ class TableForms:
             np.concatenate([self.masks, others.masks]),
             types,
             (*self.names, *others.names),
-            self.enums,
+            self.own,
             self.is_utf8,
-            self.composites,
         )
         return joined._take(np.argsort(joined.numbers, kind="stable"))
 
@@ -226,9 +199,8 @@ class TableForms:
             self.masks[forms],
             {oid: columns.take(forms) for oid, columns in self.types.items()},
             tuple(self.names[form] for form in forms.tolist()),
-            self.enums,
+            self.own,
             self.is_utf8,
-            self.composites,
         )
 
     @cached_property
@@ -239,9 +211,7 @@ class TableForms:
             widths = np.repeat(self.key_widths, columns.counts(np.arange(len(self))))
             types[oid] = columns.keep(columns.places < widths)
         widths = self.key_widths
-        return TableForms(
-            self.numbers, widths, widths, self.masks, types, self.names, self.enums, self.is_utf8, self.composites
-        )
+        return TableForms(self.numbers, widths, widths, self.masks, types, self.names, self.own, self.is_utf8)
 
     def table(self, form: int) -> str:
         """Return the name of a table."""
@@ -251,35 +221,41 @@ class TableForms:
         """Return the name of a table's column."""
         return self.names[form].split(NAME_END)[place + 1]
 
+    def definition_of(self, oid: int) -> OwnType | None:
+        """Return the definition of a type that a user has created; None for a built-in type."""
+        return self.own[oid][1] if oid in self.own else None
+
+    def base_of(self, oid: int) -> int:
+        """Return the oid of the built-in type that decides how values of a type look: that of a domain's base."""
+        own = self.definition_of(oid)
+        return own.base if isinstance(own, DomainType) else oid
+
     def type_name(self, oid: int, limit: int | None) -> str:
         """Return the name of a type; `limit` is that of its column, or None."""
+        if oid in self.own:
+            return self.own[oid][0]
         if oid == NUMERIC and limit is not None and (known := precision_of(limit)) is not None:
             return f"numeric({known[0]},{known[1]})"
-        if oid in self.composites:
-            return self.composites[oid].name
-        return self.enums[oid].name if oid in self.enums else TYPE_NAMES[oid].format(limit=limit)
+        return TYPE_NAMES[oid].format(limit=limit)
 
     @property
     def digest(self) -> bytes:
         """A digest of everything in the forms."""
-        enums = [(oid, enum.name, sorted(enum.labels)) for oid, enum in self.enums.items()]
-        found = hashlib.sha256(
-            repr(
-                (
-                    self.names,
-                    list(self.types),
-                    enums,
-                    self.is_utf8,
-                    sorted((oid, one.name, one.fields.start, one.fields.stop) for oid, one in self.composites.items()),
-                )
-            ).encode()
-        )
+        own = [(oid, name, _described(type_)) for oid, (name, type_) in sorted(self.own.items())]
+        found = hashlib.sha256(repr((self.names, list(self.types), own, self.is_utf8)).encode())
         arrays: list[npt.NDArray[Any]] = [self.numbers, self.widths, self.key_widths, self.masks]
         for columns in self.types.values():
             arrays += [columns.offsets, columns.places, columns.limits]
         for array in arrays:
             found.update(array.tobytes())
         return found.digest()
+
+
+def _described(own: OwnType) -> object:
+    """Return the same text for equal types in every process."""
+    if isinstance(own, EnumType):
+        return sorted(own.labels)
+    return sorted(own.versions) if isinstance(own, CompositeType) else own
 
 
 def _counts(columns: TypedColumns, forms: int) -> Ints:
@@ -289,51 +265,39 @@ def _counts(columns: TypedColumns, forms: int) -> Ints:
 def _columns_of_own_types(
     ordered: Sequence[Group], given: OwnTypes
 ) -> tuple[dict[int, TypedColumns], dict[int, tuple[str, OwnType]]]:
-    """Return the columns in `given` of all definitions, and their types with their names.
+    """Return the columns in `given` of all definitions, and their types with their names, both by oid of the type.
 
-    Both are keyed by the oid of the type.
+    Leaves out domains over types whose values are not checked.
     """
     forms, places = dict[int, list[int]](), dict[int, list[int]]()
-    own = dict[int, tuple[str, OwnType]]()
+    named = dict[int, tuple[str, OwnType]]()
     for form, group in enumerate(ordered):
-        for place, known in sorted(given.get(group.number, {}).items()):
+        for place, own in sorted(given.get(group.number, {}).items()):
+            if isinstance(own, DomainType) and not _is_checked(own):
+                continue
             column = group.columns[place]
             forms.setdefault(column.type_oid, []).append(form)
             places.setdefault(column.type_oid, []).append(place)
-            own[column.type_oid] = column.type, known
+            named[column.type_oid] = column.type, own
     counts = {oid: np.bincount(found, minlength=len(ordered)) for oid, found in forms.items()}
-    without_limits = np.empty(0, np.int32)
     columns = {
-        oid: TypedColumns(offsets_of(counts[oid]).astype(np.int32), np.array(found, np.int32), without_limits)
+        oid: TypedColumns(
+            offsets_of(counts[oid]).astype(np.int32), np.array(found, np.int32), _limits(named[oid][1], len(found))
+        )
         for oid, found in places.items()
     }
-    return columns, own
+    return columns, named
 
 
-def joined(one: OwnType, other: OwnType) -> OwnType:
-    """Return what a type has had at either of two times."""
-    if isinstance(one, range) and isinstance(other, range):
-        return range(min(one.start, other.start), max(one.stop, other.stop))
-    # An oid that was used for a type of another kind before.
-    return one | other if isinstance(one, frozenset) and isinstance(other, frozenset) else other
+def _is_checked(domain: DomainType) -> bool:
+    return domain.base in TYPE_NAMES and (domain.base not in TEXTS or domain.modifier >= MODIFIER_HEADER)
 
 
-def own_types(chain: Chain, shard: str, types: Mapping[int, OwnType]) -> dict[int, dict[int, OwnType]]:
-    """Return the own types of the columns that the table at the last commit still has, by number and place.
-
-    `types` are keyed by oid. A column that was dropped since may have had a type that no commit has.
-    """
-    definitions, found = chain.definitions(shard), dict[int, dict[int, OwnType]]()
-    for number, at_cut in chain.numbers_at_cut(shard).items():
-        kept = {(column.number, column.type_oid) for column in definitions[at_cut].columns}
-        of_columns = {
-            place: types[column.type_oid]
-            for place, column in enumerate(definitions[number].columns)
-            if column.type_oid in types and (column.number, column.type_oid) in kept
-        }
-        if of_columns:
-            found[number] = of_columns
-    return found
+def _limits(own: OwnType, columns: int) -> Numbers:
+    """Return the limits of so many columns of a type; none if its values have none."""
+    if not isinstance(own, DomainType) or own.base not in LIMITED:
+        return np.empty(0, np.int32)
+    return np.full(columns, min(max(own.modifier - MODIFIER_HEADER, -1), LIMIT_MAX), np.int32)
 
 
 Sent = TypeVar("Sent")

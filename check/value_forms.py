@@ -17,9 +17,10 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutline.columns.arrow_numbers import to_flags
+from cutline.columns.arrow_numbers import to_flags, to_numpy
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH
@@ -32,7 +33,13 @@ PRECISION_MAX = 1000
 REPEATED_PATTERN_MAX = 150
 # A pattern that counts more fields would be compiled into megabytes.
 COUNTED_FIELDS_MAX = 100
+# Floats that are printed without an exponent have at most this many digits before the point.
+FLOAT_DIGITS_MAX = 17
 
+# Patterns of composite values that are longer than this do not look at the fields.
+COMPOSITE_PATTERN_MAX = 20_000
+OPEN, COMMA, CLOSE = b"{,}"
+NUMRANGE = 3906
 Modifiers: TypeAlias = npt.NDArray[np.int32]
 
 _HEX_DIGITS = b"0123456789abcdef"
@@ -52,15 +59,54 @@ def _list(pattern: str, separator: str = ",") -> str:
     return f"(?:{pattern}(?:{separator}{pattern})*)"
 
 
+def _up_to(highest: int, digits_min: int = 1) -> str:
+    """Return the pattern of the numbers of at least so many digits up to `highest`, without leading zeros."""
+    digits = str(highest)
+    longer = len(digits) - 1
+    patterns = [f"[1-9][0-9]{{{digits_min - 1},{longer - 1}}}"]
+    for place, digit in enumerate(digits):
+        lowest = 0 if place else 1
+        if int(digit) > lowest:
+            first = str(lowest) if int(digit) == lowest + 1 else f"[{lowest}-{int(digit) - 1}]"
+            patterns.append(f"{digits[:place]}{first}[0-9]{{{longer - place}}}")
+    return _any(*patterns, digits)
+
+
+def _integers(bits: int) -> str:
+    """Return the pattern of the integers of so many bits, with a sign."""
+    return _any(f"-?{_up_to((1 << bits - 1) - 1)}", "0", str(-(1 << bits - 1)))
+
+
+def _floats(exponents: str, largest: str) -> str:
+    """Return the pattern of floats with these exponents, and of those with the largest exponent.
+
+    The form without an exponent has few digits: it is printed if the exponent would be below 15.
+    """
+    number = rf"-?(?:0|[1-9][0-9]{{0,{FLOAT_DIGITS_MAX - 1}}})(?:\.[0-9]+)?"
+    mantissa = r"-?[1-9](?:\.[0-9]+)?"
+    return _any(f"{number}", f"{mantissa}e{exponents}", f"-?{largest}", "NaN", "-?Infinity")
+
+
 _NATURAL = "(?:0|[1-9][0-9]*)"
 _INTEGER = "-?(?:0|[1-9][0-9]{0,18})"
-_NUMERIC = _any(rf"-?{_NATURAL}(?:\.[0-9]+)?", "NaN", "-?Infinity")
 _FLOAT = _any(rf"-?{_NATURAL}(?:\.[0-9]+)?(?:e[+-][0-9]{{2,3}})?", "NaN", "-?Infinity")
+# PostgreSQL has no negative zero in numeric.
+_NUMERIC = _any(rf"{_NATURAL}(?:\.[0-9]+)?", r"-[1-9][0-9]*(?:\.[0-9]+)?", r"-0\.0*[1-9][0-9]*", "NaN", "-?Infinity")
+# The largest are 3.4028235e+38 and 1.7976931348623157e+308, and the smallest 1e-45 and 5e-324.
+_FLOAT4 = _floats(
+    r"(?:\+(?:[0-2][0-9]|3[0-7])|-(?:[0-3][0-9]|4[0-5]))", r"(?:[12](?:\.[0-9]+)?|3(?:\.[0-4][0-9]*)?)e\+38"
+)
+_FLOAT8 = _floats(
+    r"(?:\+(?:[0-9]{2}|[12][0-9]{2}|30[0-7])|-(?:[0-9]{2}|[12][0-9]{2}|3[01][0-9]|32[0-4]))",
+    r"1(?:\.[0-7][0-9]*)?e\+308",
+)
 _HEX_PAIR = "[0-9a-f]{2}"
 _UUID = "[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 
-# A year without 0000: before the year 1 is 1 BC. The calendar is the Gregorian one for all years.
-_YEAR = _any("[1-9][0-9]{3,6}", "0[1-9][0-9]{2}", "00[1-9][0-9]", "000[1-9]")
+# A year without 0000: before the year 1 is 1 BC. The calendar is the Gregorian one for all years. The first day is that
+# of Julian date 0, and the last years are those of the manual, "Date/Time Types".
+_EARLY_YEAR = _any("0[1-9][0-9]{2}", "00[1-9][0-9]", "000[1-9]")
+_YEAR_BC = _any("[1-3][0-9]{3}", "4[0-6][0-9]{2}", "470[0-9]", "471[0-4]", _EARLY_YEAR)
 _LEAP_YEAR = _any(
     "[0-9]{2,5}" + _any("0[48]", "[2468][048]", "[13579][26]"),
     "[0-9]{0,3}" + _any("0[48]", "[2468][048]", "[13579][26]") + "00",
@@ -77,13 +123,15 @@ _OFFSET = "[+-](?:0[0-9]|1[0-5])(?::[0-5][0-9]){0,2}"
 _TIME = _any(_CLOCK, "24:00:00")
 
 
-def _dates(clock: str) -> str:
-    """Return the pattern of dates, each followed by `clock`."""
-    after_christ = _any(f"{_YEAR}-{_MONTH_AND_DAY}", f"{_LEAP_YEAR}-02-29")
-    return _any(f"{after_christ}{clock}", f"{_YEAR}-{_any(_MONTH_AND_DAY, '02-29')}{clock} BC", "-?infinity")
+def _dates(clock: str, last_year: int) -> str:
+    """Return the pattern of dates up to a year, each followed by `clock`."""
+    year = _any(_up_to(last_year, digits_min=4), _EARLY_YEAR)
+    after_christ = _any(f"{year}-{_MONTH_AND_DAY}", f"{_LEAP_YEAR}-02-29")
+    return _any(f"{after_christ}{clock}", f"{_YEAR_BC}-{_any(_MONTH_AND_DAY, '02-29')}{clock} BC", "-?infinity")
 
 
-_DATE, _TIMESTAMP, _TIMESTAMPTZ = _dates(""), _dates(f" {_CLOCK}"), _dates(f" {_CLOCK}{_OFFSET}")
+_DATE = _dates("", 5874897)
+_TIMESTAMP, _TIMESTAMPTZ = (_dates(f" {_CLOCK}{offset}", 294276) for offset in ("", _OFFSET))
 _YEARS, _MONTHS, _DAYS = (rf"[+-]?[0-9]+ {unit}s?" for unit in ("year", "mon", "day"))
 _HOURS = f"[+-]?[0-9]{{2,}}:{_MINUTES}"
 _INTERVAL = _any(
@@ -117,26 +165,31 @@ def _range_of(bound: str) -> str:
     return _any("empty", rf"[\[(]{maybe},{maybe}[\])]")
 
 
-def _arrays_of(element: str | None) -> tuple[str, str]:
+def _arrays_of(element: str | None, nested_element: str | None = None) -> tuple[str, str]:
     """Return the pattern of arrays with one dimension, and that of arrays with two to six; any `element` if None.
 
     Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
+    Instead there is `nested_element`, or any element.
     """
     any_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
     of_element = any_element if element is None else _any("NULL", element, f'"{element}"')
-    nested = [rf"\{{{_list(of_element if len(of_element) <= REPEATED_PATTERN_MAX else any_element)}\}}"]
+    if nested_element is not None:
+        repeated = _any("NULL", nested_element)
+    else:
+        repeated = of_element if len(of_element) <= REPEATED_PATTERN_MAX else any_element
+    nested = [rf"\{{{_list(repeated)}\}}"]
     for _ in range(_DIMENSIONS_MAX - 1):
         nested.append(rf"\{{{_list(nested[-1])}\}}")
     return _BOUNDS + _any(r"\{\}", rf"\{{{_list(of_element)}\}}"), _BOUNDS + _any(*nested[1:])
 
 
 _RANGES = {
-    "int4range": _range_of(_INTEGER), "int8range": _range_of(_INTEGER), "numrange": _range_of(_NUMERIC),
+    "int4range": _range_of(_integers(32)), "int8range": _range_of(_integers(64)), "numrange": _range_of(_NUMERIC),
     "daterange": _range_of(_DATE), "tsrange": _range_of(_TIMESTAMP), "tstzrange": _range_of(_TIMESTAMPTZ),
 }  # fmt: skip
 # The name of each type, and the patterns of its values' forms, the most frequent first.
 _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
-    700: ("real", (_FLOAT,)), 701: ("double precision", (_FLOAT,)),
+    700: ("real", (_FLOAT4,)), 701: ("double precision", (_FLOAT8,)),
     1082: ("date", (_DATE,)), 1083: ("time without time zone", (_TIME,)),
     1114: ("timestamp without time zone", (_TIMESTAMP,)), 1184: ("timestamp with time zone", (_TIMESTAMPTZ,)),
     1186: ("interval", (_INTERVAL,)), 1266: ("time with time zone", (_TIME + _OFFSET,)),
@@ -160,11 +213,17 @@ _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
         }.items()
     },
     **{
+        oid: (f"{name}[]", _arrays_of(element, nested))
+        for oid, (name, element, nested) in {
+            1005: ("smallint", _integers(16), _INTEGER), 1007: ("integer", _integers(32), _INTEGER),
+            1016: ("bigint", _integers(64), _INTEGER), 1028: ("oid", _any("0", _up_to((1 << 32) - 1)), _NATURAL),
+            1021: ("real", _FLOAT4, _FLOAT), 1022: ("double precision", _FLOAT8, _FLOAT),
+        }.items()
+    },
+    **{
         oid: (f"{name}[]", _arrays_of(element))
         for oid, (name, element) in {
-            1000: ("boolean", "[tf]"), 1005: ("smallint", _INTEGER), 1007: ("integer", _INTEGER),
-            1016: ("bigint", _INTEGER), 1028: ("oid", _INTEGER), 1231: ("numeric", _NUMERIC), 1021: ("real", _FLOAT),
-            1022: ("double precision", _FLOAT), 2951: ("uuid", _UUID), 1182: ("date", _DATE),
+            1000: ("boolean", "[tf]"), 1231: ("numeric", _NUMERIC), 2951: ("uuid", _UUID), 1182: ("date", _DATE),
             1115: ("timestamp without time zone", _TIMESTAMP), 1185: ("timestamp with time zone", _TIMESTAMPTZ),
             1183: ("time without time zone", _TIME), 1187: ("interval", _INTERVAL), 1041: ("inet", _INET),
             651: ("cidr", _CIDR), 1009: ("text", None), 1014: ("character", None), 1015: ("character varying", None),
@@ -179,6 +238,31 @@ _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
 NAMES: Mapping[int, str] = {oid: name for oid, (name, _) in _TYPES.items()} | {
     NUMERIC: "numeric", JSON: "json", JSONB: "jsonb", BYTEA: "bytea"
 }  # fmt: skip
+_ARRAYS = frozenset(oid for oid, name in NAMES.items() if name.endswith("[]"))
+# Arrays of more than one dimension, and what is not their braces and commas: bounds, quoted elements, and others.
+_NESTED = r"\A(?:[^{]*=)?\{\{"
+_CONTENTS = (r"\A[^{]*", r'(?s)"(?:[^"\\]|\\.)*"', r"[^{},]+")
+# The bounds of a range that have an order of their own as text, or can be read as numbers.
+_AD = r"[0-9]{4}-[^B]*"
+_TIME_RANGES = frozenset({3908, 3910, 3912})
+_ORDERED: Mapping[int, str] = {
+    3904: _INTEGER, 3926: _INTEGER, NUMRANGE: rf"-?{_NATURAL}(?:\.[0-9]+)?", **dict.fromkeys(_TIME_RANGES, _AD)
+}  # fmt: skip
+_RANGE_BOUNDS = r'(?s)\A[\[(]"?(?P<lower>[^,"]*)"?,"?(?P<upper>[^,")\]]*)"?[)\]]'
+# Text without an escape of NUL, which jsonb has no place for.
+_WITHOUT_NUL = r"(?:[^\\]|\\(?:[^u]|u(?:[1-9a-fA-F]|0[1-9a-fA-F]|00[1-9a-fA-F]|000[1-9a-fA-F])))*"
+# What follows the name of a type, or is part of it: numeric(6,2), timestamp(3) without time zone.
+_MODIFIER = re.compile(r"\([^)]*\)")
+# The types whose values are checked as fields of composite values, by name.
+_OF_FIELDS: Mapping[str, str] = {
+    "boolean": "[tf]", "smallint": _integers(16), "integer": _integers(32), "bigint": _integers(64), "uuid": _UUID,
+    "numeric": _NUMERIC,
+    **{
+        name: _any(*patterns)
+        for oid, (name, patterns) in _TYPES.items()
+        if oid not in _ARRAYS or name in ("smallint[]", "integer[]", "bigint[]", "numeric[]", "boolean[]", "uuid[]")
+    },
+}  # fmt: skip
 # The types among them that pg_type.typlen gives a fixed size.
 OTHERS_OF_FIXED_SIZE = frozenset(
     oid
@@ -192,7 +276,7 @@ OTHERS_OF_FIXED_SIZE = frozenset(
 
 
 def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None = None) -> int | None:
-    """Return the index of the first value that a type of NAMES does not print; None if all have its form.
+    """Return the index of a value that a type of NAMES does not print; None if all have its form.
 
     The values are fields of COPY lines without marks, each with the separator that follows it. `modifiers` are those of
     numeric columns, less their header; negative without one.
@@ -200,26 +284,96 @@ def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None =
     if oid == BYTEA:
         return _find_other_bytea(values)
     if oid in (JSON, JSONB):
-        return _find_malformed(values)
+        found = _find_malformed(values)
+        return _find_mismatch(values, (_WITHOUT_NUL,)) if found is None and oid == JSONB else found
     if modifiers is not None:
         return _find_other_numeric(values, modifiers)
-    return _find_mismatch(values, _TYPES[oid][1])
+    found = _find_mismatch(values, _TYPES[oid][1])
+    if found is None and oid in _ORDERED:
+        return _find_disordered(values, oid)
+    return _find_ragged(values) if found is None and oid in _ARRAYS else found
 
 
-def find_other_composite(values: BytesColumn, fields: range) -> int | None:
-    """Return the index of the first value that no composite type with so many `fields` prints.
+def find_other_composite(values: BytesColumn, versions: frozenset[tuple[str, ...]]) -> int | None:
+    """Return the index of the first value that no composite type with one of these lists of field types prints.
 
-    The values are as for `find_misprinted`.
+    The types are as format_type prints them, and the values as for `find_misprinted`.
     """
-    return _find_mismatch(values, (_composite_of(fields),))
+    return _find_mismatch(values, _composites_of(versions))
 
 
 @cache
-def _composite_of(fields: range) -> str:
+def _composites_of(versions: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(_composite_of(types) for types in sorted(versions))
+
+
+def _composite_of(types: tuple[str, ...]) -> str:
     # A value of no field looks like that of one that is NULL.
-    fewest, most = max(fields.start, 1), max(fields.stop - 1, 1)
-    count = f"{{{fewest - 1},{most - 1}}}" if most <= COUNTED_FIELDS_MAX else "*"
-    return rf"\({_FIELD}(?:,{_FIELD}){count}\)"
+    fields = ",".join(map(_field_of, types)) or _FIELD
+    if len(fields) > COMPOSITE_PATTERN_MAX:
+        count = f"{{{len(types) - 1}}}" if len(types) <= COUNTED_FIELDS_MAX else "*"
+        fields = f"{_FIELD}(?:,{_FIELD}){count}"
+    return rf"\({fields}\)"
+
+
+def _field_of(type_: str) -> str:
+    """Return the pattern of a field of a composite value."""
+    pattern = _OF_FIELDS.get(_MODIFIER.sub("", type_))
+    return _FIELD if pattern is None else f'(?:{pattern}|"{pattern}")?'
+
+
+def _find_disordered(values: BytesColumn, oid: int) -> int | None:
+    """Return the index of the first range whose lower bound is above its upper bound; None if none is known to be.
+
+    Times of other centuries than those with four digits are not compared.
+    """
+    bounds = pc.extract_regex(read_texts(values).to_large_arrow(), _RANGE_BOUNDS)
+    lower, upper = pc.struct_field(bounds, "lower"), pc.struct_field(bounds, "upper")
+    are_known = [pc.match_substring_regex(side, rf"\A(?:{_ORDERED[oid]})\z") for side in (lower, upper)]
+    rows = np.flatnonzero(to_flags(pc.fill_null(pc.and_(*are_known), fill_value=False)))
+    lower, upper = (side.take(pa.array(rows)).cast(pa.large_string()) for side in (lower, upper))
+    if oid not in _TIME_RANGES:
+        number = pa.float64() if oid == NUMRANGE else pa.int64()
+        lower, upper = lower.cast(number), upper.cast(number)
+    is_wrong = to_flags(pc.greater(lower, upper))
+    return int(rows[is_wrong.argmax()]) if is_wrong.any() else None
+
+
+def _find_ragged(values: BytesColumn) -> int | None:
+    """Return the index of the first array whose subarrays have different lengths, as no array has."""
+    texts = read_texts(values).to_large_arrow()
+    rows = np.flatnonzero(to_flags(pc.match_substring_regex(texts, _NESTED)))
+    if not len(rows):
+        return None
+    shapes = texts.take(pa.array(rows))
+    for pattern in _CONTENTS:
+        shapes = pc.replace_substring_regex(shapes, pattern, "")
+    # Most arrays of a column have the same shape.
+    encoded = pc.dictionary_encode(shapes)
+    is_ragged = np.array([_shape_of(shape) is None for shape in encoded.dictionary.to_pylist()])
+    wrong = rows[is_ragged[to_numpy(encoded.indices)]]
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _shape_of(text: bytes) -> tuple[int, ...] | None:
+    """Return the lengths of an array in each dimension, by its braces and commas alone; None if they differ.
+
+    {{,},{,}} is a 2 by 2 array.
+    """
+    shapes: list[list[tuple[int, ...]]] = []
+    shape: tuple[int, ...] = ()
+    for byte in text:
+        if byte == OPEN:
+            shapes.append([])
+        elif byte == COMMA:
+            shapes[-1].append(shape)
+            shape = ()
+        elif byte == CLOSE:
+            parts = [*shapes.pop(), shape]
+            if any(part != parts[0] for part in parts):
+                return None
+            shape = (len(parts), *parts[0])
+    return shape
 
 
 def _matches(values: BytesColumn, pattern: str) -> Flags:

@@ -16,6 +16,7 @@ from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, s
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
+from cutline.check.own_types import own_types
 from cutline.check.partitions import PartitionHashes, hash_partitions
 from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
@@ -28,7 +29,6 @@ from cutline.check.stored_entries import check_listing
 from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_structure, names_to_check
-from cutline.check.table_forms import own_types
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs

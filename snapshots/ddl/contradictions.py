@@ -238,7 +238,7 @@ def _differing_types(group: Group, described: Description, *, only_ascii: bool) 
 def _impossible_type(group: Group, column: Column, described: Description) -> Iterator[str]:
     """Yield how the oid or the modifier of a column's type differ from those that its name stands for."""
     known = described.types.get(column.type.replace('"', ""))
-    oid, modifier = _built_in(column.type) if known is None else (known, NO_MODIFIER)
+    oid, modifier = built_in_type(column.type) if known is None else (known, NO_MODIFIER)
     where = f"column {column.name} of table {group.name} has type {column.type}"
     if oid is not None and oid != column.type_oid:
         yield f"{where}, whose oid is {oid}, but the commit says {column.type_oid}"
@@ -247,7 +247,7 @@ def _impossible_type(group: Group, column: Column, described: Description) -> It
 
 
 @lru_cache(maxsize=1 << 12)
-def _built_in(name: str) -> tuple[int | None, int | None]:
+def built_in_type(name: str) -> tuple[int | None, int | None]:
     """Return the oid and the modifier of a built-in type, by its name as format_type prints it; None if not known."""
     element = name.removesuffix("[]")
     found = MODIFIERS.search(element)

@@ -51,6 +51,7 @@ INDEX_IDENTITY = re.compile(rf"ALTER TABLE ONLY ({NAME.pattern})\.({NAME.pattern
 INDEX_COLUMNS = re.compile(r"\sUSING \"[^\"]*\" \(|\sUNIQUE(?: NULLS NOT DISTINCT)? \(|\sPRIMARY KEY \(")
 ENUM = re.compile(r"\sAS ENUM \(")
 COMPOSITE = re.compile(r"\sAS \(")
+DOMAIN_OVER = re.compile(rf"^CREATE DOMAIN {NAME.pattern}\.{NAME.pattern} AS ")
 NEXT_VALUE = re.compile(r"^\"?nextval\"?\('((?:[^']|'')+)'::")
 INCREMENT = re.compile(r"\bINCREMENT BY (-?\d+)")
 SMALLEST, LARGEST = (re.compile(rf"(?<!NO )\b{word}VALUE (-?\d+)") for word in ("MIN", "MAX"))
@@ -196,12 +197,13 @@ class Description:
 
     `keys` are the columns of primary keys, and `identities` those of indexes that are a replica identity. `fed` maps a
     sequence to the columns that get their values from it. `enums` maps the oid of an enum type to its labels, in raw
-    text (nodes.encodings), and `field_counts` maps that of a composite type to the number of its fields. `owners` are
-    the roles that own objects. `extensions` are those that the DDL creates. `digests` maps the kind of an object, and
-    its label, to a hash of its statements, which is the same only in this process; the kind OWNER stands for the owner
-    of an object. `impossible` lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major
-    version. `types` maps types and domains with plain names, as `schema.name`, to their oids. `server` is the version
-    of the server that was dumped: major, and minor if it has a number.
+    text (nodes.encodings), and `fields` maps that of a composite type to the types of its fields, and `bases` that of a
+    domain to its type, as format_type prints them, without quotes. `owners` are the roles that own objects.
+    `extensions` are those that the DDL creates. `digests` maps the kind of an object, and its label, to a hash of its
+    statements, which is the same only in this process; the kind OWNER stands for the owner of an object. `impossible`
+    lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major version. `types` maps types
+    and domains with plain names, as `schema.name`, to their oids. `server` is the version of the server that was
+    dumped: major, and minor if it has a number.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -221,7 +223,8 @@ class Description:
     writer: int = 0
     types: Mapping[str, int] = field(default_factory=dict)
     server: tuple[int, ...] = ()
-    field_counts: Mapping[int, int] = field(default_factory=dict)
+    fields: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    bases: Mapping[int, str] = field(default_factory=dict)
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -274,7 +277,8 @@ class _Describing:
     sequences: dict[Name, str] = field(default_factory=dict)
     enums: dict[int, tuple[str, ...]] = field(default_factory=dict)
     composites: dict[Name, tuple[str, ...]] = field(default_factory=dict)
-    field_counts: dict[int, int] = field(default_factory=dict)
+    fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    bases: dict[int, str] = field(default_factory=dict)
     owners: set[str] = field(default_factory=set)
     digests: dict[tuple[str, str], int] = field(default_factory=dict)
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
@@ -306,7 +310,7 @@ class _Describing:
             self.sequences[name] = text
         elif entry.kind == EXTENSION:
             self.extensions.add(name[1])
-        elif entry.kind == TYPE:
+        elif entry.kind in (TYPE, DOMAIN):
             self._add_type(entry, name, text)
         # Without quotes, other names may look like that of an array or of a type in another schema.
         if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
@@ -341,8 +345,11 @@ class _Describing:
         elif composite := COMPOSITE.search(text):
             items = _split(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
-            self.composites[name] = tuple(_shown(_unquoted(match[1])) for match in found if match)
-            self.field_counts[entry.oid] = len(self.composites[name])
+            attributes = [(match[1], _type_in(match.string[match.end() :])) for match in found if match]
+            self.composites[name] = tuple(_shown(_unquoted(attribute)) for attribute, _ in attributes)
+            self.fields[entry.oid] = tuple(type_ for _, type_ in attributes)
+        elif domain := DOMAIN_OVER.search(text):
+            self.bases[entry.oid] = _type_in(text[domain.end() : _end_of_statement(text, domain.end())])
 
     def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
@@ -378,7 +385,8 @@ class _Describing:
             contents.writer,
             self.types,
             _numbers(contents.server),
-            self.field_counts,
+            self.fields,
+            self.bases,
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -434,6 +442,12 @@ def _read_column(name: str, after: str, columns: list[DescribedColumn], generate
     is_not_null = any(match["word"] == "NOT NULL" for match in AFTER_TYPE.finditer(after, begin))
     if type_:
         columns.append(DescribedColumn(name, _shown(type_.replace('"', "")), is_not_null, default))
+
+
+def _type_in(text: str) -> str:
+    """Return the type at the beginning of a definition, as format_type prints it, without quotes."""
+    word = next((match for match in AFTER_TYPE.finditer(text) if match["word"]), None)
+    return _shown((text[: word.start()] if word else text).strip().replace('"', ""))
 
 
 def _end_of_statement(text: str, begin: int) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
+from cutline.check.own_types import CompositeType, DomainType, OwnType
 from cutline.check.stored_rows import FIXED_SIZE, BaseChecks
-from cutline.check.table_forms import TYPE_NAMES, OwnTypes, TableForms
+from cutline.check.table_forms import TYPE_NAMES, TableForms
 from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.nodes.connections import connect, with_database
@@ -57,9 +58,24 @@ QUERIES = (
     " FROM generate_series(-3, 3) i",
     "SELECT numrange(i - 0.5, i), daterange(date '0001-01-01' - i, NULL), tsrange(NULL, now()::timestamp + i *"
     " '1 s'::interval) FROM generate_series(1, 100) i",
+    # Ranges next to each other, whose bounds are of every length.
+    "SELECT int8range((i % 9 * 10.0 ^ (i % 18))::bigint, NULL), int4range(i, i + 1), numrange(-i - 0.5, i * 10.0 ^"
+    " (i % 30)), daterange(date '0990-01-01' + i * 40, date '0990-01-01' + i * 50) FROM generate_series(1, 500) i",
+    "SELECT tstzrange('2026-01-01'::timestamptz + i * interval '0.1 s', '2026-01-01'::timestamptz + i * interval"
+    " '0.11 s'), tsrange('9999-12-30'::timestamp + i * interval '1 h', '9999-12-30'::timestamp + i * interval '2 h')"
+    " FROM generate_series(1, 500) i",
+    "SELECT '3.4028235e38'::float4, '1e-45'::float4, '1.7976931348623157e308'::float8, '5e-324'::float8, i::float8 *"
+    " 10.0 ^ i, i::float4 * 10.0 ^ i FROM generate_series(1, 25) i",
+    "SELECT ROW(i, 'a ' || i, i * 1.5, i % 2 = 0, now(), ARRAY[i, NULL], NULL, i::text || '\"')::public.held,"
+    " (i * 0.01)::public.share, chr(i + 64)::public.letter FROM generate_series(1, 60) i",
     "SELECT decode(repeat(lpad(to_hex(i), 2, '0'), i), 'hex') FROM generate_series(0, 255) i",
     "SELECT ('10.' || i || '.0.255')::inet, set_masklen('1::f'::inet, i % 129), network(set_masklen('::1:0:0:2'::inet,"
     " i % 129)), ('::ffff:' || i || '.1.2.3')::inet, ('::' || i || '.1.2.3')::inet FROM generate_series(0, 255) i",
+)
+CREATED = (
+    "CREATE TYPE public.held AS (a int, b text, c numeric(6,2), d bool, e timestamptz(3), f int[], g date, h char(9))",
+    "CREATE DOMAIN public.share AS numeric(5,2) CHECK (VALUE < 100)",
+    "CREATE DOMAIN public.letter AS varchar(1)",
 )
 DECLARED = (
     ("numeric(6,2)", ("0", "-9999.99", "NaN", "12.3")),
@@ -83,14 +99,18 @@ def check_table(connection: psycopg.Connection[Any], table: str) -> int:
     """Check all rows of a table as those of a base copy; return their number."""
     found = connection.execute(
         "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint, a.atttypmod,"
-        "       CASE t.typtype WHEN 'c' THEN (SELECT count(*) FROM pg_attribute f"
-        "                                      WHERE f.attrelid = t.typrelid AND f.attnum > 0 AND NOT attisdropped) END"
+        "       (SELECT array_agg(format_type(f.atttypid, f.atttypmod) ORDER BY f.attnum) FROM pg_attribute f"
+        "         WHERE f.attrelid = t.typrelid AND f.attnum > 0 AND NOT attisdropped),"
+        "       CASE t.typtype WHEN 'd' THEN t.typbasetype::bigint END, t.typtypmod"
         "  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
         " WHERE a.attrelid = %s::regclass AND a.attnum > 0 ORDER BY a.attnum",
         (table,),
     ).fetchall()
     columns = tuple(Column(*row[:4], place) for place, row in enumerate(found))
-    own: OwnTypes = {7: {place: range(row[4], row[4] + 1) for place, row in enumerate(found) if row[4] is not None}}
+    own: dict[int, OwnType] = {
+        place: CompositeType(frozenset({tuple(row[4])})) for place, row in enumerate(found) if row[4]
+    }
+    own |= {place: DomainType(row[5], row[6]) for place, row in enumerate(found) if row[5]}
     group = Group(7, "public", table, "full", 0, columns)
     with connection.cursor().copy(f"COPY {table} TO STDOUT".encode()) as copy:
         lines = [bytes(line) for line in copy]
@@ -98,7 +118,7 @@ def check_table(connection: psycopg.Connection[Any], table: str) -> int:
     keys = [b""] * len(lines)
     arrays = [to_arrow(np.full(len(lines), 7, np.int32)), to_arrow(partition_of(rows, 1)), pa.array(keys, pa.binary())]
     batch = pa.RecordBatch.from_arrays([*arrays, pa.array(lines, pa.binary())], schema=BASE_SCHEMA)
-    BaseChecks(TableForms.of([group], own)).add(batch, xxhash64(from_list(keys)))
+    BaseChecks(TableForms.of([group], {7: own})).add(batch, xxhash64(from_list(keys)))
     return len(lines)
 
 
@@ -106,6 +126,10 @@ def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: Embedde
     fleet = configure_fleet(mixed_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     for node in fleet.primaries:
         with own_session(node) as connection:
+            # It looks at all types of the database.
+            typed = create_typed(connection)
+            for statement in CREATED:
+                connection.execute(statement.encode())
             for number, query in enumerate(QUERIES):
                 width = len(connection.execute(f"{query} LIMIT 0".encode()).description or ())
                 names = ", ".join(f"c{place}" for place in range(width))
@@ -116,7 +140,7 @@ def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: Embedde
                     connection.execute(f"INSERT INTO public.d{number} VALUES (%s)".encode(), (value,))
             tables = [f"public.q{number}" for number in range(len(QUERIES))]
             tables += [f"public.d{number}" for number in range(len(DECLARED))]
-            tables += [typed.name for typed in create_typed(connection)]
+            tables += [table.name for table in typed]
             assert all(check_table(connection, table) for table in tables)
 
 

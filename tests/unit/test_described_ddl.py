@@ -163,12 +163,20 @@ def test_the_database_of_other_locales_and_with_settings_is_read(ddl: DdlArchive
     assert database.settings == {("", "search_path"): ("$user", "a, b"), ("clerk", "my.note"): ("it's; so",)}
 
 
-def test_composite_types_are_known_by_their_oids() -> None:
-    statements = 'CREATE TYPE "m"."pair" AS (\n    "number" integer,\n    "word" text\n);\n'
-    others = 'CREATE TYPE "m"."spans" AS RANGE (\n    subtype = text\n);\n'
+def test_own_types_are_known_by_their_oids() -> None:
     entries = [
-        MadeEntry("TYPE", "pair", "m", statements, 16390, 1247),
-        MadeEntry("TYPE", "spans", "m", others, 16400, 1247),
-    ]
+        MadeEntry(kind, name, "m", statements, oid, 1247)
+        for kind, name, oid, statements in (
+            ("TYPE", "pair", 16390,
+             'CREATE TYPE "m"."pair" AS (\n\t"number" numeric(6,2),\n\t"word" "text" COLLATE "C"\n);\n'),
+            ("TYPE", "spans", 16400, 'CREATE TYPE "m"."spans" AS RANGE (\n    subtype = text\n);\n'),
+            ("DOMAIN", "a; b", 16401, 'CREATE DOMAIN "m"."a; b" AS timestamp(3) without time zone NOT NULL;\n'),
+            ("DOMAIN", "share", 16402,
+             'CREATE DOMAIN "m"."share" AS numeric(5,2)\n\tCONSTRAINT "c" CHECK ((VALUE > (0)::numeric));\n'),
+            ("DOMAIN", "list", 16403, 'CREATE DOMAIN "m"."list" AS "m"."pair"[] DEFAULT NULL::"m"."pair"[];\n'),
+        )
+    ]  # fmt: skip
     described = describe(DdlArchive(*made_archive(entries)))
-    assert (described.field_counts, described.composites) == ({16390: 2}, {("m", "pair"): ("number", "word")})
+    assert described.fields == {16390: ("numeric(6,2)", "text")}
+    assert described.composites == {("m", "pair"): ("number", "word")}
+    assert described.bases == {16401: "timestamp(3) without time zone", 16402: "numeric(5,2)", 16403: "m.pair[]"}

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, own_types
 from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
-from cutline.check.table_forms import OwnType, TableForms, own_types
+from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -342,7 +343,7 @@ LABELS = frozenset({b"ok", rb"a\\b", "übel".encode(), b"resigned", b"indifferen
 
 def of_moods(*moods: bytes, own: dict[int, OwnType] | None = None) -> None:
     lines = [b"%d\t%s\tx\n" % row for row in enumerate(moods)]
-    known: dict[int, OwnType] = {1: LABELS} if own is None else own
+    known: dict[int, OwnType] = {1: EnumType(LABELS)} if own is None else own
     checks = BaseChecks(TableForms.of([MOODS], {9: known}))
     batch = base(*lines, group=MOODS)
     checks.add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
@@ -359,12 +360,29 @@ def test_an_enum_has_only_its_labels() -> None:
     of_moods(b"bad", own={})
 
 
+@pytest.mark.parametrize(
+    ("domain", "good", "bad"),
+    [
+        (DomainType(23, -1), [b"1", rb"\N", b"-2147483648"], [b"x", b"", b"2147483648", b"01"]),
+        (DomainType(16, -1), [b"t", rb"\N"], [b"true"]),
+        (DomainType(1700, (5 << 16 | 2) + 4), [b"1.50", b"NaN"], [b"abc", b"", b"5.555", b"1000.00"]),
+        (DomainType(1043, 3 + 4), ["äöü".encode(), b""], [b"abcd"]),
+        (DomainType(1114, -1), [b"2026-01-02 03:04:05"], [b"2026-01-02"]),
+    ],
+)
+def test_a_value_of_a_domain_has_the_form_of_its_type(domain: DomainType, good: list[bytes], bad: list[bytes]) -> None:
+    of_moods(*good, own={1: domain})
+    for value in bad:
+        with pytest.raises(RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood"):
+            of_moods(*good, value, own={1: domain})
+
+
 def test_a_value_of_a_composite_type_has_parentheses() -> None:
-    of_moods(b"(1,one)", rb"\N", b'("a b",)', own={1: range(2, 3)})
+    of_moods(b"(1,one)", rb"\N", b'("a b",)', own={1: CompositeType(frozenset({("text", "text")}))})
     with pytest.raises(
         RowsInvalidError, match=r"column mood of public\.t contains a value that type public\.mood does"
     ):
-        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", own={1: range(2, 3)})
+        of_moods(b"(1,one)", rb"\N", b"(1", b"(2,two)", own={1: CompositeType(frozenset({("text", "text")}))})
 
 
 TIMESTAMPS = structs.replace(
@@ -411,8 +429,8 @@ def test_values_that_are_too_long_are_not_parsed(monkeypatch: pytest.MonkeyPatch
 def test_labels_are_known_of_columns_that_the_table_still_has() -> None:
     """An enum may have had a label only between two increments, and its column may be gone since."""
     chain = Chain(structs.replace(full_commit(), groups={"a": (MOODS,)}))
-    known = {16386: LABELS}
-    assert own_types(chain, "a", known) == {9: {1: LABELS}}
+    known: dict[int, OwnType] = {16386: EnumType(LABELS)}
+    assert own_types(chain, "a", known) == {9: {1: EnumType(LABELS)}}
     assert own_types(chain, "a", {}) == {}
     later = structs.replace(MOODS, number=10, columns=(*MOODS.columns[:1], *MOODS.columns[2:]))
     changes = DefinitionChanges(groups={"a": (later,)}, gone={"a": (9,)}, successions={"a": {10: 9}})

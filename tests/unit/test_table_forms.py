@@ -7,17 +7,15 @@ import pickle
 import numpy as np
 from msgspec import structs
 
+from cutline.check.own_types import CompositeType, DomainType, EnumType, joined
 from cutline.check.table_forms import (
     INT4,
     INT8,
     LIMIT_MAX,
     VARCHAR,
-    CompositeType,
-    EnumType,
     TableForms,
     TypedColumns,
     forms_of_shards,
-    joined,
     ranges,
 )
 from cutline.check.value_forms import NUMERIC
@@ -85,39 +83,52 @@ def test_shards_with_the_same_tables_share_their_forms() -> None:
 
 MOOD = Column("mood", "public.mood", 16386, -1, 2)
 LABELS = frozenset({b"sad", b"happy"})
+MOODS, PAIRS = EnumType(LABELS), CompositeType(frozenset({("integer", "text")}))
 
 
 def test_enums_have_their_labels_wherever_they_are_known() -> None:
     moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
     older = structs.replace(moods, number=6)
-    forms = TableForms.of([moods, ENTRY, older], {9: {1: LABELS, 3: LABELS}})
-    assert forms.enums == {16386: EnumType("public.mood", LABELS)}
+    forms = TableForms.of([moods, ENTRY, older], {9: {1: MOODS, 3: MOODS}})
+    assert forms.own == {16386: ("public.mood", MOODS)}
     assert [found(forms.types[16386], form) for form in range(3)] == [[], [], [1, 3]]
     assert [found(forms.keys.types[16386], form) for form in range(3)] == [[], [], [1]]
     assert (forms.type_name(16386, None), forms.type_name(VARCHAR, 3)) == ("public.mood", "character varying(3)")
     added = forms.adding([LOG])
-    assert (added.enums, found(added.types[16386], 3)) == (forms.enums, [1, 3])
+    assert (added.own, found(added.types[16386], 3)) == (forms.own, [1, 3])
     # Another shard, whose enum has one label more, has forms of its own.
-    more = TableForms.of([moods, ENTRY, older], {9: {1: LABELS | {b"ok"}, 3: LABELS | {b"ok"}}})
+    more = TableForms.of([moods, ENTRY, older], {9: dict.fromkeys((1, 3), EnumType(LABELS | {b"ok"}))})
     assert more.digest != forms.digest
 
 
 def test_composite_types_are_known_by_their_names() -> None:
     moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
-    forms = TableForms.of([moods], {9: {1: range(2, 3), 3: range(2, 3)}})
-    assert (forms.enums, forms.composites) == ({}, {16386: CompositeType("public.mood", range(2, 3))})
+    forms = TableForms.of([moods], {9: {1: PAIRS, 3: PAIRS}})
+    assert forms.own == {16386: ("public.mood", PAIRS)}
     assert (found(forms.types[16386], 0), found(forms.keys.types[16386], 0)) == ([1, 3], [1])
-    assert forms.adding([LOG]).composites == forms.keys.composites == forms.composites
+    assert forms.adding([LOG]).own == forms.keys.own == forms.own
     assert forms.type_name(16386, None) == "public.mood"
     assert forms.find_other([moods]) is None
     assert forms.digest != TableForms.of([moods]).digest
-    assert forms.digest != TableForms.of([moods], {9: {1: range(2, 4), 3: range(2, 4)}}).digest
+    other = joined(PAIRS, CompositeType(frozenset({("integer", "text", "date")})))
+    assert forms.digest != TableForms.of([moods], {9: {1: other, 3: other}}).digest
 
 
-def test_a_type_keeps_what_it_has_had() -> None:
-    assert joined(range(2, 3), range(4, 5)) == joined(range(4, 5), range(2, 3)) == range(2, 5)
-    assert joined(LABELS, frozenset({b"ok"})) == LABELS | {b"ok"}
-    assert joined(LABELS, range(2, 3)) == range(2, 3)
+def test_a_domain_has_the_limits_of_its_type_and_its_own_name() -> None:
+    moods = structs.replace(PAIR, columns=(ID, MOOD, NOTE, MOOD), key_width=2)
+    short, amount = DomainType(VARCHAR, 7), DomainType(NUMERIC, (6 << 16 | 2) + 4)
+    for domain, limit in ((short, 3), (amount, 6 << 16 | 2), (DomainType(NUMERIC, -1), -1)):
+        forms = TableForms.of([moods], {9: {1: domain, 3: domain}})
+        assert forms.types[16386].limits.tolist() == [limit, limit]
+        assert (found(forms.types[16386], 0), forms.keys.types[16386].limits.tolist()) == ([1, 3], [limit])
+        assert (forms.base_of(16386), forms.type_name(16386, limit)) == (domain.base, "public.mood")
+        # A segment tells a column's type, but not what the DDL says of it.
+        assert forms.find_other([moods]) is None
+    whole = TableForms.of([moods], {9: {1: DomainType(INT4, -1)}})
+    assert (whole.types[16386].limits.tolist(), whole.base_of(16386)) == ([], INT4)
+    # varchar has no limit, and the values of text are not checked.
+    for domain in (DomainType(VARCHAR, -1), DomainType(25, -1)):
+        assert 16386 not in TableForms.of([moods], {9: {1: domain}}).types
 
 
 AMOUNT = Column("amount", "numeric(6,2)", NUMERIC, (6 << 16 | 2) + 4, 2)
@@ -131,7 +142,7 @@ def test_a_numeric_has_the_modifier_of_its_column() -> None:
 
 def test_a_definition_that_a_segment_has_otherwise_than_a_commit_is_found() -> None:
     moods = structs.replace(PAIR, columns=(ID, MOOD, NAME))
-    forms = TableForms.of([ENTRY, LOG, moods], {9: {1: LABELS}})
+    forms = TableForms.of([ENTRY, LOG, moods], {9: {1: MOODS}})
     # Segments have no labels. Unknown numbers have no other definition.
     assert forms.find_other([moods, LOG, structs.replace(ENTRY, number=8)]) is None
     others = [

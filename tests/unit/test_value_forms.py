@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cutline.check.value_forms import COUNTED_FIELDS_MAX, NAMES, find_misprinted, find_other_composite
+from cutline.check.value_forms import NAMES, find_misprinted, find_other_composite
 from cutline.columns.bytes_column import from_list
 from cutline.columns.lines import escape
 
@@ -36,37 +36,49 @@ PRINTED = {
     "inet": ["10.0.0.1", "10.0.0.1/8", "::1", "fe80::/10", "::ffff:1.2.3.4", "2001:db8:1:2:3:4:5:6/64", "::", "1::"],
     "cidr": ["10.0.0.0/8", "::/0", "::1/128"],
     "macaddr": ["08:00:2b:01:02:03"],
-    "int4range": ["empty", "[1,10)", "(,)", "[-2147483648,5)"],
-    "tstzrange": ['["2024-01-01 00:00:00+00",infinity)', "(,)"],
+    "int4range": ["empty", "[1,10)", "(,)", "[-2147483648,5)", "[9,10)", "(,5)", "[2147483646,)"],
+    "tstzrange": ['["2024-01-01 00:00:00+00",infinity)', "(,)",
+                  '["2024-01-01 00:00:00+00","2024-01-01 00:00:00.5+00")',
+                  '["9999-01-01 00:00:00+00","10000-01-01 00:00:00+00")',
+                  '["0044-01-01 00:00:00+00 BC","0001-01-01 00:00:00+00")', '(-infinity,"2024-01-01 00:00:00+00")'],
+    "numrange": ["[1.4,1.5]", "(NaN,)", "[10,9999999999999999999999)", "(-Infinity,5]", "[-5,-4)", "[1.50,1.5]"],
+    "tsrange": ['["2024-01-01 00:00:00.1","2024-01-01 00:00:00.12")'],
+    "daterange": ["[2024-01-01,2024-01-02)", "[2024-01-01,infinity)"],
     "datemultirange": ["{}", "{[2024-01-01,2024-02-01),[2025-01-01,)}"],
     "bit varying": ["", "0101"],
     "pg_lsn": ["0/0", "FFFFFFFF/16B3748"],
     "tid": ["(4294967295,65535)"],
 }  # fmt: skip
 NEVER_PRINTED = {
-    "numeric": ["", "12x", "1.", ".5", "007", "1.2.3", "--1", "1e5", "nan", "+1"],
-    "real": ["1.5.2", "", "1e5", "inf"],
-    "double precision": ["1.5.2", "1e", "0x1p3"],
+    "numeric": ["", "12x", "1.", ".5", "007", "1.2.3", "--1", "1e5", "nan", "+1", "-0", "-0.00"],
+    "real": ["1.5.2", "", "1e5", "inf", "3.5028235e+38", "1e+39", "1e-46", "1e+308"],
+    "double precision": ["1.5.2", "1e", "0x1p3", "1e+400", "1.8e+308", "2e+308", "1e+309", "1e-325"],
     "date": ["2026-13-45", "2026-02-29", "1900-02-29", "2026-04-31", "2026-00-10", "2026-01-00", "0000-01-01",
-             "26-01-01", "2026-1-1", "2026/01/01", "", "2026-01-01 AD"],
+             "26-01-01", "2026-1-1", "2026/01/01", "", "2026-01-01 AD", "5874898-01-01", "4715-01-01 BC", "999-01-01"],
     "timestamp without time zone": ["2026-01-02 25:00:00", "2026-01-02 03:60:00", "2026-01-02 03:04:60", "2026-01-02",
-                                    "2026-01-02 03:04:05+00", "2026-01-02 03:04:05."],
-    "timestamp with time zone": ["someday", "2026-01-02 03:04:05", "2026-01-02 03:04:05+16"],
+                                    "2026-01-02 03:04:05+00", "2026-01-02 03:04:05.", "294277-01-01 00:00:00"],
+    "timestamp with time zone": ["someday", "2026-01-02 03:04:05", "2026-01-02 03:04:05+16",
+                                 "299999-01-01 00:00:00+00"],
     "time without time zone": ["24:00:01", "25:00:00", "1:00:00"],
     "time with time zone": ["12:00:00", "12:00:00+16"],
     "interval": ["2 fortnits", "", "1 day 1 year", "25", "1:00:00", "00:60:00"],
     "json": ['{"a": ', "", "1,2", "nul", "01", '"\n"', "[1,]", '{"a" 1}', "{1: 2}",
              '"\\x"', "NaN", "'a'", '"a\\"', '"\\\\\\"'],
-    "jsonb": ['{"a": ', "{}}", "[1", "true false"],
+    "jsonb": ['{"a": ', "{}}", "[1", "true false", '"\\u0000"', '{"\\\\\\u0000": 1}'],
     "bytea": ["\\x010", "\\x0g", "x00", "", "\\x01\\x02", "\\000"],
-    "integer[]": ["{1,3", "1,3}", "{1,,3}", "{1,x}", "{1}{2}", "{{1},{2}", "{{1},{x}}", "[0:1={1,2}", ""],
-    "text[]": ['{"a}', "{a b}", '{a"b}', "{a}}", "{,}"],
+    "integer[]": ["{1,3", "1,3}", "{1,,3}", "{1,x}", "{1}{2}", "{{1},{2}", "{{1},{x}}", "[0:1={1,2}", "",
+                  "{2147483648}", "{{1},{2,3}}", "{{{1}},{{2},{3}}}"],
+    "text[]": ['{"a}', "{a b}", '{a"b}', "{a}}", "{,}", "{{a},{b,c}}", '{{"{,}"},{b,c}}'],
     "boolean[]": ["{true}"],
     "date[]": ["{2026-02-30}", "{{2026-01-01},2026-01-01}"],
     "inet": ["10.0.0.300", "10.0.0", "10.0.0.1/33", "::g", "1:2:3", "::1/129", ""],
     "cidr": ["10.0.0.0"],
     "macaddr": ["08:00:2b:01:02:0", "08-00-2b-01-02-03"],
-    "int4range": ["[1,10", "[1;10)", "[a,b)", "nothing"],
+    "int4range": ["[1,10", "[1;10)", "[a,b)", "nothing", "[25,20)", "[200,3000000000)", "[1,-1)"],
+    "numrange": ["[1.5,1.4]", "(0.1,-0.1)"],
+    "tstzrange": ['["2024-01-02 00:00:00+00","2024-01-01 00:00:00+00")'],
+    "daterange": ["[2024-02-01,2024-01-31)"],
+    "tsrange": ['["2024-01-01 00:00:00.2","2024-01-01 00:00:00.1"]'],
     "bit varying": ["012"],
 }  # fmt: skip
 
@@ -121,27 +133,56 @@ def test_a_modifier_that_no_server_has_tells_nothing() -> None:
     assert found(OIDS["numeric"], "12345.678", modifiers=[(1 << 31) - 1]) is None
 
 
+PAIR = frozenset({("integer", "text")})
+OF_TEXTS = frozenset(("text",) * count for count in (1, 2, 3))
+
+
 def test_a_composite_value_has_fields_in_parentheses() -> None:
     good = [b"(1,one)\t", b'(1,"a\\\\\\\\b\\t""c")\t', b"(,)\n", b'("(1,a)","{""(2,b)"",NULL}",1.00)\n', b"()\t"]
-    assert find_other_composite(from_list(good), range(4)) is None
+    assert find_other_composite(from_list(good), OF_TEXTS) is None
     for bad in (b"(2\t", b"2,one)\t", b"(1,a b)\t", b'(1,"a)\t', b"\t", b"(1)(2)\t"):
-        assert find_other_composite(from_list([good[0], bad]), range(4)) == 1
+        assert find_other_composite(from_list([good[0], bad]), OF_TEXTS) == 1
 
 
-@pytest.mark.parametrize("count", [2, 100, 150])
+@pytest.mark.parametrize("count", [2, 100, 150, 500])
 def test_a_composite_value_has_as_many_fields_as_its_type(count: int) -> None:
     def value(fields: int) -> bytes:
         return b"(%s)\t" % b",".join([b'"a ""(1,2)"" b"'] * fields)
 
+    versions = frozenset({("text",) * count})
     found = [
-        find_other_composite(from_list([value(count), value(other)]), range(count, count + 1))
+        find_other_composite(from_list([value(count), value(other)]), versions)
         for other in (count - 1, count, count + 1)
     ]
-    # A pattern for more than COUNTED_FIELDS_MAX fields does not count them.
-    assert found == ([1, None, 1] if count <= COUNTED_FIELDS_MAX else [None] * 3)
-    assert find_other_composite(from_list([value(1), value(3)]), range(1, 4)) is None
+    # The pattern of many fields would be too long, so they are not counted.
+    assert found == ([1, None, 1] if count <= 150 else [None] * 3)
 
 
 def test_a_composite_value_without_fields_looks_like_a_null_field() -> None:
-    assert find_other_composite(from_list([b"()\t", b"(1)\t"]), range(1)) is None
-    assert find_other_composite(from_list([b"()\t", b"(1,)\t"]), range(1)) == 1
+    assert find_other_composite(from_list([b"()\t", b"(1)\t"]), frozenset({()})) is None
+    assert find_other_composite(from_list([b"()\t", b"(1,)\t"]), frozenset({()})) == 1
+
+
+@pytest.mark.parametrize(
+    ("type_", "good", "bad"),
+    [
+        ("integer", ["1", "-2147483648", "2147483647", ""], ["x", "2147483648", "1.0"]),
+        ("numeric(6,2)", ["1.50", "NaN"], ["abc"]),
+        ("timestamp(3) without time zone", ['"2026-01-02 03:04:05.678"'], ['"2026-01-02 25:00:00"', "2026-01-02"]),
+        ("integer[]", ["{300}", '"{300,NULL}"', "{}"], ["{x}", '"{1,x}"']),
+        ("boolean", ["t", "f"], ["true"]),
+        ("public.other", ["anything", '"a b"'], ["a b"]),
+    ],
+)
+def test_a_field_of_a_composite_value_has_the_form_of_its_type(type_: str, good: list[str], bad: list[str]) -> None:
+    versions = frozenset({("text", type_)})
+    lines = [f"(a,{text})\t".encode() for text in good]
+    assert find_other_composite(from_list(lines), versions) is None
+    for text in bad:
+        assert find_other_composite(from_list([lines[0], f"(a,{text})\t".encode()]), versions) == 1, text
+
+
+def test_values_of_a_composite_type_may_be_of_any_of_its_definitions() -> None:
+    versions = PAIR | {("integer", "text", "boolean")}
+    assert find_other_composite(from_list([b"(1,a)\t", b"(1,a,t)\t"]), versions) is None
+    assert find_other_composite(from_list([b"(1,a)\t", b"(1,a,x)\t"]), versions) == 1

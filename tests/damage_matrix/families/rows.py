@@ -182,10 +182,20 @@ def _refused_values() -> Iterator[Kind]:
         for place in (BOTH, ONLY):
             yield kind(TYPES, f"a value that the type of column {column} refuses", place, "typed",
                        set_value(column, value), found("rows", node="s1", object=DAMAGED))  # fmt: skip
-    for name, value in (("a field more", b"(2,one,)"), ("a field less", b"(2)")):
+    others: Mapping[str, tuple[str, bytes]] = {
+        "a field more than the composite type of a column has": ("comp", b"(2,one,)"),
+        "a field less than the composite type of a column has": ("comp", b"(2)"),
+        "a field of a composite value that its type refuses": ("comp", b"(x,one)"),
+        "a value that the type of a domain refuses": ("dom", b"x"),
+        "an array of arrays that have different lengths": ("list", b"{{1},{2,3}}"),
+        "a number too large for the elements of an array": ("list", b"{3000000000}"),
+        "a year after the last one": ("at_tz", b"299999-01-01 00:00:00+00"),
+        "a number too large for its float": ("ratio", b"1e+400"),
+    }
+    for name, (column, value) in others.items():
         for place in (BOTH, ONLY):
-            yield kind(TYPES, f"{name} than the composite type of a column has", place, "typed",
-                       set_value("comp", value), found("rows", node="s1", object=DAMAGED))  # fmt: skip
+            yield kind(TYPES, name, place, "typed", set_value(column, value),
+                       found("rows", node="s1", object=DAMAGED))  # fmt: skip
     yield kind(TYPES, "a value that the type of column small refuses", PRIMARY, "typed", set_value("small", b"x"),
                found("rows", node="s1", object=DAMAGED))  # fmt: skip
     yield kind(TYPES, "a value that the type of column small refuses", STANDBY, "typed", set_value("small", b"x"),

@@ -41,6 +41,7 @@ FAILED_BEFORE = "an operation that failed may have written the segment, on a mac
 DECIDED = "an administrator may commit one part of a transaction, and roll back another"
 NO_TRACE = "a change that no copy has leaves no trace"
 NOTHING_SAYS = "every copy has the same changes, and nothing else in the store contains the originals"
+READ_BEFORE = "the next increment is the first that reads the tables' files after the cut"
 NO_TRANSACTION = "a transaction of one shard that no copy has leaves no trace"
 
 
@@ -123,8 +124,9 @@ def _move(opened: OpenSegment, form: TableForm, row: Row) -> None:
     row.update({name: before[name] for name in names} | {"seq": before["seq"] + 1})
 
 
-def _truncate(store: Damaged, node: str, opened: OpenSegment) -> None:
-    row = store.table("pairkey", node, 2).find(opened.changes, None)
+def _truncate(table: str, store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Truncate the table twin_a in the transaction that changes this table."""
+    row = store.table(table, node, 2).find(opened.changes, None)
     added = row | {"seq": row["seq"] + 1, "op": TRUNCATE, "partition": -1, "key": b"", "row": b""}
     opened.changes.insert(opened.changes.index(row) + 1, added | {"group": store.table("twin_a", node, 2).number})
 
@@ -155,12 +157,16 @@ def _changes() -> Iterator[Kind]:
         "the order of two updates of a row": ("typed", 1, _exchange_order),
         "an insert into a table without a key is repeated":
             ("journal", 1, on_change("journal", 1, _repeat, None, INSERT)),
-        "an additional TRUNCATE": ("twin_a", 2, _truncate),
     }  # fmt: skip
     for name, (table, increment, edit) in by_name.items():
         hidden = NO_TRACE if "lost" in name else NOTHING_SAYS
         for place in PLACES:
             yield kind(name, place, increment, edit, by_copies(place, table, "changes", hidden=hidden))
+    for place in PLACES:
+        compared = by_copies(place, "twin_a", "changes", hidden=READ_BEFORE)
+        by_file = compared if place.is_one_of_two else found("history", node="s1", group="public.twin_a")
+        yield kind("an additional TRUNCATE", place, 2, partial(_truncate, "pairkey"), by_file)
+        yield kind("an additional TRUNCATE in the newest increment", place, 3, partial(_truncate, "account"), compared)
     same: Mapping[str, tuple[str, int, Edit, str]] = {
         "an update is repeated":
             ("pairkey", 2, on_change("pairkey", 2, _repeat, None), "an update may write the same row twice"),
@@ -234,6 +240,8 @@ def _invalid_changes() -> Iterator[Kind]:
         "a TRUNCATE with a row": (1, on_change("cleared", 1, _update(row=b"1\n"), None, TRUNCATE)),
         "a change without a group": (2, on_change("twin_b", 2, _update(group=-1), b"2")),
         "a change of an unknown kind": (2, on_change("twin_b", 2, _update(op=ord("X")), b"2")),
+        "the new row of an update of a key, without the delete of the old row":
+            (2, on_change("byindex", 2, lambda _, __, row: row.update(seq=row["seq"] + 1), b"3")),
         "a delete of a row that was never there":
             (2, on_change("twin_b", 2, _update(key=b"400"), b"4", DELETE)),
     }  # fmt: skip

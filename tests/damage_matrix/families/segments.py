@@ -42,6 +42,8 @@ DECIDED = "an administrator may commit one part of a transaction, and roll back 
 NO_TRACE = "a change that no copy has leaves no trace"
 NOTHING_SAYS = "every copy has the same changes, and nothing else in the store contains the originals"
 READ_BEFORE = "the next increment is the first that reads the tables' files after the cut"
+# Added to a number, it gives one that no other change of the transaction has. New rows of updates of keys are odd.
+LATER = 1000
 NO_TRANSACTION = "a transaction of one shard that no copy has leaves no trace"
 
 
@@ -103,7 +105,7 @@ def _value(column: str, value: bytes) -> Callable[[OpenSegment, TableForm, Row],
 
 
 def _repeat(opened: OpenSegment, _: TableForm, row: Row) -> None:
-    opened.changes.insert(opened.changes.index(row) + 1, row | {"seq": row["seq"] + 1})
+    opened.changes.insert(opened.changes.index(row) + 1, row | {"seq": row["seq"] + LATER})
 
 
 def _into_twin_a(store: Damaged, node: str, opened: OpenSegment) -> None:
@@ -121,13 +123,13 @@ def _move(opened: OpenSegment, form: TableForm, row: Row) -> None:
     at = opened.changes.index(row)
     before = opened.changes[at - 1]
     names = ("lsn", "end_lsn", "xid", "global_id")
-    row.update({name: before[name] for name in names} | {"seq": before["seq"] + 1})
+    row.update({name: before[name] for name in names} | {"seq": before["seq"] + LATER})
 
 
 def _truncate(table: str, store: Damaged, node: str, opened: OpenSegment) -> None:
     """Truncate the table twin_a in the transaction that changes this table."""
     row = store.table(table, node, 2).find(opened.changes, None)
-    added = row | {"seq": row["seq"] + 1, "op": TRUNCATE, "partition": -1, "key": b"", "row": b""}
+    added = row | {"seq": row["seq"] + LATER, "op": TRUNCATE, "partition": -1, "key": b"", "row": b""}
     opened.changes.insert(opened.changes.index(row) + 1, added | {"group": store.table("twin_a", node, 2).number})
 
 
@@ -175,7 +177,7 @@ def _changes() -> Iterator[Kind]:
         "a complete row is marked as incomplete":
             ("pairkey", 2, on_change("pairkey", 2, _update(op=PARTIAL), None), "no value is left out of it"),
         "a gap in the numbers of a transaction's changes":
-            ("pairkey", 2, on_change("pairkey", 2, lambda _, __, row: row.update(seq=row["seq"] + 5), None),
+            ("pairkey", 2, on_change("pairkey", 2, lambda _, __, row: row.update(seq=row["seq"] + LATER), None),
              "changes of tables that are not in the snapshot have numbers, too"),
     }  # fmt: skip
     for name, (table, increment, edit, hidden) in same.items():
@@ -194,7 +196,7 @@ def _other_transaction(store: Damaged, node: str, opened: OpenSegment) -> None:
     """Move a change into another transaction, except for its xid and its end."""
     row = store.table("byindex", node, 2).find(opened.changes, None)
     before = opened.changes[opened.changes.index(row) - 1]
-    row.update(lsn=before["lsn"], seq=before["seq"] + 1)
+    row.update(lsn=before["lsn"], seq=before["seq"] + LATER)
 
 
 def _of_ended(store: Damaged, node: str, opened: OpenSegment) -> None:

@@ -132,14 +132,20 @@ def lost_prepares(window: NodeWindow, before: Lsn) -> list[tuple[str, Lsn]]:
     """
     events = window.events
     op, lsn, xid = (to_numpy(events[name]) for name in ("op", "lsn", "xid"))
-    prepared = np.concatenate([xid[op == PREPARE], _xids(part.xid for part in window.in_doubt if part.is_prepared)])
-    is_lost = (op == COMMIT_PREPARED) & (lsn >= window.previous) & (lsn < before) & ~np.isin(xid, prepared)
+    # Events of one transaction have the same xid and the same gid, from which the chain's one rule made the global id.
+    waiting = [part for part in window.in_doubt if part.is_prepared]
+    names = pa.concat_arrays(
+        [*events["global_id"].cast(pa.string()).chunks, pa.array([part.global_id for part in waiting], pa.string())]
+    )
+    name = to_numpy(names.dictionary_encode().indices.fill_null(to_arrow(np.array([-1], np.int32))[0])).astype(np.int64)
+    xids = np.concatenate([xid, np.fromiter((part.xid for part in waiting), np.int64)])
+    # xids have 32 bits.
+    part = (name << 32) | xids
+    is_prepared = np.concatenate([op == PREPARE, np.ones(len(waiting), np.bool_)])
+    is_lost = (op == COMMIT_PREPARED) & (lsn >= window.previous) & (lsn < before)
+    is_lost &= ~np.isin(part[: len(op)], part[is_prepared])
     lost = events.filter(to_mask(is_lost))
     return list(zip(lost["global_id"].to_pylist(), map(Lsn, lost["lsn"].to_pylist()), strict=True))
-
-
-def _xids(values: Iterable[int]) -> Ints:
-    return np.fromiter(values, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

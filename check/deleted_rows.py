@@ -4,8 +4,11 @@ Only a row that exists can be deleted, so such a change shows that a row, or the
 task that reads a segment reports the keys whose first change in it is a delete, and hashes of the keys that it writes.
 A key that no earlier segment writes must be in the base copy; the tasks that read base rows look for it.
 
-This covers tables with a key that were copied once, at the full snapshot. Of a table that was copied again, the copies
-of a shard may begin at different positions. Lines of tables without a key are counted by the fold.
+This covers tables with a key that were copied once, at the full snapshot, and the first change of each key in its
+table. Of a table that was copied again, the copies of a shard may begin at different positions. Lines of tables without
+a key are counted by the fold.
+
+The same tasks collect the TRUNCATEs, which check/truncates.py compares with the files of the tables.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from cutline.check.copies import Copies
 from cutline.check.report import Conflict, Findings
 from cutline.check.stored_rows import salted
 from cutline.check.table_forms import TableForms
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.sources import SegmentSource
@@ -40,7 +43,8 @@ class KeyDeletes:
     """The keys of a segment whose first change is a delete: their salted hashes, groups at the cut, and positions.
 
     `written` are the upper halves of the salted hashes of the keys that the segment writes, each once. `truncated` has
-    the position of the last TRUNCATE of each group.
+    the position of the last TRUNCATE of each group. `truncates` are the groups and positions of all TRUNCATEs that no
+    two-phase transaction made; `last_changes` has the position of the last change of each group.
     """
 
     hashes: Hashes
@@ -48,6 +52,8 @@ class KeyDeletes:
     lsn: Ints
     written: npt.NDArray[np.uint32]
     truncated: Mapping[int, int] = field(default_factory=dict)
+    truncates: tuple[tuple[int, int], ...] = ()
+    last_changes: Mapping[int, int] = field(default_factory=dict)
 
 
 class _KeyChanges(NamedTuple):
@@ -68,6 +74,8 @@ class DeletedKeys:
     _deletes: list[_KeyChanges] = field(default_factory=list)
     _writes: list[_KeyChanges] = field(default_factory=list)
     _truncated: dict[int, int] = field(default_factory=dict)
+    _truncates: list[tuple[int, int]] = field(default_factory=list)
+    _last_changes: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: pa.Table) -> None:
         """Add rows of the segment in the schema at the cut."""
@@ -75,7 +83,15 @@ class DeletedKeys:
         counts = np.isin(op, CHANGES) & (lsn < self.segment.position)
         if self.segment.excluded:
             counts &= ~np.isin(lsn, np.fromiter(self.segment.excluded, np.int64))
+        if not counts.any():
+            return
+        groups, last = _last_by_group(group[counts], lsn[counts])
+        for number, at in zip(groups.tolist(), last.tolist(), strict=True):  # bounded by the number of tables
+            self._last_changes[number] = max(at, self._last_changes.get(number, 0))
         is_truncate = counts & (op == TRUNCATE)
+        if is_truncate.any():
+            is_local = is_truncate & to_flags(table["global_id"].is_null().combine_chunks())
+            self._truncates += zip(group[is_local].tolist(), lsn[is_local].tolist(), strict=True)
         for row in np.flatnonzero(is_truncate).tolist():  # bounded by the number of TRUNCATE commands
             number = int(group[row])
             self._truncated[number] = max(int(lsn[row]), self._truncated.get(number, 0))
@@ -110,12 +126,22 @@ class DeletedKeys:
         written = np.sort((writes[0] >> HALF_BITS).astype(np.uint32))
         written = written[np.concatenate([[True], written[1:] != written[:-1]])[: len(written)]]
         if not self._deletes:
-            return KeyDeletes(*none, written, self._truncated)
+            return self._report(*none, written)
         hashes, lsn, seq, group = (np.concatenate(parts) for parts in zip(*self._deletes, strict=True))
         first = _first(hashes, lsn, seq)
         hashes, lsn, seq, group = hashes[first], lsn[first], seq[first], group[first]
         is_first = ~_follow(hashes, (lsn, seq), writes)
-        return KeyDeletes(hashes[is_first], group[is_first].astype(np.int64), lsn[is_first], written, self._truncated)
+        return self._report(hashes[is_first], group[is_first].astype(np.int64), lsn[is_first], written)
+
+    def _report(self, hashes: Hashes, groups: Ints, lsn: Ints, written: npt.NDArray[np.uint32]) -> KeyDeletes:
+        truncates = tuple(self._truncates)
+        return KeyDeletes(hashes, groups, lsn, written, self._truncated, truncates, self._last_changes)
+
+
+def _last_by_group(group: Ints, lsn: Ints) -> tuple[Ints, Ints]:
+    """Return each run of rows of one group, and the highest position in it."""
+    starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
+    return group[starts], np.maximum.reduceat(lsn, starts)
 
 
 def _first(hashes: Hashes, lsn: Ints, seq: Ints) -> Ints:

@@ -2,7 +2,8 @@
 
 A change repeats the position, the xid and the global id of its transaction, and a segment holds the events that end in
 its range of WAL. So a change that was moved into another transaction, an event that occurs twice, and a transaction in
-the wrong segment contradict something in the segment itself.
+the wrong segment contradict something in the segment itself. So does half of an UPDATE that was written as two changes:
+both come from one message, so no segment has only one of them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cutline.check.stored_rows import RowsInvalidError
+from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.bytes_column import Flags, Ints, column_of, xxhash64
+from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.wal.segments.segments import (
     CHANGES,
     COMMIT,
     COMMIT_PREPARED,
+    DELETE,
+    PARTIAL,
     PREPARE,
     OpenTransaction,
     Segment,
@@ -29,6 +34,8 @@ from cutline.wal.segments.segments import (
 
 # In place of the hash of a global id.
 NO_GLOBAL_ID = 0
+# Odd numbers, so that no two positions, or numbers of changes, or groups have the same product modulo 2**64.
+MULTIPLIERS = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
 
 @dataclass(slots=True)
@@ -36,20 +43,22 @@ class SegmentTransactions:
     """The transactions of a segment that is read table by table; `held` says which WAL it holds.
 
     Its last transaction may be open: then the segment has only the beginning. `continued` is the transaction that
-    the segment before it has begun. `base` is where the node's slot was created. `is_open_prepared` says
-    whether the open transaction is a two-phase transaction; None if the segment has none of its changes. Every method
-    raises RowsInvalidError.
+    the segment before it has begun. `base` is where the node's slot was created. `forms` are those of the node's
+    tables; without them, the halves of UPDATEs are not checked. `is_open_prepared` says whether the open transaction is
+    a two-phase transaction; None if the segment has none of its changes. Every method raises RowsInvalidError.
     """
 
     held: Segment | SegmentRange
     base: Lsn = ORIGIN
     continued: OpenTransaction | None = None
+    forms: TableForms | None = None
     is_open_prepared: bool | None = None
     # n by 3: the position, the xid and the hash of the global id, of changes (without repeats) and of the events that
     # end transactions.
     _changes: list[Ints] = field(default_factory=list)
     _ends: list[Ints] = field(default_factory=list)
     _records: list[Ints] = field(default_factory=list)
+    _halves: _Halves = field(default_factory=lambda: _Halves())
 
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
@@ -70,6 +79,13 @@ class SegmentTransactions:
             at = Lsn(int(end[is_outside].min()))
             what = f"an event that ends at {at}, but it holds the WAL from {held.after} to {held.through}"
             raise RowsInvalidError(f"it contains {what}")
+        # The `lsn` of a ROLLBACK PREPARED is the end of the PREPARE. A marker's is its end.
+        has_begin = np.isin(op, (COMMIT, PREPARE, COMMIT_PREPARED))
+        is_outside = (end < lsn) | (has_begin & (lsn < held.after) & ~is_early)
+        if is_outside.any():
+            begin, through = (Lsn(int(column[is_outside.argmax()])) for column in (lsn, end))
+            what = f"an event that begins at {begin} and ends at {through}, but it holds the WAL from {held.after}"
+            raise RowsInvalidError(f"it contains {what}")
         is_end = np.isin(op, (COMMIT, PREPARE))
         if held.open is not None and (lsn[is_end] >= held.open.lsn).any():
             raise RowsInvalidError(f"it contains the end of the transaction at {held.open.lsn}, or of a later one")
@@ -84,6 +100,8 @@ class SegmentTransactions:
             detail = f"a change of the transaction at {Lsn(int(lsn[at]))} has another position as its end"
             raise RowsInvalidError(f"{detail}, {Lsn(int(end[at]))}")
         self._check_spanning(changes, lsn)
+        if self.forms is not None:
+            self._halves.add(changes, self.forms)
         columns = (lsn, xid, _hashes_of_names(changes["global_id"]))
         # A transaction's changes are next to each other.
         is_new = np.ones(len(lsn), np.bool_)
@@ -116,6 +134,7 @@ class SegmentTransactions:
 
     def end(self) -> None:
         """Check what only the whole segment shows: that each transaction ends once, as its changes say."""
+        self._halves.end()
         records = np.sort(np.concatenate([np.empty(0, np.int64), *self._records]))
         if (is_repeated := records[1:] == records[:-1]).any():
             at = Lsn(int(records[1:][is_repeated][0]))
@@ -134,6 +153,54 @@ class SegmentTransactions:
         if (without := changes[:, 0][found[:, 0] != changes[:, 0]]).size:
             raise RowsInvalidError(f"it contains changes at {Lsn(int(without.min()))}, where no transaction ends")
         _check_same(changes, found)
+
+
+@dataclass(slots=True)
+class _Halves:
+    """The changes that are half of an UPDATE: hashes of their transaction, UPDATE and group.
+
+    An UPDATE becomes the DELETE of the old row, with an even number, and the new row, with the next number. `seconds`
+    are the new rows that always have a DELETE, and `firsts` the DELETEs in their tables. `renaming` are the DELETEs
+    that repeat the new key, because the new row lacks values, and `partials` the new rows that lack values.
+    """
+
+    firsts: list[Hashes] = field(default_factory=list)
+    seconds: list[Hashes] = field(default_factory=list)
+    renaming: list[Hashes] = field(default_factory=list)
+    partials: list[Hashes] = field(default_factory=list)
+
+    def add(self, changes: pa.Table, forms: TableForms) -> None:
+        """Add changes of a segment, whose groups `forms` has."""
+        op, group, seq = (to_numpy(changes[name]) for name in ("op", "group", "seq"))
+        is_second, is_delete = (seq & 1) == 1, op == DELETE
+        chosen = is_second | is_delete
+        if not chosen.any():
+            return
+        op, group, seq, is_second = op[chosen], group[chosen], seq[chosen], is_second[chosen]
+        lsn, is_delete = to_numpy(changes["lsn"])[chosen], op == DELETE
+        form = forms.find(group.astype(np.int64))
+        parts = (lsn, seq >> 1, group)
+        hashes = np.bitwise_xor.reduce(
+            [part.astype(np.uint64) * by for part, by in zip(parts, MULTIPLIERS, strict=True)], axis=0
+        )
+        is_certain = forms.deletes_old_keys[form]
+        self.seconds.append(hashes[is_certain & is_second])
+        self.firsts.append(hashes[is_certain & is_delete & ~is_second])
+        has_row = is_delete & (forms.key_widths[form] > 0)
+        has_row &= to_numpy(pc.binary_length(changes["row"].filter(to_mask(chosen)))) > 0
+        self.renaming.append(hashes[has_row & ~is_second])
+        self.partials.append(hashes[(op == PARTIAL) & is_second])
+
+    def end(self) -> None:
+        """Raise RowsInvalidError unless each half has its other half."""
+        firsts, seconds, renaming, partials = (
+            np.concatenate([np.empty(0, np.uint64), *parts])
+            for parts in (self.firsts, self.seconds, self.renaming, self.partials)
+        )
+        if not np.isin(seconds, firsts).all():
+            raise RowsInvalidError("it contains the new row of an update of a key, but not the delete of the old row")
+        if not np.isin(renaming, partials).all():
+            raise RowsInvalidError("it contains the delete of the old row of an update of a key, but not the new row")
 
 
 def _check_same(changes: Ints, transactions: Ints) -> None:

@@ -28,6 +28,7 @@ from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
+from cutline.check.truncates import note_contradicted
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.python_workers import InDriver, broadcast
@@ -225,7 +226,6 @@ def hash_stream(task: StreamTask) -> StreamReport:
     markers: list[MarkerMessage] = []  # two per cut
     counts, groups = np.zeros(len(ROW_COUNTS), np.int64), set[int]()
     last = LastChanges(task.last) if task.last else None
-    transactions = SegmentTransactions(task.segment.segment, task.base, task.continued)
     try:
         body = read_listed(store.open(), source.node, source.key, (source.size, source.digest))
         file = open_body(body, source)
@@ -234,6 +234,7 @@ def hash_stream(task: StreamTask) -> StreamReport:
         del body
         forms = known_forms(task.forms.value, own_definitions(file).values())
         checks = SegmentChecks(forms)
+        transactions = SegmentTransactions(task.segment.segment, task.base, task.continued, forms)
         deletes = DeletedKeys(task.segment, forms) if task.with_deletes else None
         for table in read_opened(file, source, SEGMENT_SCHEMA):
             checks.add(table)
@@ -505,6 +506,7 @@ def hash_streams(
             if report.deletes is not None:
                 deletes.setdefault(source.number, []).append(report.deletes)
             findings.count(objects=1, size_bytes=source.size, changes=report.changes)
+    note_contradicted(deletes, copies, findings)
     reduced = tuple(report.parts for report in reports if report.parts is not None)
     expected = {number: expected_rows(of_node) for number, of_node in deletes.items()}
     return StreamHashes(

@@ -27,6 +27,8 @@ BOOL, INT8, INT2, INT4, OID, UUID = 16, 20, 21, 23, 26, 2950
 BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ = 1042, 1043, 1082, 1114, 1184
 TIMES, TEXTS = frozenset({DATE, TIMESTAMP, TIMESTAMPTZ}), frozenset({BPCHAR, VARCHAR})
 LIMITED = TEXTS | {NUMERIC}
+# Types of a fixed size whose values have the same text only if they are equal.
+EXACT = frozenset({BOOL, INT8, INT2, INT4, OID, UUID, DATE, TIMESTAMP, TIMESTAMPTZ})
 # Domains have oids of their own, so these are the only names of the types.
 TYPE_NAMES: Mapping[int, str] = {
     BOOL: "boolean", INT8: "bigint", INT2: "smallint", INT4: "integer", OID: "oid", UUID: "uuid",
@@ -212,6 +214,20 @@ class TableForms:
             types[oid] = columns.keep(columns.places < widths)
         widths = self.key_widths
         return TableForms(self.numbers, widths, widths, self.masks, types, self.names, self.own, self.is_utf8)
+
+    @cached_property
+    def deletes_old_keys(self) -> Flags:
+        """Whether the new row of an UPDATE that has the number of a second change always has a first, the DELETE.
+
+        In a table without a key, every UPDATE has both. In other tables, the WAL has the old key if the key was
+        changed, or if a value of it was stored outside of the row (heapam.c, ExtractReplicaIdentity). Then there is no
+        DELETE if the keys have the same text. Neither is possible for values of the EXACT types.
+        """
+        exact = np.zeros(len(self), np.int64)
+        for oid in EXACT & self.types.keys():
+            exact += self.keys.types[oid].counts(np.arange(len(self)))
+        found: Flags = exact == self.key_widths
+        return found
 
     def table(self, form: int) -> str:
         """Return the name of a table."""

@@ -28,7 +28,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.segments import COMMIT_PREPARED, Segment
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import memory
 from tests.unit.made_shards import MadeShards, Row, rolled_back, row, transaction
@@ -401,6 +401,17 @@ def test_a_commit_prepared_without_its_prepare_is_named() -> None:
     assert conflicts[0].detail == (
         "the archive contains the COMMIT PREPARED of the transaction, at 0/FF, but not its PREPARE"
     )
+
+
+def test_a_commit_prepared_with_the_xid_of_another_prepare_is_named() -> None:
+    """Each of the two has the other's xid, so a PREPARE with that xid is there."""
+    events = shared(("", ""), "a", "b")
+    for at in events["s2"]:
+        if at["op"] == COMMIT_PREPARED:
+            at["xid"] = next(one["xid"] for one in events["s2"] if one["global_id"] not in (at["global_id"], None))
+    conflicts = cut_conflicts(MadeShards(events, commits=2), never)
+    named = {(one.kind, one.node, one.global_id) for one in conflicts if "not its PREPARE" in one.detail}
+    assert named == {("transaction", "s2", "a"), ("transaction", "s2", "b")}
 
 
 @pytest.mark.parametrize("committed", [700, 960, 1100, 1960])

@@ -94,6 +94,20 @@ def test_a_base_copy_may_lack_the_rows_before_a_truncate() -> None:
     assert expected(of(("D", b"5", 10, 1, 3)), cleared) == {(4, b"1")}
 
 
+def test_truncates_and_last_changes_are_collected() -> None:
+    changes = [("U", b"1", 40, 0, 3), ("T", b"", 20, 1, 3), ("T", b"", 20, 1, 5), ("D", b"1", 30, 0, 5),
+               ("T", b"", 99, 0, 4), ("T", b"", 100, 0, 3)]  # fmt: skip
+    collected = of(*changes, excluded=frozenset({Lsn(99)}))
+    assert collected.truncates == ((3, 20), (5, 20))
+    assert collected.last_changes == {3: 40, 5: 30}
+    # One of a transaction in two phases.
+    listed = segment("a", 1, 0, 100)
+    keys = DeletedKeys(SegmentSource(Source(listed.key, "a", 0, 1, ""), listed, Lsn(100), frozenset(), {}, None), FORMS)
+    keys.add(table([{"lsn": 20, "end_lsn": 20, "seq": 0, "xid": 1, "global_id": "x", "op": ord("T"), "group": 3,
+                     "partition": -1, "key": b"", "row": b""}]))  # fmt: skip
+    assert (keys.report().truncates, keys.report().last_changes) == ((), {3: 20})
+
+
 def test_rows_are_found_by_hash() -> None:
     rows = expected_rows([of(("D", b"1", 10, 1, 3), ("D", b"2", 10, 2, 3))])
     assert rows.find(np.concatenate([hash_of(3, b"7"), hash_of(3, b"2")])).tolist() == [

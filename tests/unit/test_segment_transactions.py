@@ -6,7 +6,9 @@ import pytest
 
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError
+from cutline.check.table_forms import TableForms
 from cutline.fleet.lsn import Lsn
+from cutline.nodes.groups import Column, Group
 from cutline.wal.segments.segments import OpenTransaction, SegmentRange
 from tests.unit.made_segments import table
 
@@ -79,6 +81,11 @@ def test_a_transaction_that_was_prepared_before_the_slot_is_decoded_when_it_is_c
         ([end("C", 92, 5)], "an event that ends at 0/64, but"),
         ([end("C", 193, 5)], "an event that ends at 0/C9, but"),
         ([end("R", 158, 7, global_id="undone", end_lsn=201)], "an event that ends at 0/C9, but"),
+        ([end("C", 120, 5, end_lsn=119)], "an event that begins at 0/78 and ends at 0/77, but"),
+        ([end("M", 120, 0, end_lsn=119)], "an event that begins at 0/78 and ends at 0/77, but"),
+        ([end("C", 99, 5, end_lsn=110)], "an event that begins at 0/63 and ends at 0/6E, but"),
+        ([end("K", 99, 5, end_lsn=110, **OF_GLOBAL)], "an event that begins at 0/63 and ends at 0/6E, but"),
+        ([end("P", 99, 5, end_lsn=110, **OF_GLOBAL)], "an event that begins at 0/63 and ends at 0/6E, but"),
     ],
 )  # fmt: skip
 def test_a_segment_that_contradicts_itself_is_damage(rows: list[Row], what: str) -> None:
@@ -113,3 +120,61 @@ def test_a_transaction_that_spans_segments_otherwise_is_damage(rows: list[Row], 
     continued = None if open_at else OpenTransaction(Lsn(150), 9)
     with pytest.raises(RowsInvalidError, match=what):
         segment(*rows, open_at=open_at, continued=continued)
+
+
+EXACT, TEXT, BAG = 7, 8, 9
+FORMS = TableForms.of(
+    [
+        Group(EXACT, "public", "exact", "default", 1, (Column("id", "bigint", 20, -1, 1),)),
+        Group(TEXT, "public", "words", "default", 1, (Column("id", "text", 25, -1, 1),)),
+        Group(BAG, "public", "bag", "full", 0, (Column("id", "bigint", 20, -1, 1),)),
+    ]
+)
+
+
+def halves(*changes_: Row) -> None:
+    """Check a segment with these changes of one transaction, table by table."""
+    checks = SegmentTransactions(SegmentRange("n1", "op", Lsn(100), Lsn(200)), Lsn(100), forms=FORMS)
+    for one in (*changes_, end("C", 110, 5)):
+        checks.add(table([one]))
+    checks.end()
+
+
+def new(seq: int, group: int = EXACT, op: str = "U") -> Row:
+    return change(110, 5, seq, group=group, op=ord(op))
+
+
+def old(seq: int, group: int = EXACT, row: bytes = b"") -> Row:
+    return change(110, 5, seq, group=group, op=ord("D"), row=row)
+
+
+def test_an_update_may_be_one_change_or_two() -> None:
+    # Without a change of the key, or with one, in any order.
+    halves(new(0), old(2), new(3), new(5), old(4))
+    # A value that is left out; the DELETE then has the new key.
+    halves(old(2, row=b"2\n"), new(3, op="u"))
+    halves(old(2, TEXT, b"2\n"), new(3, TEXT, "u"))
+    # A key that was stored outside of its row is in the WAL even if it is the same.
+    halves(new(1, TEXT), new(3, TEXT, "u"))
+    # Rows without a key; the DELETE has a row.
+    halves(old(2, BAG, b"1\n"), new(3, BAG, "I"), new(4, BAG, "I"), old(6, BAG, b"1\n"))
+    # Changes of other tables between, and a TRUNCATE.
+    halves(new(40), change(110, 5, 42, op=ord("T")), new(0, TEXT))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ([new(3)], "the new row of an update of a key, but not the delete"),
+        ([new(3, BAG, "I")], "but not the delete"),
+        ([old(2, TEXT), new(3)], "but not the delete"),
+        ([old(2), new(3), new(5)], "but not the delete"),
+        ([old(4), new(3)], "but not the delete"),
+        ([new(2), new(3)], "but not the delete"),
+        ([old(2, row=b"2\n")], "the delete of the old row of an update of a key, but not the new row"),
+        ([old(2, TEXT, b"2\n"), new(5, TEXT, "u")], "but not the new row"),
+    ],
+)
+def test_half_of_an_update_is_damage(changes: list[Row], what: str) -> None:
+    with pytest.raises(RowsInvalidError, match=what):
+        halves(*changes)

@@ -41,6 +41,9 @@ FAILED_BEFORE = "an operation that failed may have written the segment, on a mac
 DECIDED = "an administrator may commit one part of a transaction, and roll back another"
 NO_TRACE = "a change that no copy has leaves no trace"
 NOTHING_SAYS = "every copy has the same changes, and nothing else in the store contains the originals"
+READ_BEFORE = "the next increment is the first that reads the tables' files after the cut"
+# Added to a number, it gives one that no other change of the transaction has. New rows of updates of keys are odd.
+LATER = 1000
 NO_TRANSACTION = "a transaction of one shard that no copy has leaves no trace"
 
 
@@ -102,7 +105,7 @@ def _value(column: str, value: bytes) -> Callable[[OpenSegment, TableForm, Row],
 
 
 def _repeat(opened: OpenSegment, _: TableForm, row: Row) -> None:
-    opened.changes.insert(opened.changes.index(row) + 1, row | {"seq": row["seq"] + 1})
+    opened.changes.insert(opened.changes.index(row) + 1, row | {"seq": row["seq"] + LATER})
 
 
 def _into_twin_a(store: Damaged, node: str, opened: OpenSegment) -> None:
@@ -120,12 +123,13 @@ def _move(opened: OpenSegment, form: TableForm, row: Row) -> None:
     at = opened.changes.index(row)
     before = opened.changes[at - 1]
     names = ("lsn", "end_lsn", "xid", "global_id")
-    row.update({name: before[name] for name in names} | {"seq": before["seq"] + 1})
+    row.update({name: before[name] for name in names} | {"seq": before["seq"] + LATER})
 
 
-def _truncate(store: Damaged, node: str, opened: OpenSegment) -> None:
-    row = store.table("pairkey", node, 2).find(opened.changes, None)
-    added = row | {"seq": row["seq"] + 1, "op": TRUNCATE, "partition": -1, "key": b"", "row": b""}
+def _truncate(table: str, store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Truncate the table twin_a in the transaction that changes this table."""
+    row = store.table(table, node, 2).find(opened.changes, None)
+    added = row | {"seq": row["seq"] + LATER, "op": TRUNCATE, "partition": -1, "key": b"", "row": b""}
     opened.changes.insert(opened.changes.index(row) + 1, added | {"group": store.table("twin_a", node, 2).number})
 
 
@@ -155,12 +159,16 @@ def _changes() -> Iterator[Kind]:
         "the order of two updates of a row": ("typed", 1, _exchange_order),
         "an insert into a table without a key is repeated":
             ("journal", 1, on_change("journal", 1, _repeat, None, INSERT)),
-        "an additional TRUNCATE": ("twin_a", 2, _truncate),
     }  # fmt: skip
     for name, (table, increment, edit) in by_name.items():
         hidden = NO_TRACE if "lost" in name else NOTHING_SAYS
         for place in PLACES:
             yield kind(name, place, increment, edit, by_copies(place, table, "changes", hidden=hidden))
+    for place in PLACES:
+        compared = by_copies(place, "twin_a", "changes", hidden=READ_BEFORE)
+        by_file = compared if place.is_one_of_two else found("history", node="s1", group="public.twin_a")
+        yield kind("an additional TRUNCATE", place, 2, partial(_truncate, "pairkey"), by_file)
+        yield kind("an additional TRUNCATE in the newest increment", place, 3, partial(_truncate, "account"), compared)
     same: Mapping[str, tuple[str, int, Edit, str]] = {
         "an update is repeated":
             ("pairkey", 2, on_change("pairkey", 2, _repeat, None), "an update may write the same row twice"),
@@ -169,7 +177,7 @@ def _changes() -> Iterator[Kind]:
         "a complete row is marked as incomplete":
             ("pairkey", 2, on_change("pairkey", 2, _update(op=PARTIAL), None), "no value is left out of it"),
         "a gap in the numbers of a transaction's changes":
-            ("pairkey", 2, on_change("pairkey", 2, lambda _, __, row: row.update(seq=row["seq"] + 5), None),
+            ("pairkey", 2, on_change("pairkey", 2, lambda _, __, row: row.update(seq=row["seq"] + LATER), None),
              "changes of tables that are not in the snapshot have numbers, too"),
     }  # fmt: skip
     for name, (table, increment, edit, hidden) in same.items():
@@ -188,7 +196,7 @@ def _other_transaction(store: Damaged, node: str, opened: OpenSegment) -> None:
     """Move a change into another transaction, except for its xid and its end."""
     row = store.table("byindex", node, 2).find(opened.changes, None)
     before = opened.changes[opened.changes.index(row) - 1]
-    row.update(lsn=before["lsn"], seq=before["seq"] + 1)
+    row.update(lsn=before["lsn"], seq=before["seq"] + LATER)
 
 
 def _of_ended(store: Damaged, node: str, opened: OpenSegment) -> None:
@@ -234,6 +242,8 @@ def _invalid_changes() -> Iterator[Kind]:
         "a TRUNCATE with a row": (1, on_change("cleared", 1, _update(row=b"1\n"), None, TRUNCATE)),
         "a change without a group": (2, on_change("twin_b", 2, _update(group=-1), b"2")),
         "a change of an unknown kind": (2, on_change("twin_b", 2, _update(op=ord("X")), b"2")),
+        "the new row of an update of a key, without the delete of the old row":
+            (2, on_change("byindex", 2, lambda _, __, row: row.update(seq=row["seq"] + 1), b"3")),
         "a delete of a row that was never there":
             (2, on_change("twin_b", 2, _update(key=b"400"), b"4", DELETE)),
     }  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_chain_as_it_was_written_has_neither_conflicts_nor_doubts(made: MadeCh
     assert (findings.report.conflicts, findings.report.doubts) == ([], [])
     assert findings.report.compared.objects == 8
     assert stored.newest.keys() == {"s1", "s2"}
-    assert stored.labels["s1"] == {16386: {b"sad", b"happy"}}
+    assert stored.own_types["s1"] == {16386: EnumType(frozenset({b"sad", b"happy"}))}
     assert stored.roles == {"s1": {"postgres"}, "s2": {"postgres"}}
 
 

@@ -10,6 +10,7 @@ from cutline.snapshots.ddl.described_ddl import (
     DescribedTable,
     Description,
     describe,
+    read_grantees,
     read_sequence,
     read_table,
 )
@@ -172,3 +173,18 @@ def test_composite_types_are_known_by_their_oids() -> None:
     ]
     described = describe(DdlArchive(*made_archive(entries)))
     assert (described.field_counts, described.composites) == ({16390: 2}, {("m", "pair"): ("number", "word")})
+
+
+def test_the_roles_that_have_privileges_are_read() -> None:
+    """As pg_dump 16 writes them; a name may contain anything."""
+    text = (
+        'REVOKE ALL ON FUNCTION "s"."f"("a" integer) FROM PUBLIC;\n'
+        'GRANT ALL ON FUNCTION "s"."f"("a" integer) TO "caller";\n'
+        'SET SESSION AUTHORIZATION "grantor";\n'
+        'GRANT SELECT("id"),UPDATE("id") ON TABLE "s"."a TO ""x"";\nGRANT ALL ON b TO c;" TO "a ""role""";\n'
+        "RESET SESSION AUTHORIZATION;\n"
+        'GRANT USAGE ON SCHEMA "s" TO "other" WITH GRANT OPTION;\n'
+        'GRANT USAGE ON SCHEMA "s" TO PUBLIC;\n'
+        'REVOKE ALL ON SCHEMA "s" FROM "owner";\n'
+    )
+    assert read_grantees(text) == {"caller", 'a "role"', "other"}

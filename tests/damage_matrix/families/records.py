@@ -147,12 +147,12 @@ def _marks() -> Iterator[Kind]:
     cases: Mapping[str, tuple[Callable[[Damaged], None], Expected]] = {
         "a tombstone is planted": (planting(tombstone_key, tombstone), Refused("snapshot-deleted", 3)),
         "a tombstone of another snapshot": (
-            planting(tombstone_key, lambda store: tombstone(store, snapshot="other")), found("commit", "mark")),
+            planting(tombstone_key, lambda store: tombstone(store, snapshot="other")), found("mark", object=DAMAGED)),
         "a tombstone of another chain": (
             planting(tombstone_key, lambda store: tombstone(store, chain=OTHER_OPERATION)),
             Refused("snapshot-deleted", 3)),
         "a tombstone with a field more": (
-            planting(tombstone_key, lambda store: tombstone(store, more=1)), found("commit", "mark")),
+            planting(tombstone_key, lambda store: tombstone(store, more=1)), found("mark", object=DAMAGED)),
         "the mark of pruned increments is planted": (
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1")),
             # The increments, which a prune removes, are still there, as after a prune that was interrupted.

@@ -22,6 +22,7 @@ from cutline.snapshots.records.commit import (
     Commit,
     StoredObject,
     count_by_node,
+    list_large_objects,
 )
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
 from cutline.snapshots.records.proven_chains import commit_key
@@ -41,10 +42,12 @@ def check_entries(chain: Chain, findings: Findings) -> None:
         if number == 0 or commit.definition_changes:
             append_only = append_only_of(chain.up_to(number).all_groups)
         before = chain.commits[number - 1] if number else None
+        # What the full snapshot already says about its large objects is one finding, not one for each increment.
+        repeats_large = bool(number) and _large_objects_of(commit) == _large_objects_of(chain.full)
         problems = [
             *(("cut", detail) for detail in _check_cut(chain, commit)),
             *(("operation", detail) for detail in _check_objects(commit, repaired)),
-            *(("left-out", detail) for detail in _check_left_out(chain, commit)),
+            *(("left-out", detail) for detail in _check_left_out(chain, commit, repeats_large=repeats_large)),
         ]
         for doubt in _note_operations(before, commit, repaired):
             findings.doubt(doubt)
@@ -111,14 +114,24 @@ def _folder(commit: Commit, stored: StoredObject) -> str:
     return prefix(commit.snapshot, stored.node, commit.operation)
 
 
-def _check_left_out(chain: Chain, commit: Commit) -> Iterator[str]:
+def _large_objects_of(commit: Commit) -> dict[str, int]:
+    """Return how many large objects of the full snapshot the commit warns of, by shard."""
+    return {out.node: out.count for out in commit.left_out if out.kind == LeftOutKind.LARGE_OBJECTS_OF_FULL}
+
+
+def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Iterator[str]:
     """Yield the contradictions between a commit's list of left-out parts and the parts themselves."""
     full, primaries = chain.full, set(chain.full.primaries)
     if strange := sorted({out.node for out in commit.left_out} - primaries):
         yield f"it leaves out parts of {list_some(strange, NAMED_MAX)}, which is no primary"
-    of_full = {out.node: out.count for out in commit.left_out if out.kind == LeftOutKind.LARGE_OBJECTS_OF_FULL}
-    if of_full != (counts := count_by_node(full)):
-        yield f"it warns of large objects of the full snapshot ({_counts(of_full)}), which stored {_counts(counts)}"
+    of_full = _large_objects_of(commit)
+    if of_full != (counts := count_by_node(full)) and not repeats_large:
+        nodes = {node for node in of_full.keys() | counts.keys() if of_full.get(node) != counts.get(node)}
+        keys = sorted(one.key for one in list_large_objects(full) if one.node in nodes)
+        yield (
+            f"it warns of large objects of the full snapshot ({_counts(of_full)}), which stored {_counts(counts)}"
+            + (f" in {list_some(keys, NAMED_MAX)}" if keys else "")
+        )
     kind = LeftOutKind.STANDBY_COPY
     copies = [{(out.node, out.name) for out in one.left_out if out.kind == kind} for one in (full, commit)]
     if copies[0] != copies[1]:

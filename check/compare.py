@@ -56,7 +56,7 @@ def _compare_place(
     elif ours[0] != theirs[0]:
         kind, detail = "row-count", f"{ours[0]:,} rows on {primary}, {theirs[0]:,} on {backup}"
     else:
-        kind, detail = "row-hash", f"{ours[0]:,} rows on both, with different contents"
+        kind, detail = "row-hash", f"one or more of the {ours[0]:,} rows in this partition differ"
     group, partition = place
     return [
         Conflict(

@@ -90,7 +90,8 @@ class _Shard:
     """The DDL of a shard as far as it was read: the newest archive, and the increment that lists it.
 
     `increments` maps the digest of the content of each archive to the first increment that lists it. `roles` are those
-    of the server's newest globals, and `all_roles` of all; if `lacks_roles`, some could not be read.
+    of the server's newest globals, and `all_roles` of all; if `lacks_roles`, some could not be read. `superusers` are
+    all roles that were superusers in any of them.
     """
 
     newest: Description | None = None
@@ -99,6 +100,7 @@ class _Shard:
     roles: frozenset[str] | None = None
     all_roles: frozenset[str] = frozenset()
     lacks_roles: bool = False
+    superusers: frozenset[str] = frozenset()
 
 
 def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> StoredDefinitions:
@@ -242,6 +244,7 @@ class _Checking:
                     detail = f"the globals of the server name {list_some(unknown, NAMED_MAX)}, which is no role of it"
                     self.findings.conflict(Conflict("roles", detail, node=stored.node, object=stored.key))
                 shard.all_roles |= shard.roles
+                shard.superusers |= {role.name for role in found.roles if role.superuser}
             elif stored.kind == EXTENSION_ROWS:
                 read_extension_rows_object(self.store, stored)
         except ObjectDamagedError as error:
@@ -302,6 +305,16 @@ class _Checking:
         if unlisted:
             detail = f"the commit does not say that it leaves out {list_some(unlisted, NAMED_MAX)}"
             self.findings.doubt(Doubt("left-out", detail, node=stored.node, object=stored.key))
+        # The tables are listed after the catalogs are read. ALTER TABLE … SET LOGGED, and back, leaves no trace there.
+        unlogged = [
+            name for name in (table_name(*table) for table in sorted(described.unlogged)) if name not in left_out
+        ]
+        if named := [name for name in unlogged if name.isascii() or not only_ascii]:
+            detail = (
+                f"the DDL has unlogged tables that the commit does not list as left out: {list_some(named, NAMED_MAX)};"
+                " somebody changed the store, or made them logged and unlogged again during the create"
+            )
+            self.findings.doubt(Doubt("left-out", detail, node=stored.node, object=stored.key))
 
     def _check_unchanged(self, before: Chain, chain: Chain, name: str) -> None:
         """Compare the catalogs in a commit without new DDL of the shard with those in the previous commit."""
@@ -344,6 +357,33 @@ class _Checking:
             stored = chain.globals_object(name)
             detail = f"the stored roles of the server lack {list_some(missing, NAMED_MAX)}, which the DDL needs"
             self.findings.conflict(Conflict("roles", detail, node=name, object=stored.key if stored else None))
+        self._check_grantees(chain, name)
+
+    def _check_grantees(self, chain: Chain, name: str) -> None:
+        """Check that the commit lists the roles to which the shard's DDL grants privileges.
+
+        pg_shdepend, from which a create reads the roles, leaves out the bootstrap superuser. Its name is not known, but
+        from PostgreSQL 16 on it stays a superuser.
+        """
+        shard, listed = self.shards[name], set(chain.roles(name))
+        described = shard.newest
+        if described is None or shard.roles is None or shard.lacks_roles or described.server < (16,):
+            return
+        unlisted = sorted(
+            role
+            for role in described.grantees - listed - shard.superusers
+            if not role.startswith(PREDEFINED) and is_plain_role(role)
+        )
+        if not unlisted:
+            return
+        detail = f"the DDL grants privileges to {list_some(unlisted, NAMED_MAX)}, which the commit does not list"
+        key = commit_key(chain.name, chain.last.increment)
+        if any(name in changes.roles for changes in chain.definition_changes):
+            self.findings.conflict(Conflict("roles", detail, node=name, object=key))
+        else:
+            # Earlier versions read the roles of a full snapshot after its cut.
+            detail += " as a role; somebody changed the store, or revoked the privileges while the snapshot was created"
+            self.findings.doubt(Doubt("roles", detail, node=name, object=key))
 
     def _check_properties(self, commit: Commit, name: str) -> None:
         """Check that the server's globals contain the roles that the properties of the database name."""
@@ -360,6 +400,11 @@ class _Checking:
             self.findings.conflict(
                 Conflict("roles", f"{point_label(commit.increment)}: {detail}", node=name, object=key)
             )
+
+
+def is_plain_role(role: str) -> bool:
+    """Whether the DDL has a role's name as commits have it, and not the oid of a role that was dropped."""
+    return role.isascii() and "\\x" not in role and not role.isdigit()
 
 
 def _follows_at_once(chain: Chain, one: int, other: int) -> bool:

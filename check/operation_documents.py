@@ -99,7 +99,7 @@ def check_outcomes(
     for operation, commit in commits.items():
         if (outcome := outcomes.get(operation)) is not None:
             for detail in _contradictions(commit, outcome):
-                findings.conflict(_conflict(operation, f"{detail}, but its commit is in the store"))
+                findings.conflict(_conflict(operation, detail))
             if seconds_of(outcome.ended_at) < seconds_of(commit.cut.made_at) - SLACK_SECONDS:
                 detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
                 findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
@@ -117,16 +117,22 @@ def check_outcomes(
 
 def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
     if outcome.state == FAILED:
-        yield f"it failed according to its outcome ({outcome.reason})"
+        yield f"it failed according to its outcome ({outcome.reason}), but its commit is in the store"
     if (outcome.snapshot, outcome.increment) != (commit.snapshot, commit.increment):
-        yield f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome"
+        yield (
+            f"it created increment {outcome.increment} of {outcome.snapshot} according to its outcome, but"
+            f" increment {commit.increment} of {commit.snapshot} according to its commit"
+        )
     if not isinstance(outcome.began_at, UnsetType) and outcome.began_at != commit.created_at:
-        yield f"it began at {outcome.began_at} according to its outcome, not at {commit.created_at}"
+        yield (
+            f"it began at {outcome.began_at} according to its outcome, but at {commit.created_at} according to the"
+            f" commit of increment {commit.increment}"
+        )
     if not isinstance(outcome.volumes, UnsetType) and outcome.volumes != commit.counts:
         names = sorted({name for name, _ in outcome.volumes.items() ^ commit.counts.items()})
-        yield f"it has other counts of {', '.join(names)} according to its outcome"
+        yield f"its outcome has other counts of {', '.join(names)} than its commit"
     if not isinstance(outcome.causes, UnsetType) and outcome.causes != commit.cut.causes:
-        yield "it had other attempts at its cut according to its outcome"
+        yield "its outcome has other attempts at its cut than its commit"
 
 
 def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:

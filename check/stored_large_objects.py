@@ -2,15 +2,18 @@
 
 Only the primary's large objects are stored, so they can't be compared with another copy. The report counts them
 separately.
+
+A task copies a range of oids in ascending order, so the oids of each object are a range that no other object of the
+node touches. Tasks report these ranges, and the driver compares them: an oid in two objects would be loaded twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cutline.check.report import Findings, conflict_of
+from cutline.check.report import Conflict, Findings, conflict_of
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.large_objects import PartOrder, read_parts
 from cutline.snapshots.ddl.contradictions import PREDEFINED
@@ -41,6 +44,25 @@ class LargeCheckTask:
     roles: frozenset[str] | None = None
 
 
+class LargeReading(NamedTuple):
+    """What reading an object has shown: its problem, or the lowest and the highest oid of the large objects in it.
+
+    The oids are 0 if no large object begins in the object.
+    """
+
+    problem: ErrorReport | None
+    low: int = 0
+    high: int = 0
+
+
+class OidRange(NamedTuple):
+    """The lowest and the highest oid of the large objects that begin in an object, and the object's key."""
+
+    low: int
+    high: int
+    key: str
+
+
 def check_large_objects(
     session: SparkSession,
     full: FullSnapshot,
@@ -69,35 +91,58 @@ def check_large_objects(
         lambda task: sum(stored_object.size for stored_object in task.objects),
     )
     shares.begin()
-    for task, problems in zip(tasks, run_tasks(session, read_large, tasks, shares, dealing), strict=True):
-        for stored, problem in zip(task.objects, problems, strict=True):
+    ranges: dict[str, list[OidRange]] = {}
+    for task, readings in zip(tasks, run_tasks(session, read_large, tasks, shares, dealing), strict=True):
+        for stored, (problem, low, high) in zip(task.objects, readings, strict=True):
             if problem is None:
                 findings.count(objects=1, size_bytes=stored.size)
                 findings.report.large_objects += stored.rows.get(LARGE_OBJECTS_COUNT, 0)
+                if high:
+                    ranges.setdefault(stored.node, []).append(OidRange(low, high, stored.key))
             elif problem["exit_code"] in NOT_OF_THE_OBJECT:
                 raise error_of(problem)
             else:
                 findings.conflict(replace(conflict_of(problem), node=stored.node, object=stored.key))
+    for node, of_node in ranges.items():
+        for key, detail in overlaps(of_node):
+            findings.conflict(Conflict("duplicate", detail, node=node, object=key))
 
 
-def read_large(task: LargeCheckTask) -> list[ErrorReport | None]:
-    """Read the task's objects; return each object's problem, or None if the object is intact."""
+def overlaps(ranges: Iterable[OidRange]) -> Iterator[tuple[str, str]]:
+    """Yield, for each range of a node's objects that overlaps with a lower one, the key of its object and the detail.
+
+    The order of the tasks is not compared, because a repair may have given the objects of a task other keys.
+    """
+    highest: OidRange | None = None
+    for one in sorted(ranges):
+        if highest is not None and one.low <= highest.high:
+            yield (
+                one.key,
+                f"it contains large objects {one.low} to {one.high}, and object {highest.key} contains {highest.low}"
+                f" to {highest.high}, but the copy divides the oids between objects",
+            )
+        if highest is None or one.high > highest.high:
+            highest = one
+
+
+def read_large(task: LargeCheckTask) -> list[LargeReading]:
+    """Read the task's objects, and return what each of them has shown."""
     try:
         store = task.store.open()
     except SnapshotError as error:
-        return [report_of(error)] * len(task.objects)
+        return [LargeReading(report_of(error))] * len(task.objects)
     order = PartOrder()
     return [_read(store, stored, order, task.roles) for stored in task.objects]
 
 
-def _read(
-    store: ObjectStore, stored: StoredObject, order: PartOrder, roles: frozenset[str] | None
-) -> ErrorReport | None:
+def _read(store: ObjectStore, stored: StoredObject, order: PartOrder, roles: frozenset[str] | None) -> LargeReading:
+    low = high = count = 0
     try:
-        body, count = read_listed(store, stored.node, stored.key, (stored.size, stored.digest)), 0
+        body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
         for parts in read_parts(stored, body, order):
             for oid, definition in ((part.oid, part.definition) for part in parts if part.definition):
-                count += 1
+                # PartOrder has verified that the oids ascend.
+                low, high, count = low or oid, oid, count + 1
                 if unknown := unknown_roles(definition, roles):
                     detail = f"large object {oid} names role {unknown[0]}, which the stored roles of its server lack"
                     raise ObjectDamagedError(key=stored.key, kind="roles", node=stored.node, detail=detail)
@@ -106,8 +151,8 @@ def _read(
             raise ObjectDamagedError(key=stored.key, kind="rows", node=stored.node, detail=detail)
     except SnapshotError as error:
         order.interrupt()
-        return report_of(error)
-    return None
+        return LargeReading(report_of(error))
+    return LargeReading(None, low, high)
 
 
 def unknown_roles(definition: LargeObjectDefinition, roles: frozenset[str] | None) -> list[str]:

@@ -26,7 +26,14 @@ from cutline.snapshots.records.proven_chains import (
     snapshot_names,
 )
 from cutline.snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
-from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
+from cutline.snapshots.records.tombstones import (
+    SnapshotDeletedError,
+    check_not_deleted,
+    is_deleted,
+    is_only_full,
+    only_full_key,
+    tombstone_key,
+)
 from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.store import ObjectStore
 
@@ -65,7 +72,9 @@ def check_structure(
         if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
             raise
         report = SnapshotReport(name, increment or 0)
-        report.conflicts.append(Conflict("commit", error.message, object=_text(error, "object")))
+        damaged = _text(error, "object")
+        kind = "mark" if damaged in (tombstone_key(name), only_full_key(name)) else "commit"
+        report.conflicts.append(Conflict(kind, error.message, object=damaged))
         return None, report
     copies = Counter(identity.backup_of or identity.node for identity in chain.nodes)
     report = SnapshotReport(

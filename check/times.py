@@ -31,16 +31,17 @@ TIME = "time"
 def check_times(chain: Chain, findings: Findings) -> None:
     """Report commits whose times are not in order, and note times that a clock can show only if it was set."""
     before: Commit | None = None
+    key_before = ""
     for commit in chain.commits:
         key = commit_key(chain.name, commit.increment)
-        for detail in _out_of_order(before, commit):
+        for detail in _out_of_order(before, commit, key_before):
             findings.conflict(Conflict(TIME, detail, object=key))
         for detail in _doubtful(before, commit):
             findings.doubt(Doubt(TIME, detail, object=key))
-        before = commit
+        before, key_before = commit, key
 
 
-def _out_of_order(before: Commit | None, commit: Commit) -> Iterator[str]:
+def _out_of_order(before: Commit | None, commit: Commit, key_before: str) -> Iterator[str]:
     """Describe times in an order that no create writes, even if clocks are wrong."""
     created, made = seconds_of(commit.created_at), seconds_of(commit.cut.made_at)
     began = time_of_id(commit.operation)
@@ -49,10 +50,12 @@ def _out_of_order(before: Commit | None, commit: Commit) -> Iterator[str]:
     if before is None:
         return
     last = before.cut.made_at
+    # Nothing shows which of the two commits is wrong, so both are named.
+    previous = f"before the previous cut, which was made at {last} according to {key_before}"
     if made < seconds_of(last):
-        yield f"its cut was made at {commit.cut.made_at}, before the previous cut, which was made at {last}"
+        yield f"its cut was made at {commit.cut.made_at}, {previous}"
     if created < seconds_of(last) - SLACK_SECONDS:
-        yield f"created_at is {commit.created_at}, before the previous cut, which was made at {last}"
+        yield f"created_at is {commit.created_at}, {previous}"
 
 
 def _doubtful(before: Commit | None, commit: Commit) -> Iterator[str]:

@@ -30,6 +30,7 @@ from cutline.snapshots.create.prepared_transactions import await_included_ddl, a
 from cutline.snapshots.create.printed_values import find_outdated, new_forms
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
+from cutline.snapshots.ddl.dump import read_roles
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from cutline.snapshots.records.commit import DatabaseFacts, DefinitionChanges, Sequence
 from cutline.spark.spark_jobs import SparkSource
@@ -50,9 +51,9 @@ class CutResult:
     """A cut, its plan, and the other data in its commit.
 
     `definition_changes` is None if neither definitions nor DDL changed. `left_out` lists the objects that the commit
-    leaves out, and `databases` the facts about each shard's database, both according to the same catalog state as the
-    DDL dump. `ends` holds the WAL position at which writes ended on each primary; it is empty unless the snapshot is
-    terminal.
+    leaves out, `databases` the facts about each shard's database, and `roles` the roles that its DDL names, all
+    according to the same catalog state as the DDL dump. `ends` holds the WAL position at which writes ended on each
+    primary; it is empty unless the snapshot is terminal.
     """
 
     archived_cut: ArchivedCut
@@ -62,6 +63,7 @@ class CutResult:
     sequences: Mapping[str, tuple[Sequence, ...]]
     left_out: tuple[LeftOut, ...]
     databases: Mapping[str, DatabaseFacts]
+    roles: Mapping[str, tuple[str, ...]]
     ends: Mapping[str, Lsn]
 
     @property
@@ -113,9 +115,10 @@ def take_cut(
         changes = collect_definition_changes(context, state.known, prepared, cut, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
         databases = sessions.ask_named_primaries(read_facts)
+        roles = sessions.ask_primaries(read_roles)
         # Check this last: if it passes, everything read so far matches the catalogs at the cut.
         check_unchanged(prepared.plan)
-        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, databases, ends)
+        return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, databases, roles, ends)
 
     def attempt() -> CutResult:
         try:

@@ -56,7 +56,7 @@ from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
-from cutline.snapshots.ddl.dump import read_roles, store_ddl
+from cutline.snapshots.ddl.dump import store_ddl
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import (
@@ -381,7 +381,7 @@ def _build_commit(
         slots_complete_at=dict(base.slots_complete_at),
         copied=(*copied, *server_globals),
         lists=lists,
-        roles=sessions.ask_primaries(read_roles),
+        roles=dict(cut.roles),
         rules=plan.selection.rules,
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,

@@ -21,6 +21,7 @@ from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.encodings import RAW, UTF8, raw_bytes
 from cutline.nodes.groups import Column, Group
+from cutline.nodes.left_out import LeftOutKind
 from cutline.nodes.table_state import TableState
 from cutline.snapshots.ddl.database_facts import READ_ONLY, list_elements
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
@@ -120,16 +121,28 @@ def compare_lists(chain: Chain, shard: str, described: Description, *, only_asci
     """Return the tables and sequences that are in the description, but that the chain's last commit does not list."""
     listed = {(group.schema, group.table) for group in chain.groups(shard)}
     left_out = {out.name for out in chain.left_out if out.node == shard}
+    unlogged = {out.name for out in chain.left_out if out.node == shard and out.kind == LeftOutKind.UNLOGGED_TABLE}
     names = [table_name(*table) for table in sorted(described.tables.keys() - listed)]
     # A commit does not contain tables that were dropped while it was being created. Tables that the rules exclude have
     # no rows.
-    unlisted = [name for name in names if name not in left_out and is_included(name, chain.full.rules)]
+    included = [name for name in names if is_included(name, chain.full.rules)]
+    unlisted = [name for name in included if name not in left_out]
+    # The catalogs have the same fingerprint when the tables are listed and when the DDL is dumped, so a table that the
+    # DDL creates as a logged one was logged then, too, and would have rows.
+    logged = [name for name in included if name in unlogged]
     stored = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
     without = [table_name(*name) for name in sorted(described.sequences.keys() - stored)]
     valueless = [name for name in without if name not in left_out]
-    return _some(
-        f"the commit lists no rows of table {name}" for name in _comparable(unlisted, only_ascii=only_ascii)
-    ) + _some(f"the commit has no value for sequence {name}" for name in _comparable(valueless, only_ascii=only_ascii))
+    return (
+        _some(f"the commit lists no rows of table {name}" for name in _comparable(unlisted, only_ascii=only_ascii))
+        + _some(
+            f"table {name} is unlogged in the commit, but not in the DDL"
+            for name in _comparable(logged, only_ascii=only_ascii)
+        )
+        + _some(
+            f"the commit has no value for sequence {name}" for name in _comparable(valueless, only_ascii=only_ascii)
+        )
+    )
 
 
 def compare_sequences(chain: Chain, shard: str, described: Description) -> list[str]:

@@ -73,6 +73,8 @@ GRANT = re.compile(
     rf"(?P<verb>GRANT|REVOKE) (?P<what>[A-Z,]+) ON DATABASE {NAME.pattern} (?:TO|FROM)"
     rf" (?:PUBLIC|(?P<grantee>{NAME.pattern}))(?P<option> WITH GRANT OPTION)?;"
 )
+# A statement of an object's privileges after its names were replaced by numbers.
+GRANTED_TO = re.compile(r'^GRANT [^;]* TO "(\d+)"(?: WITH GRANT OPTION)?;$', re.MULTILINE)
 SESSION = re.compile(rf"(?:SET SESSION AUTHORIZATION {NAME.pattern}|RESET SESSION AUTHORIZATION);")
 PRIVILEGES_ON_DATABASE = ("CONNECT", "CREATE", "TEMPORARY")
 # By default, the owner has all privileges on a database, and PUBLIC has these (PostgreSQL manual, "Privileges").
@@ -203,7 +205,8 @@ class Description:
     statements, which is the same only in this process; the kind OWNER stands for the owner of an object. `impossible`
     lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major version. `types` maps types
     and domains with plain names, as `schema.name`, to their oids. `server` is the version of the server that was
-    dumped: major, and minor if it has a number.
+    dumped: major, and minor if it has a number. `unlogged` are the unlogged tables, which `tables` leaves out.
+    `grantees` are the roles that have privileges on objects of the database.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -225,6 +228,8 @@ class Description:
     server: tuple[int, ...] = ()
     fields: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     bases: Mapping[int, str] = field(default_factory=dict)
+    unlogged: frozenset[Name] = frozenset()
+    grantees: frozenset[str] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -284,6 +289,8 @@ class _Describing:
     database: list[tuple[ArchiveEntry, str]] = field(default_factory=list)
     extensions: set[str] = field(default_factory=set)
     types: dict[str, int] = field(default_factory=dict)
+    unlogged: set[Name] = field(default_factory=set)
+    grantees: set[str] = field(default_factory=set)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
@@ -297,8 +304,7 @@ class _Describing:
         if entry.owner and entry.oid >= FIRST_OWN_OID:
             self.owners.add(_shown(entry.owner))
         if entry.kind == TABLE:
-            if text.startswith("CREATE TABLE ") and (table := read_table(text)) is not None:
-                self.tables[name], self.oids[name] = table, entry.oid
+            self._add_table(entry, name, text)
         elif entry.kind in (CONSTRAINT, INDEX):
             self._add_key(text)
         elif entry.kind == DEFAULT:
@@ -312,9 +318,19 @@ class _Describing:
             self.extensions.add(name[1])
         elif entry.kind in (TYPE, DOMAIN):
             self._add_type(entry, name, text)
+        elif entry.kind == PRIVILEGES:
+            self.grantees |= read_grantees(text)
         # Without quotes, other names may look like that of an array or of a type in another schema.
         if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
             self.types[".".join(name)] = entry.oid
+
+    def _add_table(self, entry: ArchiveEntry, name: Name, text: str) -> None:
+        if (table := read_table(text)) is None:
+            return
+        if text.startswith("CREATE UNLOGGED TABLE "):
+            self.unlogged.add(name)
+        elif text.startswith("CREATE TABLE "):
+            self.tables[name], self.oids[name] = table, entry.oid
 
     def _add_digests(self, entry: ArchiveEntry, name: Name, text: str) -> None:
         if entry.kind in REMARKS:
@@ -387,6 +403,8 @@ class _Describing:
             _numbers(contents.server),
             self.fields,
             self.bases,
+            frozenset(self.unlogged),
+            frozenset(self.grantees),
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -540,6 +558,18 @@ def read_privileges(text: str, owner: str) -> dict[tuple[str, str], bool] | None
             else:
                 privileges.pop((grantee, name), None)
     return privileges
+
+
+def read_grantees(text: str) -> set[str]:
+    """Return the roles that GRANT statements on an object name, without PUBLIC."""
+    names: list[str] = []
+
+    def numbered(match: re.Match[str]) -> str:
+        names.append(match[1])
+        return f'"{len(names) - 1}"'
+
+    numbers = GRANTED_TO.findall(NAME.sub(numbered, text))
+    return {_shown(_unquoted(names[int(number)])) for number in numbers}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
   extension.
 - A statement is cut off: a quote or a parenthesis is not closed, or there is no semicolon at the end.
 - A statement begins with other words than pg_dump writes for objects of that type, or creates another object.
+- The archive says that its texts have another encoding than the one that they are dumped in.
 - A view reads a relation that the archive does not create, and that no extension creates either.
 
 This is no parser: only a server can tell whether it refuses a statement for other reasons. pg_dump qualifies and quotes
@@ -19,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from cutline.fleet.table_names import quote_identifier, table_name
-from cutline.nodes.encodings import raw_bytes
+from cutline.nodes.encodings import RAW, raw_bytes
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive, statements_of_entry
 
 # Text that is skipped: comments, literals, names and dollar quotes.
@@ -77,6 +78,7 @@ OTHER_DEPENDENCIES = frozenset(
         "STATISTICS DATA",
     }
 )
+ENCODING, ENCODING_STATEMENT = "ENCODING", f"SET client_encoding = '{RAW}';"
 # Schemas of the server.
 RESERVED, INFORMATION_SCHEMA = "pg_", "information_schema"
 VIEWS = frozenset({"VIEW", "MATERIALIZED VIEW", "RULE"})
@@ -107,6 +109,10 @@ def entry_label(entry: ArchiveEntry) -> str:
 
 
 def _statement_problems(entry: ArchiveEntry, text: str) -> Iterator[str]:
+    # A restore would convert every name and comment from the other encoding.
+    if entry.kind == ENCODING and text.strip() != ENCODING_STATEMENT:
+        yield f"the DDL's encoding is set by {_shown(text.strip())!r}, but it was dumped as {RAW}"
+        return
     words = _first_words(text)
     if words is None:
         yield f"the statement for {entry_label(entry)} is cut off"

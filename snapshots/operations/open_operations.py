@@ -76,14 +76,20 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
     """List the names of all documents by operation, oldest operation first, in one listing.
 
-    Leaves out objects that are named like an outcome, but are too short to be one.
+    Of operations with an intent, leaves out objects that are named like an outcome, but are too short to be one: these
+    operations are open. Without an intent, such as for checks, only the name shows that something has ended: the object
+    stays, and its readers find that it is damaged.
     """
     documents: dict[str, set[str]] = {}
+    short: dict[str, set[str]] = {}
     for listed in store.inventory("operations"):
         operation_id, _, name = listed.key.removeprefix("operations/").partition("/")
-        names = documents.setdefault(operation_id, set())
-        if name not in OUTCOMES or listed.size >= OUTCOME_BYTES_MIN:
-            names.add(name)
+        documents.setdefault(operation_id, set()).add(name)
+        if name in OUTCOMES and listed.size < OUTCOME_BYTES_MIN:
+            short.setdefault(operation_id, set()).add(name)
+    for operation_id, names in short.items():
+        if "intent.json" in documents[operation_id]:
+            documents[operation_id] -= names
     return dict(sorted(documents.items()))
 
 

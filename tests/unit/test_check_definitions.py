@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from msgspec import structs
 
+from cutline.check.own_types import EnumType
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl import ddl_archive
 from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
@@ -177,6 +178,56 @@ def test_without_new_ddl_tables_sequences_and_what_is_left_out_stay_the_same(mad
     ]
     # The state at the checked increment is compared with the newest DDL, too.
     assert "increment 3: the commit lists no rows of table public.long" in changed.conflicts
+
+
+def test_an_unlogged_table_that_the_commit_does_not_leave_out_is_a_doubt(made: MadeChain) -> None:
+    """Somebody may have made it logged and unlogged again while the parts were listed."""
+    table = 'CREATE UNLOGGED TABLE "public"."aside" (\n    "id" integer\n);\n'
+    ddl = made.ddl("s1", 2)
+    with_table = DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=[NewEntry("TABLE", "aside", table)]))
+    # An entry that is added has no schema.
+    name, out = ".aside", LeftOut("s1", LeftOutKind.UNLOGGED_TABLE, ".aside", "why")
+    changed = made.with_ddl("s1", 2, with_table)
+    (doubt,) = changed.doubts
+    assert doubt.startswith(f"the DDL has unlogged tables that the commit does not list as left out: {name};")
+    listed = changed.with_commit(2, lambda one: structs.replace(one, left_out=(*one.left_out, out)))
+    assert listed.doubts == []
+
+
+GRANT = 'GRANT SELECT ON TABLE "public"."long" TO "{}";\n'
+
+
+def granting(made: MadeChain, role: str, increment: int = 2) -> MadeChain:
+    """The chain as if the DDL of increment 2 granted a privilege to the role."""
+    ddl, entry = made.ddl("s1", increment), NewEntry("ACL", "TABLE long", GRANT.format(role))
+    return made.with_ddl("s1", increment, DdlArchive.of(rewrite(ddl.body, ddl.contents, {}, first=[entry])))
+
+
+def test_a_role_that_has_privileges_is_one_that_the_commit_lists(made: MadeChain) -> None:
+    said = "the DDL grants privileges to reader, which the commit does not list"
+    changed = granting(made, "reader")
+    assert said in changed.conflicts
+    changes = made.chain.increments[-1].definition_changes
+    assert changes is not None
+    with_reader = changes.roles | {"s1": (*changes.roles["s1"], "reader")}
+    assert said not in changed.with_changes(2, roles=with_reader).conflicts
+
+
+@pytest.mark.parametrize("role", ["postgres", "pg_monitor", "16400"])
+def test_roles_that_pg_shdepend_does_not_list_may_have_privileges(made: MadeChain, role: str) -> None:
+    """These are the bootstrap superuser and predefined roles. The DDL may name a role that was dropped by its oid."""
+    changes = made.chain.increments[-1].definition_changes
+    assert changes is not None
+    found = granting(made, role).with_changes(2, roles=changes.roles | {"s1": ()}).conflicts
+    assert not [one for one in found if "privileges" in one]
+
+
+def test_a_role_that_only_the_full_snapshot_does_not_list_is_a_doubt(made: MadeChain) -> None:
+    """Earlier versions read the roles after the cut, when somebody may have revoked the privilege."""
+    full = granting(made, "reader", 0)
+    (doubt,) = [one for one in full.doubts if "privileges" in one]
+    assert doubt.startswith("the DDL grants privileges to reader, which the commit does not list as a role; somebody")
+    assert not [one for one in full.conflicts if "privileges" in one]
 
 
 def test_the_fleet_file_may_exclude_a_table_without_a_change_of_ddl(made: MadeChain) -> None:

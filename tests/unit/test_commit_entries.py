@@ -15,7 +15,7 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, list_large_objects
 from cutline.wal.segments.segments import OpenTransaction, Segment
 from tests.unit.made_definitions import MadeChain
 
@@ -144,8 +144,24 @@ def test_what_is_left_out_is_what_the_commit_says_elsewhere(made: MadeChain, add
 
 
 def test_large_objects_are_counted_as_the_full_snapshot_stored_them(made: MadeChain) -> None:
+    keys = {one.node: one.key for one in list_large_objects(made.chain.full)}
+    stored = "which stored 1 on s1, 1 on s2 in"
     assert conflicts(with_values(made, 2, left_out=())) == [
-        ("left-out", "it warns of large objects of the full snapshot (none), which stored 1 on s1, 1 on s2")
+        (
+            "left-out",
+            f"it warns of large objects of the full snapshot (none), {stored} {keys['s1']}, {keys['s2']}",
+        )
+    ]
+    # If all commits say so, the full snapshot is named once, with the objects of that node.
+    changed = made
+    for increment, commit in enumerate(made.chain.commits):
+        kind = LeftOutKind.LARGE_OBJECTS_OF_FULL
+        left_out = [
+            structs.replace(one, count=2) if (one.kind, one.node) == (kind, "s1") else one for one in commit.left_out
+        ]
+        changed = with_values(changed, increment, left_out=tuple(left_out))
+    assert conflicts(changed) == [
+        ("left-out", f"it warns of large objects of the full snapshot (2 on s1, 1 on s2), {stored} {keys['s1']}")
     ]
 
 

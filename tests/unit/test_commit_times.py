@@ -11,6 +11,7 @@ from cutline.check.times import check_times, note_marks
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, UNKNOWN_TIME
 from tests.unit.made_commits import commit, full_commit, increment_commit
@@ -51,6 +52,7 @@ def test_a_cut_is_not_made_before_the_previous_cut() -> None:
     conflicts, _ = found(chain_of(("10:00:00", "10:00:01"), ("10:00:05", "09:59:59")))
     assert conflicts == [
         "its cut was made at 2026-11-20T09:59:59Z, before the previous cut, which was made at 2026-11-20T10:00:01Z"
+        f" according to {commit_key('daily', 0)}"
     ]
 
 
@@ -58,6 +60,7 @@ def test_no_command_begins_before_the_previous_cut() -> None:
     conflicts, _ = found(chain_of(("10:00:00", "10:00:01"), ("09:50:00", "10:00:01")))
     assert conflicts == [
         "created_at is 2026-11-20T09:50:00Z, before the previous cut, which was made at 2026-11-20T10:00:01Z"
+        f" according to {commit_key('daily', 0)}"
     ]
 
 

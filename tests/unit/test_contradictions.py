@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from cutline.nodes.groups import Group
+from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl.contradictions import compare_tables, contradictions
 from cutline.snapshots.ddl.ddl_archive import DdlArchive, NewEntry, rewrite
 from cutline.snapshots.ddl.described_ddl import describe
@@ -155,6 +156,27 @@ def test_the_oid_and_modifier_of_a_type_are_those_of_its_name(
     found = contradictions(with_groups(chain, change), SHARD, named)
     assert len(found) == bool(detail)
     assert not detail or (detail in found[0] and "column n of table public.long has type" in found[0])
+
+
+def test_a_table_that_is_unlogged_in_the_commit_only_is_found(chain: Chain, ddl: DdlArchive) -> None:
+    out = tuple(LeftOut(SHARD, LeftOutKind.UNLOGGED_TABLE, name, "why") for name in ("public.long", "public.aside"))
+    left_out = with_last(with_groups(chain, lambda group: group if group.table != "long" else None), left_out=out)
+    assert contradictions(left_out, SHARD, ddl) == ["table public.long is unlogged in the commit, but not in the DDL"]
+    unlogged = altered(ddl, {"TABLE long": ("CREATE TABLE", "CREATE UNLOGGED TABLE")})
+    assert contradictions(left_out, SHARD, unlogged) == []
+    assert contradictions(chain, SHARD, unlogged) == ["the DDL does not create table public.long"]
+    # The rules may exclude it as well.
+    rules = structs.replace(chain.full.rules, exclude=("public.long",))
+    excluding = replace(left_out, full=structs.replace(left_out.full, rules=rules))
+    assert contradictions(excluding, SHARD, ddl) == []
+
+
+def test_the_encoding_is_the_one_in_which_ddl_is_dumped(chain: Chain, ddl: DdlArchive) -> None:
+    """A restore would convert names and comments from it."""
+    latin = altered(ddl, {"ENCODING ENCODING": ("SQL_ASCII", "LATIN1")})
+    assert contradictions(chain, SHARD, latin) == [
+        "the DDL's encoding is set by \"SET client_encoding = 'LATIN1';\", but it was dumped as SQL_ASCII"
+    ]
 
 
 def with_properties(chain: Chain, **values: Any) -> Chain:

@@ -10,6 +10,7 @@ from cutline.snapshots.ddl.described_ddl import (
     DescribedTable,
     Description,
     describe,
+    read_grantees,
     read_sequence,
     read_table,
 )
@@ -180,3 +181,18 @@ def test_own_types_are_known_by_their_oids() -> None:
     assert described.fields == {16390: ("numeric(6,2)", "text")}
     assert described.composites == {("m", "pair"): ("number", "word")}
     assert described.bases == {16401: "timestamp(3) without time zone", 16402: "numeric(5,2)", 16403: "m.pair[]"}
+
+
+def test_the_roles_that_have_privileges_are_read() -> None:
+    """As pg_dump 16 writes them; a name may contain anything."""
+    text = (
+        'REVOKE ALL ON FUNCTION "s"."f"("a" integer) FROM PUBLIC;\n'
+        'GRANT ALL ON FUNCTION "s"."f"("a" integer) TO "caller";\n'
+        'SET SESSION AUTHORIZATION "grantor";\n'
+        'GRANT SELECT("id"),UPDATE("id") ON TABLE "s"."a TO ""x"";\nGRANT ALL ON b TO c;" TO "a ""role""";\n'
+        "RESET SESSION AUTHORIZATION;\n"
+        'GRANT USAGE ON SCHEMA "s" TO "other" WITH GRANT OPTION;\n'
+        'GRANT USAGE ON SCHEMA "s" TO PUBLIC;\n'
+        'REVOKE ALL ON SCHEMA "s" FROM "owner";\n'
+    )
+    assert read_grantees(text) == {"caller", 'a "role"', "other"}

@@ -106,21 +106,31 @@ def test_an_outcome_that_a_create_or_its_successor_recorded_is_right() -> None:
 @pytest.mark.parametrize(
     ("values", "detail"),
     [
-        ({"state": "failed", "reason": "why"}, "it failed according to its outcome (why)"),
-        ({"increment": 3}, "it created increment 3 of daily according to its outcome"),
-        ({"snapshot": "weekly"}, "it created increment 1 of weekly according to its outcome"),
-        ({"volumes": {"bytes": 1}}, "it has other counts of bytes, changes, transactions according to its outcome"),
+        (
+            {"state": "failed", "reason": "why"},
+            "it failed according to its outcome (why), but its commit is in the store",
+        ),
+        (
+            {"increment": 3},
+            "it created increment 3 of daily according to its outcome, but increment 1 of daily according to its"
+            " commit",
+        ),
+        (
+            {"snapshot": "weekly"},
+            "it created increment 1 of weekly according to its outcome, but increment 1 of daily according to its"
+            " commit",
+        ),
+        ({"volumes": {"bytes": 1}}, "its outcome has other counts of bytes, changes, transactions than its commit"),
         (
             {"began_at": Time("2026-11-20T01:00:00.001Z")},
-            "it began at 2026-11-20T01:00:00.001Z according to its outcome, not at 2026-11-20T01:00:00Z",
+            "it began at 2026-11-20T01:00:00.001Z according to its outcome, but at 2026-11-20T01:00:00Z"
+            " according to the commit of increment 1",
         ),
-        ({"causes": ("why",)}, "it had other attempts at its cut according to its outcome"),
+        ({"causes": ("why",)}, "its outcome has other attempts at its cut than its commit"),
     ],
 )
 def test_an_outcome_that_contradicts_its_commit_is_found(values: dict[str, Any], detail: str) -> None:
-    assert of_outcomes(structs.replace(OUTCOME, **values)) == [
-        f"operation {FIRST}: {detail}, but its commit is in the store"
-    ]
+    assert of_outcomes(structs.replace(OUTCOME, **values)) == [f"operation {FIRST}: {detail}"]
 
 
 def test_an_outcome_of_another_kind_of_operation_is_found() -> None:

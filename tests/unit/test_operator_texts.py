@@ -38,7 +38,7 @@ def copies(**more: Any) -> Any:
 
 
 @pytest.mark.parametrize(("theirs", "detail"), [
-    ((20_000, 2), "20,000 rows on both, with different contents"),
+    ((20_000, 2), "one or more of the 20,000 rows in this partition differ"),
     ((19_999, 2), "20,000 rows on s1, 19,999 on s1-b1"),
 ])  # fmt: skip
 def test_numbers_of_rows_have_separators(theirs: tuple[int, int], detail: str) -> None:

@@ -372,15 +372,17 @@ def test_conflicts_that_a_long_check_has_found_count_although_many_checks_have_b
     assert f"check {found_by} has found conflicts since" in case.why_not()
 
 
+@pytest.mark.parametrize("size", [0, 1, 500])
 @pytest.mark.parametrize(("minutes", "is_used"), [(0, False), (4, False), (6, True)])
 def test_conflicts_of_which_the_record_can_not_be_read_count_from_when_it_was_stored(
     case: Case,
     minutes: int,
     is_used: bool,  # noqa: FBT001  # a parameter
+    size: int,
 ) -> None:
     key = outcome_key("20261101T000000Z-000000000a", point(NAME, 1, "conflicts"))
     case.record(age=10 * MINUTE)
-    case.store.create(key, b"{" * 500)
+    case.store.create(key, b"{" * size)
     path = Path(case.location.url.removeprefix("file://"), key)
     stored_at = NOW - (10 + minutes) * MINUTE
     os.utime(path, times=(path.stat().st_atime, stored_at.timestamp()))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutline.check.stored_large_objects import LargeCheckTask, read_large
+from cutline.check.stored_large_objects import LargeCheckTask, OidRange, overlaps, read_large
 from cutline.restore.rows.large_objects import ActorsTask, definition_statements, read_actors
 from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA, PART_BYTES
 from cutline.snapshots.records.commit import (
@@ -57,7 +57,7 @@ def store_rows(location: StoreLocation, *objects: list[Part], schema: pa.Schema 
 
 def messages(task: LargeCheckTask) -> list[str]:
     """What a check says of each object, "" if it is intact."""
-    return [one["message"] if one else "" for one in read_large(task)]
+    return [one.problem["message"] if one.problem else "" for one in read_large(task)]
 
 
 def test_a_definition_is_read() -> None:
@@ -82,8 +82,9 @@ def test_the_statements_of_a_definition() -> None:
 @pytest.mark.parametrize("text", HOSTILE_DEFINITIONS.values(), ids=HOSTILE_DEFINITIONS)
 def test_a_damaged_definition_is_a_damaged_object(location: StoreLocation, text: str) -> None:
     task = store_rows(location, [(7, 0, b"x", OWNED), (8, 0, b"x", text)])
-    (problem,) = read_large(task)
+    ((problem, low, high),) = read_large(task)
     assert problem
+    assert (low, high) == (0, 0)
     assert (problem["exit_code"], problem["details"]["kind"]) == (3, "unreadable")
     assert "large object 8: a definition is invalid" in problem["message"]
     assert len(problem["message"]) < 1000
@@ -99,6 +100,32 @@ def test_the_parts_that_a_task_writes_are_read(location: StoreLocation) -> None:
     task = store_rows(location, begin, more, rest)
     assert messages(task) == ["", "", ""]
     assert read_actors(ActorsTask(task.objects, location)).oids == {"o": 2**32 - 1}
+
+
+def test_the_ranges_of_oids_are_those_of_first_parts(location: StoreLocation) -> None:
+    begin: list[Part] = [(7, 0, b"", OWNED), (8, 0, WHOLE, OWNED), (2**32 - 1, 0, WHOLE, OWNED)]
+    # Large object 8 goes on behind larger oids.
+    more: list[Part] = [(8, PART_BYTES, b"x", None), (2**32 - 1, PART_BYTES, b"x", None)]
+    readings = read_large(store_rows(location, begin, more))
+    assert [(one.low, one.high) for one in readings] == [(7, 2**32 - 1), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([(1, 5), (6, 9), (10, 10)], {}),
+        # A repair may have given keys in another order.
+        ([(6, 9), (1, 5)], {}),
+        ([(1, 5), (5, 9)], {"b": "a"}),
+        ([(3, 3), (3, 3)], {"b": "a"}),
+        ([(1, 9), (2, 3), (4, 5), (10, 12)], {"b": "a", "c": "a"}),
+        ([(4, 5), (7, 9), (1, 9)], {"a": "c", "b": "c"}),
+    ],
+)
+def test_an_oid_in_two_objects_is_found(ranges: list[tuple[int, int]], expected: dict[str, str]) -> None:
+    found = dict(overlaps(OidRange(low, high, key) for (low, high), key in zip(ranges, "abcd", strict=False)))
+    assert found.keys() == expected.keys()
+    assert all(f"object {other} contains" in found[key] for key, other in expected.items())
 
 
 @pytest.mark.parametrize(

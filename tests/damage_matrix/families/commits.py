@@ -48,6 +48,7 @@ CLOCK = "somebody may have set the clock of a node during the create"
 MAY_BE_SET = "an application may set a sequence to any value, and insert any key"
 DIFFER = "shards may differ, and a change reaches one after the other"
 RECORDED_ONCE = "nothing else in the store contains the original value"
+LOGGED_BETWEEN = "somebody may have made it logged, and unlogged again, while the create listed what it leaves out"
 NEXT_CREATE = "only the next create uses the value, and compares it with the servers"
 
 
@@ -497,6 +498,8 @@ def _changes_of_definitions() -> Iterator[Kind]:
                Hidden(NEXT_CREATE, is_same=True))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role that the DDL names is lost", _roles(lambda roles: roles.remove(OWNER)),
                found("definition", "commit", "roles"))  # fmt: skip
+    yield kind(CHANGES, SINGLE, "a role that has privileges in the DDL is lost",
+               _roles(lambda roles: roles.remove(READER)), found("roles"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a role more", _roles(lambda roles: roles.append("nobody")),
                found("definition", "commit", "roles"))  # fmt: skip
     yield kind(CHANGES, SINGLE, "a shard has no DDL", lambda store: _changes_of(store, 2).update(objects=[
@@ -714,6 +717,13 @@ def _fields() -> Iterator[Kind]:
     }  # fmt: skip
     for name, change in by_groups.items():
         yield kind(FIELDS, SINGLE, name, change, found("commit", "definition", "rules", "left-out"))
+
+    def without_unlogged(store: Damaged) -> None:
+        for commit in store.commits:
+            commit["left_out"] = [one for one in commit["left_out"] if one["kind"] != "unlogged_table"]
+
+    yield kind(FIELDS, SINGLE, "an unlogged table is not named", without_unlogged,
+               doubted("left-out", reason=LOGGED_BETWEEN, is_same=True))  # fmt: skip
     yield from _links()
 
 

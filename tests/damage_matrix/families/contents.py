@@ -72,6 +72,12 @@ def _large_objects() -> Iterator[Kind]:
     for name, edit in found_kinds.items():
         yield Kind(name, LARGE, SINGLE, _editing(edit), found("roles", "rows", "left-out"))
 
+    def take_oid(rows: Rows) -> None:
+        for row in rows:
+            row["oid"] = SMALL_OID
+
+    yield Kind("an oid is in two objects", LARGE, SINGLE, _editing(take_oid, LARGE_OID), found("duplicate", node="s1"))
+
     def miscount(store: Damaged) -> None:
         store.edit_large("s1", SMALL_OID, lambda rows: _small(rows).update(data=b"other"))
         store.large("s1", SMALL_OID)["rows"]["0"] += 1

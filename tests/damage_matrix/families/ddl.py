@@ -114,6 +114,9 @@ def _described() -> Mapping[str, Edit]:
         "a sequence has another increment": replacing("SEQUENCE", "counter", "INCREMENT BY 1", "INCREMENT BY 5"),
         "a sequence does not cycle": replacing("SEQUENCE", "ring", "\n    CYCLE", ""),
         "the values of a sequence have another bound": replacing("SEQUENCE", "ring", "MAXVALUE 10", "MAXVALUE 20"),
+        "an unlogged table is logged": replacing("TABLE", "scratch", "CREATE UNLOGGED TABLE", "CREATE TABLE"),
+        "a table is unlogged": replacing("TABLE", "twin_a", "CREATE TABLE", "CREATE UNLOGGED TABLE"),
+        "its texts are in another encoding": replacing("ENCODING", "ENCODING", "SQL_ASCII", "LATIN1"),
         "another encoding": replacing("DATABASE", DATABASE, "UTF8", "LATIN1"),
         "rows are identified by no index": losing("INDEX", "byindex_a"),
         # The stamps of the columns in the states of the tables are as they were.

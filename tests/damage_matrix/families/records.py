@@ -18,6 +18,7 @@ ONLY_SAVES_WORK = "the commit decides; the outcome only saves work"
 BASELINE_KEY = f"baselines/{1:016d}.json"
 RENAMED = "a node may have got another name in the fleet file since, or a copy of the slot"
 OTHER_OPERATION = "20260101T000000Z-0123456789"
+CONFLICTS_KEY = f"operations/{OTHER_OPERATION}/conflicts.json"
 AT = "2026-11-20T01:02:03.000Z"
 
 
@@ -30,6 +31,11 @@ def kinds() -> Iterator[Kind]:
 
 def _document(name: str, increment: int, change: Callable[[Document], object]) -> Callable[[Damaged], None]:
     return lambda store: store.change_document(store.operation_key(name, increment), change)
+
+
+def _cut_conflicts(size: int) -> Callable[[Damaged], None]:
+    """Return what stores the beginning of an outcome as that of a later check that found conflicts."""
+    return lambda store: store.write(CONFLICTS_KEY, store.read(store.operation_key("outcome", 2))[:size])
 
 
 def _operations() -> Iterator[Kind]:
@@ -75,6 +81,9 @@ def _operations() -> Iterator[Kind]:
     yield Kind("an intent is of another operation", OPERATIONS, PAIRS,
                _document("intent", 2, lambda one: one.update(operation=OTHER_OPERATION)),
                Hidden(ONLY_SAVES_WORK, is_same=True))  # fmt: skip
+    for length, size in {"one byte": 1, "300 bytes": 300}.items():
+        yield Kind(f"a check's record of conflicts is cut to {length}", OPERATIONS, PAIRS, _cut_conflicts(size),
+                   found("operation", object=CONFLICTS_KEY))  # fmt: skip
     yield Kind("two outcomes are exchanged", OPERATIONS, PAIRS,
                lambda store: store.exchange(store.operation_key("outcome", 1), store.operation_key("outcome", 2)),
                found("operation", object=DAMAGED))  # fmt: skip
@@ -138,12 +147,12 @@ def _marks() -> Iterator[Kind]:
     cases: Mapping[str, tuple[Callable[[Damaged], None], Expected]] = {
         "a tombstone is planted": (planting(tombstone_key, tombstone), Refused("snapshot-deleted", 3)),
         "a tombstone of another snapshot": (
-            planting(tombstone_key, lambda store: tombstone(store, snapshot="other")), found("commit", "mark")),
+            planting(tombstone_key, lambda store: tombstone(store, snapshot="other")), found("mark", object=DAMAGED)),
         "a tombstone of another chain": (
             planting(tombstone_key, lambda store: tombstone(store, chain=OTHER_OPERATION)),
             Refused("snapshot-deleted", 3)),
         "a tombstone with a field more": (
-            planting(tombstone_key, lambda store: tombstone(store, more=1)), found("commit", "mark")),
+            planting(tombstone_key, lambda store: tombstone(store, more=1)), found("mark", object=DAMAGED)),
         "the mark of pruned increments is planted": (
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1")),
             # The increments, which a prune removes, are still there, as after a prune that was interrupted.

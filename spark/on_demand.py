@@ -63,7 +63,7 @@ class SparkOnDemand:
         return self
 
     def __exit__(
-        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+        self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
@@ -71,9 +71,12 @@ class SparkOnDemand:
             set_first_work(None)
         if self._start is None:
             return
+        ended = self._start.ended(value)
         try:
             self._start.stop(graceful=error is None)
         except KeyboardInterrupt:
             if error is not None or self._goes_on:
                 raise
             self._start.stop(graceful=False)
+        if ended is not None:
+            raise ended from value

@@ -42,7 +42,7 @@ from cutline.spark.settings import (
     with_private_options,
 )
 from cutline.storage import waits
-from cutline.storage.errors import RefusedError, SnapshotError, UsageError, redact
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError, redact
 from cutline.storage.process_limits import MEMORY_HINT, TooLittleMemoryError, says_no_memory, says_used_up
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 LAUNCH_SECONDS_MAX = 10
 END_SECONDS_MAX = 10
 LOOK_SECONDS = 1.0
+# How long a JVM may take to end after its connections.
+LOST_SECONDS_MAX = 2.0
 UNNAMED_USER = "cutline"
 # Spark logs this if its peer has a different secret or none, or uses a different version or cipher.
 UNTRUSTED = "Exception while bootstrapping client"
@@ -72,6 +74,20 @@ class SparkStartError(RefusedError):
             f"spark did not start: {reason}",
             hint=f"check its log, {log}, and the master and settings in [spark] of fleet.toml",
             details={"log": str(log)},
+        )
+
+
+class SparkEndedError(UnreachableError):
+    """Spark's JVM ended while a command needed it."""
+
+    def __init__(self, code: int) -> None:
+        # Popen gives the number of a signal as a negative code.
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        super().__init__(
+            f"spark's process ended before the command: it {how}",
+            hint="if the system was short of memory (journalctl -k, dmesg), allow the machine or container more of it,"
+            " or set driver.memory in [spark] of fleet.toml; then repeat the command",
+            details={"code": code},
         )
 
 
@@ -181,9 +197,22 @@ class SparkStart:
         return self
 
     def __exit__(
-        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
+        self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        ended = self.ended(value)
         self.stop(graceful=error is None)
+        if ended is not None:
+            raise ended from value
+
+    def ended(self, error: BaseException | None) -> SparkEndedError | None:
+        """Return why `error` occurred, if it is the loss of the connection to a JVM that has ended; otherwise None."""
+        if self._jvm is None or error is None or isinstance(error, SnapshotError) or not _is_of_connection(error):
+            return None
+        try:
+            # The connection ends slightly before the process.
+            return SparkEndedError(self._jvm.wait(LOST_SECONDS_MAX))
+        except subprocess.TimeoutExpired:
+            return None
 
     def _start(self) -> None:
         try:
@@ -285,6 +314,19 @@ class SparkStart:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(jvm.pid, signal.SIGKILL)
         jvm.wait()
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Whether the error, or one of its causes, is that of a connection to a JVM; not an exception of the JVM itself."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        is_of_py4j = type(link).__module__.startswith("py4j.") and type(link).__name__ != "Py4JJavaError"
+        if is_of_py4j or isinstance(link, (ConnectionError, EOFError)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
 
 
 def _start_error(error: Exception, log: Path) -> SnapshotError:

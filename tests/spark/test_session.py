@@ -239,6 +239,44 @@ def test_an_interrupt_while_spark_ends_does_not_take_the_result(tmp_path: Path) 
     assert_gone(int(jvm))
 
 
+# Kills the JVM before a job, or while one runs, as the system does if it is short of memory.
+LOSE_JVM = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from cutline.fleet.config import load_fleet
+from cutline.spark.on_demand import SparkOnDemand
+
+def work(number):
+    time.sleep(30)
+
+try:
+    with SparkOnDemand(load_fleet(Path(sys.argv[1])), "test") as spark:
+        session = spark.session()
+        jvm = spark._start._jvm.pid
+        threading.Timer(float(sys.argv[2]), os.kill, (jvm, signal.SIGKILL)).start()
+        time.sleep(2 * float(sys.argv[2]) if sys.argv[3] == "before" else 0)
+        session.sparkContext.parallelize(range(2), 2).map(work).collect()
+except Exception as error:
+    print(type(error).__name__, error.exit_code, error.message)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_jvm_that_is_killed_is_told_as_such(tmp_path: Path, when: str) -> None:
+    file = tmp_path / "fleet.toml"
+    node = '[[node]]\nid = "s1"\ndsn = "host=127.0.0.1 port=1 dbname=bank"\n'
+    file.write_text(f'name = "x"\nstore = "file://{tmp_path}/store"\n{node}')
+    done = subprocess.run(
+        [sys.executable, "-c", LOSE_JVM, str(file), "1", when],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS_MAX,
+        check=False,
+    )
+    assert done.stdout == "SparkEndedError 6 spark's process ended before the command: it was killed by SIGKILL\n"
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize(("master", "reason"), first(MASTERS))
 def test_a_master_that_does_not_work_is_an_error_with_its_reason(master: str, reason: str) -> None:
     program = (

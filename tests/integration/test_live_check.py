@@ -210,11 +210,11 @@ def page_of(dsn: str, table: str, condition: str) -> tuple[int, str]:
 
 
 def alter(servers: EmbeddedFleet, node: EmbeddedNode, file: str, before: bytes, after: bytes) -> None:
-    """Replace bytes in a file of a stopped server, which occur once there."""
+    """Replace the bytes of a row in a file of a stopped server; the unused part of its page may have older copies."""
     stop_server(node)
     path = node.data_directory / file
     body = path.read_bytes()
-    assert body.count(before) == 1, body.count(before)
+    assert before in body
     path.write_bytes(body.replace(before, after))
     servers.start_node(node)
 
@@ -375,11 +375,12 @@ def test_indexes_of_a_table_with_a_page_that_can_not_be_read_are_not_called_dama
     dsn, standby = servers.primaries[1].dsn(), servers.node("s2-b1")
     for each in servers.dsns():
         execute(each, "CREATE EXTENSION IF NOT EXISTS amcheck SCHEMA public")
+    intact = check(runs, indexes=True)
+    assert intact.result == "valid"
     execute(dsn, "UPDATE item SET name = 'priceless value' WHERE id = 78")
     page, file = page_of(dsn, "item", "id = 78")
     replayed(runs)
-    intact = check(runs, indexes=True)
-    assert intact.result == "valid"
+    # A check in between would read the page on the primary, which may send the page again.
     alter(servers, standby, file, b"priceless value", b"prizeless value")
     report = check(runs, indexes=True)
     assert told(report) == [(UNREADABLE, "s2-b1", None, "public.item")]

@@ -206,7 +206,10 @@ class SparkStart:
 
     def ended(self, error: BaseException | None) -> SparkEndedError | None:
         """Return why `error` occurred, if it is the loss of the connection to a JVM that has ended; otherwise None."""
-        if self._jvm is None or error is None or isinstance(error, SnapshotError) or not _is_of_connection(error):
+        # An interrupt is not an Exception.
+        if self._jvm is None or not isinstance(error, Exception) or isinstance(error, SnapshotError):
+            return None
+        if not _is_of_connection(error):
             return None
         try:
             # The connection ends slightly before the process.

@@ -377,13 +377,9 @@ class _Checking:
         if not unlisted:
             return
         detail = f"the DDL grants privileges to {list_some(unlisted, NAMED_MAX)}, which the commit does not list"
-        key = commit_key(chain.name, chain.last.increment)
-        if any(name in changes.roles for changes in chain.definition_changes):
-            self.findings.conflict(Conflict("roles", detail, node=name, object=key))
-        else:
-            # Earlier versions read the roles of a full snapshot after its cut.
-            detail += " as a role; somebody changed the store, or revoked the privileges while the snapshot was created"
-            self.findings.doubt(Doubt("roles", detail, node=name, object=key))
+        self.findings.conflict(
+            Conflict("roles", detail, node=name, object=commit_key(chain.name, chain.last.increment))
+        )
 
     def _check_properties(self, commit: Commit, name: str) -> None:
         """Check that the server's globals contain the roles that the properties of the database name."""

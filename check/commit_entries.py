@@ -42,7 +42,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
         if number == 0 or commit.definition_changes:
             append_only = append_only_of(chain.up_to(number).all_groups)
         before = chain.commits[number - 1] if number else None
-        # What the full snapshot already says about its large objects is one finding, not one for each increment.
+        # A wrong warning that increments repeat is one finding, that of the full snapshot.
         repeats_large = bool(number) and _large_objects_of(commit) == _large_objects_of(chain.full)
         problems = [
             *(("cut", detail) for detail in _check_cut(chain, commit)),

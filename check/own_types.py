@@ -66,7 +66,7 @@ def _base_of(domain: int, described: Description) -> tuple[int, str]:
 
 
 def joined(one: OwnType, other: OwnType) -> OwnType:
-    """Return what a type has had at either of two times."""
+    """Return the labels or the lists of fields that a type has had, from two of its definitions."""
     if isinstance(one, EnumType) and isinstance(other, EnumType):
         return EnumType(one.labels | other.labels)
     if isinstance(one, CompositeType) and isinstance(other, CompositeType):

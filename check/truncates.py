@@ -1,9 +1,9 @@
 """Find TRUNCATEs that were never executed: the table kept its file.
 
 A TRUNCATE gives the table a new file. Only if its own transaction had created the table or the file, it keeps that file
-(tablecmds.c, ExecuteTruncateGuts). In both cases, the file is another one than before the transaction, and no later
-command brings back a file's number. A create reads the files before it makes its cut. So the files of the commit before
-a TRUNCATE and of the second commit after it were read before and after its COMMIT was written.
+(tablecmds.c, ExecuteTruncateGuts). In both cases, the table has a different file than before the transaction, and no
+later command brings back the number of a file. A create reads the files before it makes its cut. So the files of the
+commit before a TRUNCATE and of the second commit after it were read before and after its COMMIT was written.
 
 A server that waits for a synchronous standby shows a transaction only after the standby has its COMMIT, which may take
 any time. Until then, the transaction holds its lock. So a later change of the table proves that the TRUNCATE was
@@ -75,8 +75,8 @@ def _contradicted(
 def _files(chain: Chain, shard: str, groups: set[int]) -> dict[int, list[int | None]]:
     """Return the files of the tables of these groups at each commit, by the number of the group at the last commit."""
     states = chain.tables(shard)
-    oids = {states[group.name].oid: group.number for group in chain.groups(shard)
-            if group.number in groups and group.name in states}  # fmt: skip
+    listed = [group for group in chain.groups(shard) if group.number in groups and group.name in states]
+    oids = {states[group.name].oid: group.number for group in listed}
     found: dict[int, list[int | None]] = {number: [] for number in oids.values()}
     now: dict[int, int] = {}
     for commit in chain.commits:

@@ -239,7 +239,8 @@ NAMES: Mapping[int, str] = {oid: name for oid, (name, _) in _TYPES.items()} | {
     NUMERIC: "numeric", JSON: "json", JSONB: "jsonb", BYTEA: "bytea"
 }  # fmt: skip
 _ARRAYS = frozenset(oid for oid, name in NAMES.items() if name.endswith("[]"))
-# Arrays of more than one dimension, and what is not their braces and commas: bounds, quoted elements, and others.
+# Arrays of more than one dimension; and the parts of an array other than its braces and commas: bounds, quoted
+# elements, other elements.
 _NESTED = r"\A(?:[^{]*=)?\{\{"
 _CONTENTS = (r"\A[^{]*", r'(?s)"(?:[^"\\]|\\.)*"', r"[^{},]+")
 # The bounds of a range that have an order of their own as text, or can be read as numbers.
@@ -251,7 +252,7 @@ _ORDERED: Mapping[int, str] = {
 _RANGE_BOUNDS = r'(?s)\A[\[(]"?(?P<lower>[^,"]*)"?,"?(?P<upper>[^,")\]]*)"?[)\]]'
 # Text without an escape of NUL, which jsonb has no place for.
 _WITHOUT_NUL = r"(?:[^\\]|\\(?:[^u]|u(?:[1-9a-fA-F]|0[1-9a-fA-F]|00[1-9a-fA-F]|000[1-9a-fA-F])))*"
-# What follows the name of a type, or is part of it: numeric(6,2), timestamp(3) without time zone.
+# The modifier in the name of a type: numeric(6,2), timestamp(3) without time zone.
 _MODIFIER = re.compile(r"\([^)]*\)")
 # The types whose values are checked as fields of composite values, by name.
 _OF_FIELDS: Mapping[str, str] = {
@@ -308,7 +309,7 @@ def _composites_of(versions: frozenset[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _composite_of(types: tuple[str, ...]) -> str:
-    # A value of no field looks like that of one that is NULL.
+    # A value without fields looks like a value whose only field is NULL.
     fields = ",".join(map(_field_of, types)) or _FIELD
     if len(fields) > COMPOSITE_PATTERN_MAX:
         count = f"{{{len(types) - 1}}}" if len(types) <= COUNTED_FIELDS_MAX else "*"

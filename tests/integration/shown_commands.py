@@ -237,6 +237,9 @@ class SharedSpark:
     def session(self) -> SparkSession:
         return self.running
 
+    def ended(self, _: BaseException | None) -> None:
+        return None
+
     def stop(self, **_: object) -> None:
         pass
 

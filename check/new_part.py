@@ -89,6 +89,16 @@ class NewPart:
             if self.is_new(segment) or any(_contains(segment, lsn) for lsn in decided) or _reaches(segment, position)
         )
 
+    @property
+    def all_segments(self) -> tuple[Segment, ...]:
+        """The segments to read of all nodes."""
+        return tuple(segment for node in self.chain.baseline for segment in self.segments(node))
+
+    @property
+    def changes(self) -> int:
+        """How many changes there are in the segments to read."""
+        return sum(segment.changes for segment in self.all_segments)
+
     def segment_sources(self, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
         """Return the sources of `segments`, as snapshots.fold.sources.segment_sources does for all segments."""
         found = segment_sources(self.chain, number, node, among)

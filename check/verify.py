@@ -186,8 +186,9 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     _note_lost_lists(chain, findings)
     if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
-    check.spark.begin(ExecutorNeeds(location), progress)
-    _check_part(check, NewPart(chain), request.rows)
+    part = NewPart(chain)
+    check.spark.begin(ExecutorNeeds(location), progress, part.changes)
+    _check_part(check, part, request.rows)
     record_full(check)
 
 
@@ -241,7 +242,7 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
     if part.has_copies or held is None:
-        spark.begin(ExecutorNeeds(store), progress)
+        spark.begin(ExecutorNeeds(store), progress, part.changes)
     sources = None if held else _sources_for_reports(copies, part, store)
     rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
@@ -273,11 +274,7 @@ def _copies_of(chain: Chain, stored: StoredDefinitions) -> Copies:
 
 def hold_archive(store: StoreLocation, part: NewPart) -> HeldObjects | None:
     """Return an object holder with which the driver reads each archive once; None if Spark jobs are faster."""
-    segments = [segment for node in part.chain.baseline for segment in part.segments(node)]
-    if (
-        sum(segment.size for segment in segments) > STORED_BYTES_MAX
-        or sum(segment.changes for segment in segments) > CHANGES_MAX
-    ):
+    if sum(segment.size for segment in part.all_segments) > STORED_BYTES_MAX or part.changes > CHANGES_MAX:
         return None
     return HeldObjects(store)
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from cutline.spark.start import SparkStart
 
 
+# With more rows to shuffle than this, the JVM's optimising compiler saves more time than it takes.
+SHUFFLED_ROWS_MAX = 1_000_000
+
+
 class SparkOnDemand:
     """A command's SparkSource: `begin` starts the session in the background, and leaving the block ends it.
 
@@ -32,12 +36,13 @@ class SparkOnDemand:
         check_spark_variables(fleet)
         check_protection(fleet.spark_master, fleet.spark_settings)
         self._fleet, self._name, self._goes_on = fleet, name, goes_on
+        self._has_executors = has_executors(fleet.spark_master)
         self._start: SparkStart | None = None
         self._is_checked = False
 
-    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
-        start = self._begin()
-        if self._is_checked or not has_executors(self._fleet.spark_master):
+    def begin(self, needs: ExecutorNeeds, progress: Progress, shuffled: int = 0) -> None:
+        start = self._begin(is_brief=shuffled <= SHUFFLED_ROWS_MAX)
+        if self._is_checked or not self._has_executors:
             return
         from cutline.columns.python_workers import set_first_work
         from cutline.spark.late import check_worker
@@ -52,11 +57,15 @@ class SparkOnDemand:
     def session(self) -> SparkSession:
         return self._begin().session()
 
-    def _begin(self) -> SparkStart:
+    def _begin(self, *, is_brief: bool = True) -> SparkStart:
+        if self._start is not None and self._start.is_brief and not is_brief and not self._has_executors:
+            # Only a new JVM can have the other compiler.
+            self._start.stop()
+            self._start = None
         if self._start is None:
             from cutline.spark.start import start_spark
 
-            self._start = start_spark(self._fleet, self._name)
+            self._start = start_spark(self._fleet, self._name, is_brief=is_brief)
         return self._start
 
     def __enter__(self) -> Self:

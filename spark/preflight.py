@@ -25,6 +25,7 @@ from cutline.fleet.messages import list_some
 from cutline.fleet.progress import News, Progress
 from cutline.spark.late import INSTALL
 from cutline.spark.needs import (
+    WAIT_SECONDS,
     ExecutorNeeds,
     ExecutorUnfitError,
     StoreNotSharedError,
@@ -183,15 +184,18 @@ def count_executors(session: SparkSession) -> int:
 
 
 @contextmanager
-def awaiting_executors(session: SparkSession, wait_seconds: float, progress: Progress) -> Iterator[None]:
+def awaiting_executors(session: SparkSession, wait_seconds: float | None, progress: Progress) -> Iterator[None]:
     """If there is no executor for `wait_seconds`, cancel the job in the block and raise NoExecutorError.
 
+    If `wait_seconds` is None, it is the time of the ExecutorNeeds with which the executors were checked.
     After NAMED_SECONDS without an executor a note says so. With a local master, where the driver runs the tasks, this
     does nothing.
     """
     if not has_executors(str(session.sparkContext.master)):
         yield
         return
+    if wait_seconds is None:
+        wait_seconds = float(session.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0)
     ended, gave_up = threading.Event(), threading.Event()
 
     def watch() -> None:

@@ -30,8 +30,8 @@ from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.connections import shut_down_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.watch import Watch
-from cutline.spark.needs import WAIT_SECONDS, ExecutorNeeds, raising_executor_errors
-from cutline.spark.preflight import WAIT_SETTING, awaiting_executors
+from cutline.spark.needs import ExecutorNeeds, raising_executor_errors
+from cutline.spark.preflight import awaiting_executors
 from cutline.storage.errors import ErrorReport, error_of
 from cutline.storage.store import stoppable_requests
 from cutline.storage.waits import pass_on
@@ -199,7 +199,7 @@ def cores_of(spark: SparkSession) -> Cores:
     if cluster := LOCAL_CLUSTER.match(master):
         # Some of its executors may not have registered yet.
         now = math.prod(map(int, cluster.groups()))
-    limit = spark.conf.get("spark.cores.max", None)
+    limit = spark.sparkContext.getConf().get("spark.cores.max", None)
     return Cores(now, now if master.startswith("local") else float(limit) if limit else math.inf)
 
 
@@ -209,7 +209,7 @@ def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int
     A task that Spark runs twice because it seems slow needs two sessions.
     """
     most = cores_of(spark).most
-    copies = 2 if spark.conf.get("spark.speculation", "false") == "true" else 1
+    copies = 2 if spark.sparkContext.getConf().get("spark.speculation", "false") == "true" else 1
     return {node: max(number // (jobs * copies), 1) for node, number in sessions.items() if number < most * copies}
 
 
@@ -272,8 +272,11 @@ TASKS_PER_JOB_MAX = 20_000
 class SparkSource(Protocol):
     """A Spark session that may not have been started yet."""
 
-    def begin(self, needs: ExecutorNeeds, progress: Progress) -> None:
+    def begin(self, needs: ExecutorNeeds, progress: Progress, shuffled: int = 0) -> None:
         """Start the session in the background, unless it was started before.
+
+        `shuffled` is about how many rows the jobs shuffle in the JVM. No jobs may be running, and no DataFrames may be
+        kept from earlier ones, because more rows than before may need a new session.
 
         On a cluster, wait for it and raise the error of any executor that can't take part. Must be called before
         anything is created on a node or in the store.
@@ -373,7 +376,7 @@ def job_progress(
         try:
             with (
                 watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
-                awaiting_executors(spark, float(spark.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0), progress),
+                awaiting_executors(spark, None, progress),
                 raising_executor_errors(),
             ):
                 yield

@@ -19,15 +19,17 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from cutline.fleet.config import has_executors, runs_on_this_machine
 from cutline.fleet.own_files import cache_folder
 from cutline.spark.class_archive import archive_options, is_recording
-from cutline.spark.java import find_java
+from cutline.spark.deferred_session import DeferredSession
+from cutline.spark.java import Java, find_java
+from cutline.spark.jvm_command import ENVIRONMENT, is_submitted, jvm_command
 from cutline.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cutline.spark.session_folder import lasting_folder
 from cutline.spark.settings import (
@@ -111,13 +113,15 @@ def check_loopback() -> None:
             raise NoLoopbackError(error.strerror or str(error)) from error
 
 
-def start_spark(fleet: Fleet, name: str) -> SparkStart:
+def start_spark(fleet: Fleet, name: str, *, is_brief: bool = False) -> SparkStart:
     """Start Spark in the background as fleet.toml configures it, for the command `name`; return at once."""
-    return start_spark_at(fleet.spark_master, fleet.spark_settings, name)
+    return start_spark_at(fleet.spark_master, fleet.spark_settings, name, is_brief=is_brief)
 
 
-def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> SparkStart:
+def start_spark_at(master: str, settings: Mapping[str, str], name: str, *, is_brief: bool = False) -> SparkStart:
     """Start Spark at `master` in the background and return at once; `settings` override Cutline's own.
+
+    `is_brief`: no job is worth the time of the JVM's optimising compiler.
 
     Raises SparkUnprotectedError if `settings` leave the session unprotected, and UsageError if the current folder was
     deleted, because no JVM starts in a deleted folder.
@@ -129,16 +133,17 @@ def start_spark_at(master: str, settings: Mapping[str, str], name: str) -> Spark
         raise UsageError(
             "the current folder no longer exists", hint="change to an existing folder, then repeat the command"
         ) from None
-    return SparkStart(master, settings, name)
+    return SparkStart(master, settings, name, is_brief=is_brief)
 
 
 class SparkStart:
     """A Spark session that is starting, running or stopped. A process can have only one at a time."""
 
-    def __init__(self, master: str, settings: Mapping[str, str], name: str) -> None:
+    def __init__(self, master: str, settings: Mapping[str, str], name: str, *, is_brief: bool = False) -> None:
         self._master = master
         self._settings = settings
         self._name = name
+        self.is_brief = is_brief
         self.temporary = Path(tempfile.mkdtemp(prefix="spark-"))
         self.is_recording = False
         self._log = self.temporary / "spark.log"
@@ -237,10 +242,16 @@ class SparkStart:
 
         if pyspark.SparkContext._active_spark_context is not None:
             raise RuntimeError("this process has a Spark session already")
-        settings = self._configure(Path(pyspark.__file__).parent, pyspark.__version__)
-        with self._log.open("wb") as log, in_private_file(settings, self.temporary):
+        spark_home = Path(pyspark.__file__).parent
+        java, settings = self._configure(spark_home, pyspark.__version__)
+        with self._log.open("wb") as log:
             output = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-            self._launch_gateway(output)
+            if has_executors(self._master) or is_submitted(self._settings):
+                settings = with_private_options(settings, self.temporary)
+                with in_private_file(settings, self.temporary):
+                    self._launch_gateway(output)
+            else:
+                self._launch_gateway(output, jvm_command(java, spark_home, settings, self.temporary))
         if self._is_unwanted.is_set():
             return
         if settings.get(ARCHIVE) and has_executors(self._master):
@@ -252,34 +263,34 @@ class SparkStart:
             # Hadoop looks up the name of the current user in the system unless a name is set.
             users = self._gateway.jvm.org.apache.hadoop.security.UserGroupInformation
             users.setLoginUser(users.createRemoteUser(UNNAMED_USER))
-        from pyspark.sql import SparkSession
-
         conf = pyspark.SparkConf(loadDefaults=False).setAll(list(settings.items()))
         context = pyspark.SparkContext(conf=conf, gateway=self._gateway)
         # The workers of a local-cluster keep their executors' files in SPARK_HOME and never delete them.
         self._work = Path(os.environ["SPARK_HOME"]) / "work" / str(context.applicationId)
         # Otherwise socketserver would print an error when a killed JVM's connection ends.
         setattr(context._accumulatorServer, "handle_error", lambda *_: None)  # noqa: B010  # mypy refuses the plain form
-        self._session = SparkSession.builder.getOrCreate()
+        self._session = cast("SparkSession", DeferredSession(context))
 
-    def _launch_gateway(self, output: dict[str, Any]) -> None:
-        """Start the JVM and connect to it.
+    def _launch_gateway(self, output: dict[str, Any], direct: Sequence[str] = ()) -> None:
+        """Start the JVM, with the command `direct` or else by Spark's launcher, and connect to it.
 
         The process is stored in `_jvm` at once, because it may take a long time to connect to the JVM, and stop() must
         be able to end it. A JVM that can't write its connection file would not end: only its first thread would die.
         """
         from pyspark import java_gateway
 
-        def launch(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        def launch(command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
             if self._is_unwanted.is_set():
                 raise RuntimeError("the session was stopped")
-            self._jvm = subprocess.Popen(*arguments, **settings)
+            if direct:
+                settings["env"] |= ENVIRONMENT
+            self._jvm = subprocess.Popen(direct or command, **settings)
             return self._jvm
 
         setattr(java_gateway, "Popen", launch)  # noqa: B010  # mypy refuses the plain form
         self._gateway = java_gateway.launch_gateway(None, output)  # type: ignore[no-untyped-call]  # pyspark's own
 
-    def _configure(self, spark_home: Path, spark_version: str) -> dict[str, str]:
+    def _configure(self, spark_home: Path, spark_version: str) -> tuple[Java, dict[str, str]]:
         _silence_pyspark()
         java = find_java(*filter(None, [cache_folder()]), self.temporary)
         archive = archive_options(java, spark_home, spark_version)
@@ -288,9 +299,9 @@ class SparkStart:
         if runs_on_this_machine(self._master):
             # Tasks inherit this variable.
             os.environ[waits.VARIABLE] = str(self.temporary / "store-waits")
-        options = [*archive, *jvm_options(self.temporary, runs_tasks=not has_executors(self._master))]
-        settings = session_settings(self._master, self._settings, self._name, self.temporary, options)
-        return with_private_options(settings, self.temporary)
+        runs_tasks = not has_executors(self._master)
+        options = [*archive, *jvm_options(self.temporary, runs_tasks=runs_tasks, is_brief=self.is_brief)]
+        return java, session_settings(self._master, self._settings, self._name, self.temporary, options)
 
     def _await_jvm(self, *, and_session: bool) -> None:
         """Wait until there is a JVM to end, or until it is certain that none will be started."""

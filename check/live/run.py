@@ -167,7 +167,7 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
         away = _Away(report, sessions.watch, tuple(checks))
         needs = ExecutorNeeds(fleet.store, tuple(live.by_node))
         if any(check.left for check in checks) or chain is not None:
-            spark.begin(needs, progress)
+            spark.begin(needs, progress, _count_stored_rows(chain) if chain else 0)
             session = start_session(spark, progress)
             limits = limited_sessions(session, task_sessions(live.by_node))
             if request.bytes_per_second is not None:
@@ -185,6 +185,11 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
     report.skipped.sort(key=lambda part: part.what)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _count_stored_rows(chain: Chain) -> int:
+    """Return how many rows the base copies of the primaries have: their hashes are shuffled by key."""
+    return sum(sum(chain.base_rows(shard).values()) for shard in chain.full.primaries)
 
 
 def _read_snapshot(fleet: Fleet, name: str | None, report: LiveReport) -> Chain | None:

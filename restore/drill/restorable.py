@@ -157,7 +157,8 @@ def check_restorable(
         report.problems.append(RestoreProblem(str(error.details.get("node", "")), None, error.message))
         return report
     report.increment = plan.chain.last.increment
-    spark.begin(ExecutorNeeds(source.store), progress)
+    changes = sum(segment.changes for shard in plan.sources for segment in plan.chain.segments(shard))
+    spark.begin(ExecutorNeeds(source.store), progress, changes)
     rules, is_read = _read_ddl(plan, report)
     _build_rows(plan, source.store, spark, progress, report, rules)
     if is_read and not report.problems:

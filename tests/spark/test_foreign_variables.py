@@ -70,7 +70,7 @@ with start_spark_at("local[1]", json.loads(sys.stdin.read()), "test") as start:
     rows = session.range(3).mapInArrow(lambda batches: batches, "id bigint").collect()
     print(json.dumps({
         "rows": [row["id"] for row in rows],
-        "kind": type(session).__module__,
+        "kind": type(session.range(1).sparkSession).__module__,
         "master": session.sparkContext.master,
         "property": jvm.System.getProperty("hostile"),
         "setting": conf.get("spark.hostile"),

@@ -64,8 +64,9 @@ def _stale() -> Iterator[Kind]:
         "a base copy by another shard's": (SINGLE, listed("base", "s1", 0), listed("base", "s2", 0)),
         "the DDL by the one before": (PAIRS, listed("archive", "s1", 2), listed("archive", "s1", 1)),
         "the DDL by another shard's": (SINGLE, listed("archive", "s1", 2), listed("archive", "s2", 2)),
+        # The DDL of the same time would be the same, if both snapshots were taken in one second.
         "the DDL by another snapshot's": (SINGLE, listed("archive", "s1", 2),
-                                          in_other_snapshot(listed("archive", "s1", 2))),
+                                          in_other_snapshot(listed("archive", "s1", 0))),
         "the globals by the DDL": (SINGLE, listed("globals", "s1", 0), listed("archive", "s1", 0)),
         "a list by another shard's": (SINGLE, lambda store: str(store.list_of("base", "s1")["key"]),
                                       lambda store: str(store.list_of("base", "s2")["key"])),

@@ -1,6 +1,6 @@
 """`python -m benchmarks`: compare Cutline with PostgreSQL's own tools and print the ratios.
 
-Exits with 1 if a step failed, otherwise with 0. A missed aim is a result, not a failure.
+Exits with 1 if a step failed or an aim is missed, otherwise with 0.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from benchmarks.parts import (
     PARTS,
     REPEATS,
     SPLIT,
+    WARM,
     Bench,
     check_part,
     cold_part,
@@ -34,11 +35,16 @@ from benchmarks.peers import Peers
 from benchmarks.report import document, show
 from benchmarks.results import Results
 from benchmarks.shard import Shard, running_shard
+from benchmarks.users import small_part, users_part
 
 
 def main(
     *,
-    rows: Annotated[
+    rows: Annotated[int, typer.Option(min=10_000, help="Number of realistic rows.")] = 3_850_000,
+    programs: Annotated[
+        Path | None, typer.Option(help="Folder of another PostgreSQL's programs, for the server with realistic rows.")
+    ] = None,
+    accounts: Annotated[
         int, typer.Option(min=100_000, help="Number of rows in pgbench_accounts, in steps of 100000.")
     ] = 5_000_000,
     transactions: Annotated[int, typer.Option(min=SPLIT, help="Number of transactions in each increment.")] = 200_000,
@@ -48,31 +54,44 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help=f"Parts to run: {', '.join(PARTS)}. Can be repeated.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure one shard; everything created for it is removed afterwards."""
+    """Measure one shard at a time; everything created for it is removed afterwards."""
     parts = set(only or PARTS)
     if unknown := parts - set(PARTS):
         raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--only")
     console, progress = Console(), Console(stderr=True)
-    options = {"rows": rows, "transactions": transactions, "backups": backups, "parts": sorted(parts)}
-    facts = environment()
+    options = {
+        "rows": rows, "accounts": accounts, "transactions": transactions, "backups": backups, "parts": sorted(parts),
+    }  # fmt: skip
+    facts = environment(programs)
     results = Results()
     # On SIGTERM, stop the servers and show the results so far, as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="cutline-bench-") as folder:
-        progress.print(f"[dim]starting a server with {rows} rows[/dim]")
-        with running_shard(Path(folder), rows=rows, backups=backups) as shard:
-            try:
-                measure(shard, results, transactions, parts, lambda text: progress.print(f"[dim]{text}[/dim]"))
-            finally:
-                show(console, results, facts, options)
-                if json_file:
-                    figures = json.dumps(document(results, facts, options), indent=2)
-                    json_file.write_text(f"{figures}\n")
-    raise typer.Exit(1 if results.failures else 0)
+    with tempfile.TemporaryDirectory(prefix="cutline-bench-") as name:
+        folder = Path(name)
+
+        def say(text: str) -> None:
+            progress.print(f"[dim]{text}[/dim]")
+
+        try:
+            if "users" in parts:
+                users_part(results, rows, programs, folder, say)
+            if "small" in parts:
+                small_part(results, folder, say)
+            if parts & WARM:
+                say(f"starting a server with {accounts} accounts")
+                with running_shard(folder, rows=accounts, backups=backups) as shard:
+                    measure(shard, results, transactions, parts, say)
+        finally:
+            show(console, results, facts, options)
+            if json_file:
+                figures = json.dumps(document(results, facts, options), indent=2)
+                json_file.write_text(f"{figures}\n")
+    is_missed = any(verdict.holds is False for verdict in results.verdicts())
+    raise typer.Exit(1 if results.failures or is_missed else 0)
 
 
 def measure(shard: Shard, results: Results, transactions: int, parts: set[str], say: Callable[[str], None]) -> None:
-    """Run the requested parts, plus the steps of other parts that they depend on."""
+    """Run the requested parts on the server with accounts, plus the steps of other parts that they depend on."""
     peers = Peers(shard, shard.work / "peers")
     peers.folder.mkdir()
     bench = Bench(shard, peers, results, transactions, say)

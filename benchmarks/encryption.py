@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import cutline as cutline_side
 from benchmarks.cutline import Cutline
-from benchmarks.parts import CUTLINE_DATABASE, Bench
+from benchmarks.parts import CUTLINE_DATABASE, Bench, take_turns
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
 
@@ -33,7 +33,7 @@ def encryption_part(bench: Bench, cutline: Cutline) -> None:
     description = bench.shard.fleet.fleet_toml.read_text()
     target.write_text(description.replace(bench.shard.dsn, bench.shard.primary.dsn(CUTLINE_DATABASE)))
     bench.shard.checkpoint()
-    bench.take_turns(ROUNDS, [_round(bench, name, side, target) for name, side in sides.items()])
+    take_turns(ROUNDS, [_round(bench, name, side, target) for name, side in sides.items()])
 
 
 def _round(bench: Bench, kind: str, cutline: Cutline, target: Path) -> Callable[[int], None]:

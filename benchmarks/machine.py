@@ -15,10 +15,13 @@ PROCESSES = Path("/proc")
 PACKAGES = ("cutline", "pyspark", "pyarrow", "psycopg", "adbc-driver-postgresql")
 
 
-def environment() -> dict[str, object]:
-    """Return the versions of all programs, CPU, cores, memory, and the current load."""
+def environment(programs: Path | None = None) -> dict[str, object]:
+    """Return the versions of all programs, CPU, cores, memory, and the current load.
+
+    `programs` is the folder of PostgreSQL's programs, if they are not the wheel's.
+    """
     return {
-        "postgresql": run_tool("postgres", "--version").stdout.split()[-1],
+        "postgresql": run_tool("postgres", "--version", folder=programs).stdout.split()[2],
         "python": platform.python_version(),
         "java": java_version(),
         "packages": {name: package_version(name) for name in PACKAGES},

@@ -21,7 +21,9 @@ from cutline.embedded.fleet import start_fleet, stop_fleet
 if TYPE_CHECKING:
     from cutline.snapshots.records.commit import Commit
 
-PARTS = ("create", "check", "increment", "restore", "encryption", "cold")
+# These need the server with pgbench's accounts; all but the last run in one process with one session.
+WARM = {"create", "check", "increment", "restore", "encryption", "cold"}
+PARTS = ("users", "small", *sorted(WARM))
 COLD_SHARDS, COLD_REPEATS = 3, 5
 REPEATS = 3
 SPLIT = 50
@@ -42,12 +44,13 @@ class Bench:
     state: tuple[Any, ...] = ()
     dump: Path | None = None
 
-    def take_turns(self, repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
-        """Run every tool once per repeat, each time starting with the next tool."""
-        ordered = list(tools)
-        for repeat in range(repeats):
-            for tool in ordered[repeat % len(ordered) :] + ordered[: repeat % len(ordered)]:
-                tool(repeat)
+
+def take_turns(repeats: int, tools: Iterable[Callable[[int], object]]) -> None:
+    """Run every tool once per repeat, each time starting with the next tool."""
+    ordered = list(tools)
+    for repeat in range(repeats):
+        for tool in ordered[repeat % len(ordered) :] + ordered[: repeat % len(ordered)]:
+            tool(repeat)
 
 
 def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
@@ -57,16 +60,16 @@ def create_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
     def create(repeat: int) -> None:
         name = names[repeat]
         bench.say(f"create {name}")
-        commit = bench.results.measure("create", lambda: cutline.create(name), cutline_side.size_bytes)
+        commit = bench.results.measure("warm create", lambda: cutline.create(name), cutline_side.size_bytes)
         if commit is not None:
             bench.chains[name] = commit
 
     def dump(repeat: int) -> None:
         bench.say(f"pg_dump, run {repeat + 1}")
-        bench.results.measure("pg_dump", lambda: bench.peers.dump("dump"), peer_side.size_bytes)
+        bench.results.measure("warm pg_dump", lambda: bench.peers.dump("dump"), peer_side.size_bytes)
 
     bench.shard.checkpoint()
-    bench.take_turns(repeats, [create, dump])
+    take_turns(repeats, [create, dump])
     if SPARE in bench.chains:
         cutline.forget(bench.chains[SPARE])
 
@@ -75,7 +78,7 @@ def check_part(bench: Bench, cutline: Cutline) -> None:
     """Measure how long it takes to check a full snapshot, for comparison with creating it."""
     for repeat in range(REPEATS):
         bench.say(f"check, run {repeat + 1}")
-        bench.results.measure("check", lambda: cutline.check(ONE, 0))
+        bench.results.measure("warm check", lambda: cutline.check(ONE, 0))
 
 
 def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
@@ -89,7 +92,7 @@ def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
 
     def increment(_repeat: int) -> None:
         bench.say("create --incremental")
-        results.measure("increment", lambda: cutline.create_incremental(ONE), cutline_side.size_bytes)
+        results.measure("warm increment", lambda: cutline.create_incremental(ONE), cutline_side.size_bytes)
 
     def drain(_repeat: int) -> None:
         bench.say("pg_recvlogical")
@@ -107,7 +110,7 @@ def increment_part(bench: Bench, cutline: Cutline, *, repeats: int) -> None:
         else:
             bench.say(f"{bench.transactions} transactions")
             results.attempt("transactions", lambda: bench.shard.run_transactions(bench.transactions))
-        bench.take_turns(1, tools[repeat % 3 :] + tools[: repeat % 3])
+        take_turns(1, tools[repeat % 3 :] + tools[: repeat % 3])
         if repeat == 0:
             bench.state = results.attempt("state", bench.shard.state) or ()
             bench.dump = results.attempt("final dump", lambda: bench.peers.dump("final"))
@@ -145,16 +148,16 @@ def restore_part(bench: Bench, cutline: Cutline) -> None:
         if bench.dump is None:
             raise RuntimeError("the final state was not dumped")
         dump = bench.dump
-        if bench.results.measure("pg_restore", lambda: bench.peers.restore(dump, PEER_DATABASE)):
-            bench.results.attempt("pg_restore", lambda: _expect_state(bench, PEER_DATABASE))
+        if bench.results.measure("warm pg_restore", lambda: bench.peers.restore(dump, PEER_DATABASE)):
+            bench.results.attempt("warm pg_restore", lambda: _expect_state(bench, PEER_DATABASE))
         bench.shard.drop_database(PEER_DATABASE)
 
     tools: list[Callable[[int], object]] = [
-        lambda _repeat: restore("restore", ONE, 1),
-        lambda _repeat: restore("restore of 50 increments", MANY, SPLIT),
-        lambda repeat: bench.results.attempt("pg_restore", lambda: peer(repeat)),
+        lambda _repeat: restore("warm restore", ONE, 1),
+        lambda _repeat: restore("warm restore of 50 increments", MANY, SPLIT),
+        lambda repeat: bench.results.attempt("warm pg_restore", lambda: peer(repeat)),
     ]
-    bench.take_turns(REPEATS, tools)
+    take_turns(REPEATS, tools)
 
 
 def _expect_state(bench: Bench, database: str) -> bool:

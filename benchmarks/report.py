@@ -25,6 +25,8 @@ def document(results: Results, environment: Mapping[str, object], options: Mappi
             task: {
                 "seconds": [round(seconds, 4) for seconds in measurements.seconds],
                 "seconds_median": measurements.median("seconds"),
+                "cpu_seconds": [round(seconds, 2) for seconds in measurements.cpu_seconds],
+                "peak_bytes": measurements.peak_bytes,
                 "bytes": measurements.sizes_bytes,
                 "bytes_median": measurements.median("bytes"),
             }
@@ -59,11 +61,14 @@ def _one_line(facts: Mapping[str, object]) -> str:
 
 
 def _measurements(results: Results) -> Table:
-    table = Table("task", "median s", "all runs s", "median MiB", title="measured")
+    table = Table("task", "median s", "all runs s", "CPU s", "stored MiB", "peak memory MiB", title="measured")
     for task, measurements in results.measurements.items():
-        size = measurements.median("bytes")
+        size, cpu = measurements.median("bytes"), measurements.median("cpu")
         runs = " ".join(f"{seconds:.2f}" for seconds in measurements.seconds)
-        table.add_row(task, f"{measurements.median('seconds'):.2f}", runs, f"{size / MEBIBYTE:.1f}" if size else "")
+        peaks = " ".join(f"{kind} {peak / MEBIBYTE:.0f}" for kind, peak in sorted(measurements.peak_bytes.items()))
+        median = f"{measurements.median('seconds'):.2f}"
+        stored = f"{size / MEBIBYTE:.1f}" if size else ""
+        table.add_row(task, median, runs, f"{cpu:.1f}" if cpu is not None else "", stored, peaks)
     return table
 
 

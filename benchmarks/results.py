@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,14 +14,20 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Measurement:
-    """The runs of one task by one tool, in order; `sizes_bytes` is filled if the task stores something."""
+    """The runs of one task by one tool, in order; `sizes_bytes` is filled if the task stores something.
+
+    `cpu_seconds` and `peak_bytes`, the most memory by kind of process, are known of commands that were processes of
+    their own.
+    """
 
     seconds: list[float] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
 
     def median(self, unit: str) -> float | None:
-        """Return the median of the runs in `unit` ("seconds" or "bytes"); None if there are no runs."""
-        found = self.seconds if unit == "seconds" else self.sizes_bytes
+        """Return the median of the runs in `unit` ("seconds", "bytes" or "cpu"); None if there are no runs."""
+        found = {"seconds": self.seconds, "bytes": self.sizes_bytes, "cpu": self.cpu_seconds}[unit]
         return statistics.median(found) if found else None
 
 
@@ -35,15 +41,28 @@ class Comparison:
     aim: float | None
 
 
+# The users' case first: every command is a process of its own, and the rows are realistic.
 COMPARISONS = (
-    Comparison("create", "pg_dump", "seconds", 1.5),
+    Comparison("create", "pg_dump", "seconds", 1.0),
     Comparison("create", "pg_dump", "bytes", None),
-    Comparison("increment", "pg_recvlogical", "seconds", 0.75),
-    Comparison("increment", "pg_basebackup --incremental", "seconds", None),
-    Comparison("increment", "pg_basebackup --incremental", "bytes", 0.02),
-    Comparison("restore", "pg_restore", "seconds", 1.0),
-    Comparison("restore of 50 increments", "restore", "seconds", 1.1),
-    Comparison("check", "create", "seconds", 0.4),
+    Comparison("create", "pg_basebackup", "seconds", None),
+    Comparison("create", "pgBackRest full", "seconds", None),
+    Comparison("increment", "pgBackRest incr", "seconds", 0.7),
+    Comparison("increment", "pgBackRest incr", "bytes", None),
+    Comparison("check of increment 2", "create", "seconds", 0.8),
+    Comparison("restore of increment 2", "pg_restore", "seconds", 1.0),
+    Comparison("restore of the full snapshot", "pg_restore", "seconds", 0.9),
+    Comparison("small: create", None, "seconds", 2.5),
+    Comparison("small: check", None, "seconds", 2.0),
+    Comparison("small: restore", None, "seconds", 3.0),
+    Comparison("warm create", "warm pg_dump", "seconds", 1.5),
+    Comparison("warm create", "warm pg_dump", "bytes", None),
+    Comparison("warm increment", "pg_recvlogical", "seconds", 0.75),
+    Comparison("warm increment", "pg_basebackup --incremental", "seconds", None),
+    Comparison("warm increment", "pg_basebackup --incremental", "bytes", 0.02),
+    Comparison("warm restore", "warm pg_restore", "seconds", 1.0),
+    Comparison("warm restore of 50 increments", "warm restore", "seconds", 1.1),
+    Comparison("warm check", "warm create", "seconds", 0.4),
     Comparison("encrypted create", "plain create", "seconds", 1.1),
     Comparison("encrypted check", "plain check", "seconds", 1.1),
     Comparison("encrypted restore", "plain restore", "seconds", 1.1),
@@ -106,6 +125,17 @@ class Results:
         measurement.seconds.append(seconds)
         if size_bytes is not None:
             measurement.sizes_bytes.append(size_bytes)
+
+    def note_size(self, task: str, size_bytes: int) -> None:
+        """Add the size of what the last run stored."""
+        self.measurements[task].sizes_bytes.append(size_bytes)
+
+    def note_processes(self, task: str, cpu_seconds: float, peak_bytes: Mapping[str, int]) -> None:
+        """Add the processor time and the memory of the last run's processes."""
+        measurement = self.measurements[task]
+        measurement.cpu_seconds.append(cpu_seconds)
+        for kind, size in peak_bytes.items():
+            measurement.peak_bytes[kind] = max(measurement.peak_bytes.get(kind, 0), size)
 
     def median(self, task: str, unit: str) -> float | None:
         """Return the median of a task's runs; None if there are no runs."""

@@ -40,15 +40,16 @@ SELECT count(*), sum(abalance), sum(hashtextextended(t::text, 0)) FROM public.pg
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A running one-shard fleet, and the folder `work` for the output of the tools."""
+    """A shard of a running fleet (its only one, without an `id`), and the folder `work` for the output of the tools."""
 
     fleet: EmbeddedFleet
     work: Path
+    id: str = ""
 
     @property
     def primary(self) -> EmbeddedNode:
-        """The only primary."""
-        return self.fleet.primaries[0]
+        """The shard's primary."""
+        return next(node for node in self.fleet.primaries if self.id in ("", node.id))
 
     @property
     def dsn(self) -> str:

@@ -1,0 +1,89 @@
+"""Run a command as a process of its own, and measure its time, its processor time and its processes' peak memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from benchmarks.machine import PROCESSES, cpu_seconds, family
+
+SAMPLE_SECONDS = 0.1
+SECONDS_MAX = 3600.0
+SHOWN_CHARACTERS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a command took. `cpu_seconds` includes its children's; `peak_bytes` is the most memory by kind of process.
+
+    The memory of a kind is that of all its processes together. Shared memory counts in proportion (PSS).
+    """
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: Mapping[str, int]
+    output: str
+
+
+def run_measured(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Ran:
+    """Run the command; raise RuntimeError if it fails."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began = time.perf_counter()
+        process = subprocess.Popen(words, stdout=out, stderr=err, cwd=folder, env=os.environ | dict(environment))
+        peaks, used = dict[str, int](), 0.0
+        try:
+            while True:
+                used = max(used, cpu_seconds(process.pid))
+                for kind, size in _memory(process.pid).items():
+                    peaks[kind] = max(peaks.get(kind, 0), size)
+                try:
+                    process.wait(SAMPLE_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.perf_counter() - began > SECONDS_MAX:
+                        raise
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        seconds = time.perf_counter() - began
+        output = _read(out)
+        if process.returncode:
+            problem = (output + _read(err)).strip()[-SHOWN_CHARACTERS:]
+            raise RuntimeError(f"{Path(words[0]).name} exited with {process.returncode}: {problem}")
+    return Ran(seconds, used, peaks, output)
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _memory(pid: int) -> dict[str, int]:
+    """Return the memory of the process and its descendants in bytes, by kind: "driver", "JVM" or "workers"."""
+    found: dict[str, int] = {}
+    for one in family(pid):
+        kind = "driver" if one == pid else "JVM" if _name(one) == "java" else "workers"
+        found[kind] = found.get(kind, 0) + _proportional_bytes(one)
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        return (PROCESSES / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = (PROCESSES / str(pid) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

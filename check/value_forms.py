@@ -320,7 +320,11 @@ def _composite_of(types: tuple[str, ...]) -> str:
 def _field_of(type_: str) -> str:
     """Return the pattern of a field of a composite value."""
     pattern = _OF_FIELDS.get(_MODIFIER.sub("", type_))
-    return _FIELD if pattern is None else f'(?:{pattern}|"{pattern}")?'
+    if pattern is None:
+        return _FIELD
+    # In a quoted field, a quote is doubled: ("[""2024-01-01 00:00:00"",)",1).
+    doubled = pattern.replace('"', '""')
+    return f'(?:{pattern}|"{doubled}")?'
 
 
 def _find_disordered(values: BytesColumn, oid: int) -> int | None:

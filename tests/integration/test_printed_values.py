@@ -122,6 +122,21 @@ def check_table(connection: psycopg.Connection[Any], table: str) -> int:
     return len(lines)
 
 
+def of_composites(connection: psycopg.Connection[Any], table: str, number: int) -> str:
+    """Make a table of the same values as fields of composite values; return its name."""
+    columns = connection.execute(
+        "SELECT quote_ident(attname), format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        (table,),
+    ).fetchall()
+    fields = ", ".join(f"f{place} {type_}" for place, (_, type_) in enumerate(columns))
+    values = ", ".join(name for name, _ in columns)
+    connection.execute(f"CREATE TYPE public.row{number} AS ({fields})".encode())
+    made = f"public.composites{number}"
+    connection.execute(f"CREATE TABLE {made} AS SELECT ROW({values})::public.row{number} AS v FROM {table}".encode())
+    return made
+
+
 def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: EmbeddedFleet, tmp_path: Path) -> None:
     fleet = configure_fleet(mixed_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     for node in fleet.primaries:
@@ -141,6 +156,7 @@ def test_a_check_accepts_what_servers_of_all_versions_print(mixed_fleet: Embedde
             tables = [f"public.q{number}" for number in range(len(QUERIES))]
             tables += [f"public.d{number}" for number in range(len(DECLARED))]
             tables += [table.name for table in typed]
+            tables += [of_composites(connection, table, number) for number, table in enumerate(tables)]
             assert all(check_table(connection, table) for table in tables)
 
 

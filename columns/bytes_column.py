@@ -154,6 +154,17 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
     return BytesColumn(out, offsets)
 
 
+def copy_ranges(data: Bytes, starts: Ints, ends: Ints) -> BytesColumn:
+    """Copy the ranges `data[starts[i]:ends[i]]`, which are in order and do not overlap, faster than gather()."""
+    # Every other value of an array in which the ranges alternate with what is between them.
+    bounds = np.stack([starts, ends], axis=1).reshape(-1)
+    if not len(bounds):
+        return BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    parts = pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, buffers)
+    return from_arrow(parts.take(to_arrow(np.arange(0, len(bounds), 2))))
+
+
 def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
     """Return the XXH64 of every value, with Spark's seed: what Spark's xxhash64() returns for a binary column.
 

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, gather, offsets_of
+from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, copy_ranges, gather, offsets_of
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
 # Block size for operations that need several bytes of memory per byte of data.
 BLOCK_BYTES = 1 << 20
+WORD_BYTES = 8
+# A tab that is not among the first so many words of a line is looked for among all bytes.
+WORDS_MAX = 16
+_TABS, _ONES, _HIGHS = (np.uint64(byte * 0x0101010101010101) for byte in (TAB, 0x01, 0x80))
 NULL_MARK = b"\\N"
 UNCHANGED_MARK = b"\\u"
 
@@ -91,9 +95,42 @@ def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColum
         return BytesColumn(np.empty(0, np.uint8), np.zeros(len(lines) + 1, np.int64))
     starts = lines.offsets[:-1]
     if key_width == column_count:
-        return gather(lines.data, starts, lines.lengths - 1)
-    tabs = find_byte(lines.data, TAB).reshape(len(lines), column_count - 1)
-    return gather(lines.data, starts, tabs[:, key_width - 1] - starts)
+        return copy_ranges(lines.data, starts, lines.offsets[1:] - 1)
+    ends = find_tabs(lines.data, starts)
+    for _ in range(1, key_width):
+        ends = find_tabs(lines.data, ends + 1)
+    return copy_ranges(lines.data, starts, ends)
+
+
+def find_tabs(data: Bytes, starts: Ints) -> Ints:
+    """Return the offset of the first tab at or after each start; there must be one.
+
+    It reads eight bytes of each line at a time, and no more of them than needed, unless a line needs many.
+    """
+    if len(data) < WORD_BYTES:
+        data = np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])
+    last = len(data) - WORD_BYTES
+    words = np.ndarray((last + 1,), np.dtype("<u8"), data, strides=(1,))
+    found, rows, places = np.empty_like(starts), np.arange(len(starts)), starts
+    for _ in range(WORDS_MAX):
+        # The data's last word, without its first bytes, stands for words that would end after the data.
+        read = np.minimum(places, last)
+        found_words = words[read] >> ((places - read) * 8).astype(np.uint64)
+        # Bytes that are tabs become zero, and the first zero byte is the lowest that keeps its highest bit.
+        mixed = found_words ^ _TABS
+        marks = (mixed - _ONES) & ~mixed & _HIGHS
+        has_tab = marks != 0
+        first = marks & (~marks + np.uint64(1))
+        # The exponent of a power of two is exact.
+        bits = np.frexp(first.astype(np.float64))[1] - 1
+        if has_tab.all():
+            found[rows] = places + (bits >> 3)
+            return found
+        found[rows[has_tab]] = (places + (bits >> 3))[has_tab]
+        rows, places = rows[~has_tab], places[~has_tab] + WORD_BYTES
+    tabs = find_byte(data, TAB)
+    found[rows] = tabs[np.searchsorted(tabs, places)]
+    return found
 
 
 def find_byte(data: Bytes, byte: int) -> Ints:
@@ -107,7 +144,7 @@ def find_byte(data: Bytes, byte: int) -> Ints:
 def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     """Build the keys of rows from their key columns, as lines without the newline."""
     lines = lines_of(source, data_bytes, columns, rows)
-    return gather(lines.data, lines.offsets[:-1], lines.lengths - 1)
+    return copy_ranges(lines.data, lines.offsets[:-1], lines.offsets[1:] - 1)
 
 
 def escape(values: BytesColumn, block_bytes: int = BLOCK_BYTES) -> BytesColumn:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +127,17 @@ def test_columns_are_concatenated_without_the_bytes_before_their_values(parts: l
         whole = from_list([b"rubbish", *values])
         columns.append(BytesColumn(whole.data, whole.offsets[1:]))
     assert values_of(concatenate(columns)) == [value for values in parts for value in values]
+
+
+@pytest.mark.parametrize("padding", [b"", b"\x08\x0a\x00\xff" * 3, b"x" * 70])
+def test_keys_of_all_lengths_end_at_their_tab(padding: bytes) -> None:
+    texts = [
+        bytes([1 + (size + place) % 8 for place in range(size)]) for size in (*range(40), 127, 128, 129, 300, 5000)
+    ]
+    lines = [b"\t".join([text, text[:3], padding, b""]) + b"\n" for text in texts]
+    for some in (lines, lines[::-1], *([line] for line in lines)):
+        rows = from_list(some)
+        assert values_of(keys_of(rows, 1, 4)) == [line.split(b"\t")[0] for line in some]
+        assert values_of(keys_of(rows, 2, 4)) == [b"\t".join(line.split(b"\t")[:2]) for line in some]
+        assert values_of(keys_of(rows, 4, 4)) == [line[:-1] for line in some]
+    assert len(keys_of(from_list([]), 1, 2)) == 0

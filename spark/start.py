@@ -234,6 +234,20 @@ class SparkStart:
                 self._error.__cause__ = error
         finally:
             self._is_over.set()
+        self._start_workers()
+
+    def _start_workers(self) -> None:
+        """Run an empty task, so that the first job finds Python's workers ready.
+
+        The process from which they are forked imports modules for a second, in which the command does other work.
+        """
+        if self._session is None or has_executors(self._master) or self._is_unwanted.is_set():
+            return
+        from cutline.columns.python_workers import begin_task
+
+        # If it fails, the first job starts the workers, or fails with the reason.
+        with contextlib.suppress(Exception):
+            self._session.sparkContext.parallelize([None], 1).foreach(begin_task)
 
     def _build(self) -> None:
         check_loopback()

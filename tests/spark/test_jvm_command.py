@@ -1,4 +1,4 @@
-"""The JVM on this machine: which options it has, who starts it, and what it has loaded.
+"""The JVM on this machine: which options it has, who starts it, what it has loaded, and its workers.
 
 Sessions start in subprocesses: a process has one session at a time, here the fixture's.
 """
@@ -43,6 +43,25 @@ with start_spark_at("local[2]", settings, "test", is_brief="brief" in sys.argv) 
         "after_job": after_job, "after_query": after_query, "count": count, "same": len(set(hashes)) == 1,
         "class_path": jvm.System.getProperty("java.class.path"),
     }))
+"""
+# Prints whether a process from which Spark forks workers exists although there was no job.
+WORKERS = """
+import json, time
+from pathlib import Path
+from cutline.spark.start import start_spark_at
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for file in found for child in file.read_text().split()]
+
+with start_spark_at("local[2]", {}, "test") as start:
+    start.session()
+    is_started, until = False, time.monotonic() + 60
+    while not is_started and time.monotonic() < until:
+        commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children(start._gateway.proc.pid)]
+        is_started = any(b"cutline.spark.python_daemon" in command for command in commands)
+        time.sleep(0.1)
+    print(json.dumps(is_started))
 """
 # Begins twice, as a check of two snapshots does; prints whether the JVM was replaced, and each JVM's options.
 BEGINS = """
@@ -144,6 +163,11 @@ def test_spark_submit_starts_the_jvm_if_settings_need_it(tmp_path: Path) -> None
     assert found["class_path"].startswith(str(tmp_path))
     assert QUICK not in found["arguments"]
     assert found["count"] == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_the_process_from_which_workers_are_forked_starts_with_the_session() -> None:
+    assert run(WORKERS)
 
 
 def test_many_rows_to_shuffle_start_a_jvm_with_the_optimising_compiler(tmp_path: Path) -> None:

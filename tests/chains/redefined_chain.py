@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ from tests.unit.made_commits import full_commit, increment_commit
 
 NODES = ("a", "b")
 STRANGER = 77  # the table of a failed attempt, which only the segments define
-Change = tuple[int, int, str, str, str]  # (lsn, number, op, key, line without its newline)
+# (lsn, number, op, key, line without its newline); the changes of a transaction have the same lsn.
+Change = tuple[int, int, str, str, str]
 
 
 def group(number: int, table: str, columns: str, missing: Mapping[int, str] | None = None, key_width: int = 1) -> Group:
@@ -73,7 +75,7 @@ CHANGES: list[list[Change]] = [
         (120, 11, "u", "1", "1\t\\u\t30"),
         (121, 11, "U", "6", "6\tbio6\t60"),
         (122, 11, "D", "5", "7\n"),
-        (123, 11, "u", "7", "7\t\\u\t70"),
+        (122, 11, "u", "7", "7\t\\u\t70"),
         (130, 4, "U", "2", "2\tbefore the copy"),
         (135, 2, "I", "", "t3\tz"),
         (140, 12, "I", "", "t4\tq\twarn"),
@@ -158,6 +160,7 @@ def change_table(changes: list[Change]) -> pa.Table:
     definitions = {one.number: one for one in (*BASE, PERSON_AGE, PERSON_MAIL, LOG_LEVEL, SWAPPED_COPIED, SWAPPED_MORE,
                                                CUT_LATER, CUT_LAST_LATER, EMPTY_LATER, NEW)}  # fmt: skip
     rows: list[dict[str, Any]] = []
+    numbers = Counter[int]()
     for lsn, number, op, key, line in changes:
         definition = definitions.get(number, PERSON)
         has_line = op in "IUu" or definition.is_multiset
@@ -165,9 +168,10 @@ def change_table(changes: list[Change]) -> pa.Table:
         placed = row if definition.is_multiset else key.encode()
         partition = EVERY_PARTITION if op == "T" else int(partition_of(from_list([placed]), definition.partitions)[0])
         rows.append({
-            "lsn": lsn, "end_lsn": lsn, "seq": 0, "xid": 1, "op": ord(op), "group": number,
+            "lsn": lsn, "end_lsn": lsn, "seq": numbers[lsn], "xid": 1, "op": ord(op), "group": number,
             "partition": partition, "key": key.encode(), "row": row,
         })  # fmt: skip
+        numbers[lsn] += 1
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 

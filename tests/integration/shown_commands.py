@@ -233,6 +233,7 @@ class SharedSpark:
     """A stand-in for a SparkStart: the session of all tests, which no command stops."""
 
     running: SparkSession
+    is_brief: bool = False
 
     def session(self) -> SparkSession:
         return self.running
@@ -252,7 +253,7 @@ def shell_in(directory: Path, spark: SparkSession, shell: Shell) -> Iterator[She
         patch.setenv("SNAPSHOT_FLEET", "")
         patch.setenv("TERM", "xterm")
         patch.setenv("XDG_STATE_HOME", str(directory / "state"))
-        patch.setattr("cutline.spark.start.start_spark", lambda *_: SharedSpark(spark))
+        patch.setattr("cutline.spark.start.start_spark", lambda *_, **__: SharedSpark(spark))
         try:
             yield shell
         finally:

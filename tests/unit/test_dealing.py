@@ -82,7 +82,8 @@ def test_the_tasks_of_one_node_do_not_wait_for_those_of_another() -> None:
 def session(master: str, cores: int, **settings: str) -> Any:
     """What `limited_sessions` asks of a Spark session."""
     conf = SimpleNamespace(get=lambda name, default=None: settings.get(name.removeprefix("spark."), default))
-    return SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(master=master, defaultParallelism=cores))
+    context = SimpleNamespace(master=master, defaultParallelism=cores, getConf=lambda: conf)
+    return SimpleNamespace(sparkContext=context)
 
 
 def test_sessions_are_limited_where_there_may_be_more_tasks_than_that() -> None:

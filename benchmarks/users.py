@@ -256,7 +256,11 @@ def run_command(
 ) -> dict[str, object] | None:
     """Run `snapshot` in a process of its own as one run of `task`; return its document, None if it failed."""
     command = [sys.executable, "-c", COMMAND, "--fleet", str(fleet_toml), "--json", *words]
-    environment = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    environment = {
+        "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
+        # As users have it: modules are compiled once.
+        "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(cache / "bytecode"),
+    }  # fmt: skip
     ran = results.attempt(task, lambda: run_measured(command, fleet_toml.parent, environment))
     if ran is None:
         return None

@@ -20,19 +20,24 @@ DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, the JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
-# A JVM that ends before its first job writes less than this, about 35 MB; after jobs it writes 150 MB or more.
-ARCHIVE_BYTES_MIN = 60_000_000
+# A JVM that ends while it is starting writes less than this; with a context it writes 59 MB, after plain jobs 68 MB, and
+# with Spark SQL 150 MB or more.
+ARCHIVE_BYTES_MIN = 50_000_000
 
 
-def archive_options(java: Java, spark_home: Path, spark_version: str) -> list[str]:
-    """Return the JVM options that use the archive or create it; empty if there is no cache folder."""
+def archive_options(java: Java, spark_home: Path, spark_version: str, added: str = "") -> list[str]:
+    """Return the JVM options that use the archive or create it; empty if there is no cache folder.
+
+    `added` is what settings and variables add to Spark's own class path: a JVM with another class path ignores the
+    archive.
+    """
     folder = cache_folder()
     if folder is None:
         return []
     try:
         # An archive is valid only for the jar files from which it was made, so reinstalling Spark invalidates it.
         installed = (spark_home / "jars").stat().st_mtime_ns
-        identity = f"{java.home} {java.version} {spark_home} {installed}"
+        identity = f"{java.home} {java.version} {spark_home} {installed} {added}"
         key = hashlib.sha256(identity.encode()).hexdigest()[:16]
         archive = folder / f"spark-{spark_version}-java-{java.major}-{key}.jsa"
         _delete_foreign(folder)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cutline.spark.java import Java
-from cutline.spark.settings import DRIVER_JAVA_OPTIONS, write_arguments
+from cutline.spark.settings import DRIVER_CLASS_PATH, DRIVER_JAVA_OPTIONS, write_arguments
 
 GATEWAY = "org.apache.spark.api.python.PythonGatewayServer"
 # Settings that only SparkSubmit follows: it downloads packages and adds to the class path.
@@ -23,7 +23,7 @@ SUBMITTED = (
     "spark.archives",
     "spark.submit.",
     "spark.kerberos.",
-    "spark.driver.extraClassPath",
+    DRIVER_CLASS_PATH,
     "spark.driver.extraLibraryPath",
 )
 # Packages of Java that Spark accesses by reflection. A test compares them with those that Spark's launcher opens.

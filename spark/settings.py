@@ -251,6 +251,10 @@ FOREIGN_VARIABLES_HERE = (
     "_JAVA_OPTIONS",
 )
 
+DRIVER_CLASS_PATH = "spark.driver.extraClassPath"
+# The variables from which Spark's launcher builds the class path.
+CLASS_PATH_VARIABLES = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
+
 # The configuration of Spark's log, which goes to a file: users could not act on it, and errors reach the command as
 # exceptions.
 LOG4J = """rootLogger.level = error
@@ -345,6 +349,13 @@ def files_options(temporary: Path) -> list[str]:
     options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
     # For a user without a home, Java's user.home is "?", and Spark would create a folder with that name.
     return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
+
+
+def added_to_class_path(master: str, given: Mapping[str, str]) -> str:
+    """Return what the settings in fleet.toml and, on a cluster, the environment add to Spark's class path."""
+    variables = () if runs_on_this_machine(master) else CLASS_PATH_VARIABLES
+    found = [given.get(DRIVER_CLASS_PATH, ""), *(os.environ.get(name, "") for name in variables)]
+    return "\n".join(found).strip()
 
 
 def set_encoding_of_paths() -> None:

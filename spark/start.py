@@ -34,6 +34,7 @@ from cutline.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cutline.spark.session_folder import lasting_folder
 from cutline.spark.settings import (
     LOOPBACK,
+    added_to_class_path,
     check_protection,
     drop_foreign_variables,
     in_private_file,
@@ -307,7 +308,8 @@ class SparkStart:
     def _configure(self, spark_home: Path, spark_version: str) -> tuple[Java, dict[str, str]]:
         _silence_pyspark()
         java = find_java(*filter(None, [cache_folder()]), self.temporary)
-        archive = archive_options(java, spark_home, spark_version)
+        added = added_to_class_path(self._master, self._settings)
+        archive = archive_options(java, spark_home, spark_version, added)
         self.is_recording = is_recording(archive)
         set_environment(self._master, self._settings, java, spark_home)
         if runs_on_this_machine(self._master):

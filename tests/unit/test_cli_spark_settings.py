@@ -12,7 +12,14 @@ from cutline.fleet.config import runs_on_this_machine
 from cutline.spark import class_archive, start
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.java import Java
-from cutline.spark.settings import cores_of, driver_memory_bytes, session_settings, set_environment, with_retries
+from cutline.spark.settings import (
+    added_to_class_path,
+    cores_of,
+    driver_memory_bytes,
+    session_settings,
+    set_environment,
+    with_retries,
+)
 from cutline.spark.start import _keep_text
 
 
@@ -88,6 +95,15 @@ def test_executors_on_this_machine_have_the_settings_of_a_cluster_but_for_places
     assert {name for name in here.keys() | there.keys() if here.get(name) != there.get(name)} == places
 
 
+def test_what_changes_the_class_path_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    given = {"spark.driver.extraClassPath": "/a.jar", "spark.driver.memory": "1g"}
+    # On this machine, the variables are dropped.
+    assert added_to_class_path("local[2]", given) == "/a.jar"
+    assert added_to_class_path("local[2]", {}) == ""
+    assert added_to_class_path("yarn", {}) == "/etc/hadoop"
+
+
 @pytest.mark.parametrize(
     ("master", "length", "is_used"),
     [
@@ -124,6 +140,9 @@ def test_a_class_archive_is_recorded_once_then_used_but_never_required(
     monkeypatch.setattr(class_archive, "cache_folder", lambda: cache)
     options = archive_options(java, spark_home, "4.3.0")
     assert is_recording(options)
+    assert archive_options(java, spark_home, "4.3.0", "/more.jar") != options, (
+        "a JVM with another class path ignores it"
+    )
     archive = Path(options[0].partition("=")[2])
     archive.write_bytes(b"\0" * 100)
     assert archive_options(java, spark_home, "4.3.0") == []

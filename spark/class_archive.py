@@ -20,8 +20,8 @@ DUMP_SECONDS_MAX = 60
 # A JVM writes the header last: if the file still begins with zeros after this time, the JVM has died.
 WRITING_SECONDS_MAX = 300
 ARCHIVES_KEPT = 3
-# A JVM that ends while it is starting writes less than this; with a context it writes 59 MB, after plain jobs 68 MB, and
-# with Spark SQL 150 MB or more.
+# A JVM that ends while it is starting writes less than this. With a context it writes 59 MB, after plain jobs 68 MB,
+# and with Spark SQL 150 MB or more.
 ARCHIVE_BYTES_MIN = 50_000_000
 
 

@@ -242,13 +242,15 @@ class PgBackRest:
 
     def _run(self, command: str, *more: str) -> Ran:
         node = self.users.shop.shard.primary
-        options = [
-            f"--stanza={STANZA}", f"--repo1-path={self.repository}", f"--pg1-path={node.data_directory}",
-            f"--pg1-socket-path={node.socket_folder}", f"--pg1-port={PORT}", f"--pg1-user={SUPERUSER}",
-            f"--lock-path={self.users.folder / 'locks'}", "--log-level-file=off", "--log-level-console=error",
-            "--process-max=2", "--compress-type=gz", "--compress-level=1", "--repo1-retention-full=9",
-        ]  # fmt: skip
-        return run_measured([PGBACKREST, *options, *more, command], self.users.folder, {})
+        # It refuses options of other commands, but not in the environment.
+        options = {
+            "STANZA": STANZA, "REPO1_PATH": str(self.repository), "PG1_PATH": str(node.data_directory),
+            "PG1_SOCKET_PATH": str(node.socket_folder), "PG1_PORT": str(PORT), "PG1_USER": SUPERUSER,
+            "LOCK_PATH": str(self.users.folder / "locks"), "LOG_LEVEL_FILE": "off", "LOG_LEVEL_CONSOLE": "error",
+            "PROCESS_MAX": "2", "COMPRESS_TYPE": "gz", "COMPRESS_LEVEL": "1", "REPO1_RETENTION_FULL": "9",
+        }  # fmt: skip
+        environment = {f"PGBACKREST_{name}": value for name, value in options.items()}
+        return run_measured([PGBACKREST, *more, command], self.users.folder, environment)
 
 
 def run_command(

@@ -13,6 +13,7 @@ from cutline.spark import class_archive, start
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.java import Java
 from cutline.spark.settings import (
+    CLASS_PATH_VARIABLES,
     added_to_class_path,
     cores_of,
     driver_memory_bytes,
@@ -96,6 +97,8 @@ def test_executors_on_this_machine_have_the_settings_of_a_cluster_but_for_places
 
 
 def test_what_changes_the_class_path_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CLASS_PATH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     given = {"spark.driver.extraClassPath": "/a.jar", "spark.driver.memory": "1g"}
     # On this machine, the variables are dropped.

@@ -20,9 +20,10 @@ SHOWN_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a command took. `cpu_seconds` includes its children's; `peak_bytes` is the most memory by kind of process.
+    """The time and memory that a command used.
 
-    The memory of a kind is that of all its processes together. Shared memory counts in proportion (PSS).
+    `cpu_seconds` includes its children's. `peak_bytes` is the most memory by kind of process, of all processes of a
+    kind together; shared memory counts in proportion (PSS).
     """
 
     seconds: float

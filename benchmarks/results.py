@@ -127,7 +127,7 @@ class Results:
             measurement.sizes_bytes.append(size_bytes)
 
     def note_size(self, task: str, size_bytes: int) -> None:
-        """Add the size of what the last run stored."""
+        """Add the number of bytes that the last run stored."""
         self.measurements[task].sizes_bytes.append(size_bytes)
 
     def note_processes(self, task: str, cpu_seconds: float, peak_bytes: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from benchmarks.shard import Shard
 
 ORDERS_PER_CUSTOMER = 10
-# Each change is of a transaction with this many orders.
+# Each transaction changes this many orders.
 ORDERS_PER_TRANSACTION = 1000
 # Of the orders, an increment updates this share, inserts a seventh of it, and deletes a seventeenth.
 UPDATED = 10

@@ -1,4 +1,4 @@
-"""The users' case: realistic rows, and every command a process of its own, as under cron, beside the peers.
+"""The users' case: realistic rows, and each command in a separate process, as under cron; compared with the peers.
 
 The tools take turns, so that none of them always has warm caches or a busy disk. A restore counts only if it brings the
 source's rows back.

@@ -89,7 +89,7 @@ class NewPart:
             if self.is_new(segment) or any(_contains(segment, lsn) for lsn in decided) or _reaches(segment, position)
         )
 
-    @property
+    @cached_property
     def all_segments(self) -> tuple[Segment, ...]:
         """The segments to read of all nodes."""
         return tuple(segment for node in self.chain.baseline for segment in self.segments(node))

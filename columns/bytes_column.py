@@ -156,7 +156,7 @@ def gather(data: Bytes, starts: Ints, lengths: Ints) -> BytesColumn:
 
 def copy_ranges(data: Bytes, starts: Ints, ends: Ints) -> BytesColumn:
     """Copy the ranges `data[starts[i]:ends[i]]`, which are in order and do not overlap, faster than gather()."""
-    # Every other value of an array in which the ranges alternate with what is between them.
+    # The array contains the ranges and, between them, the gaps; take() copies only the ranges.
     bounds = np.stack([starts, ends], axis=1).reshape(-1)
     if not len(bounds):
         return BytesColumn(np.empty(0, np.uint8), np.zeros(1, np.int64))
@@ -192,7 +192,7 @@ def xxhash64(column: BytesColumn, seeds: Hashes | None = None) -> Hashes:
 
 def _hash_short(data: Bytes, starts: Ints, lengths: Ints, seeds: Hashes) -> Hashes:
     """Return the XXH64 of ranges of `data` that are at most HASHED_BY_COLUMN_BYTES_MAX long."""
-    # Every read below is within the data, but a view of its words needs one.
+    # The hash reads only the values, but numpy needs at least one word for a view of the data as words.
     padded = data if len(data) >= WORD_BYTES else np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])
     result = np.empty(len(starts), np.uint64)
     with np.errstate(over="ignore"):
@@ -269,7 +269,7 @@ def _rows(chosen: Flags) -> Any:
 
 
 def _round(state: Any, word: Any) -> Any:
-    """Mix a word into a state, None for zero."""
+    """Mix a word into a state; None stands for a state of zero."""
     mixed = word * _P2
     if state is not None:
         mixed += state

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, Ints, copy_ranges, gather, offsets_of
+from cutline.columns.bytes_column import WORD_BYTES, Bytes, BytesColumn, Flags, Ints, copy_ranges, gather, offsets_of
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
 # Block size for operations that need several bytes of memory per byte of data.
 BLOCK_BYTES = 1 << 20
-WORD_BYTES = 8
-# A tab that is not among the first so many words of a line is looked for among all bytes.
+# If a line has no tab in its first WORDS_MAX words, all bytes are searched.
 WORDS_MAX = 16
 _TABS, _ONES, _HIGHS = (np.uint64(byte * 0x0101010101010101) for byte in (TAB, 0x01, 0x80))
 NULL_MARK = b"\\N"
@@ -105,7 +104,7 @@ def keys_of(lines: BytesColumn, key_width: int, column_count: int) -> BytesColum
 def find_tabs(data: Bytes, starts: Ints) -> Ints:
     """Return the offset of the first tab at or after each start; there must be one.
 
-    It reads eight bytes of each line at a time, and no more of them than needed, unless a line needs many.
+    It reads eight bytes of each line at a time, and stops at the tab.
     """
     if len(data) < WORD_BYTES:
         data = np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])

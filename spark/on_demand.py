@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from cutline.spark.needs import ExecutorNeeds
     from cutline.spark.start import SparkStart
 
-
 # With more rows to shuffle than this, the JVM's optimising compiler saves more time than it takes.
 SHUFFLED_ROWS_MAX = 1_000_000
 

@@ -57,7 +57,6 @@ from cutline.restore.unfinished.unfinished import (
     find_resumable,
     settle_recorded,
 )
-from cutline.snapshots.fold.limits import CHOSEN_CHANGES_MAX
 from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.spark.spark_jobs import SparkSource
@@ -170,8 +169,7 @@ def _restore(
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
         changes = sum(volume.changes for volume in run.volumes.values())
-        # Up to this many changes, rows are not shuffled.
-        spark.begin(run.executor_needs, run.progress, changes if changes > CHOSEN_CHANGES_MAX else 0)
+        spark.begin(run.executor_needs, run.progress, changes)
     # A resumed restore keeps its decision where the restore was started: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()

@@ -27,7 +27,7 @@ KINDS_OF_A_TEST = 40
 
 
 def _tests() -> dict[str, list[Kind]]:
-    """The kinds by the name of their test: a family, or the part of a family that begins with its kind of that number."""
+    """The kinds by test: a family, or the part of it that begins with its kind of that number."""
     families: dict[str, list[Kind]] = {}
     for kind in all_kinds():
         families.setdefault(kind.family, []).append(kind)

@@ -27,16 +27,18 @@ from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 SIZES = (1, 10, 100, 1000)
 NAME, BUCKET, ROWS = "chain", "growth", 1000
 # Counts requests by method, and the bytes in request and response bodies; prints the counts for each line on stdin.
+# It serves one request at a time: concurrent conditional puts of one key may all succeed in moto.
 SERVER = """
 import json, sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-lock, counts = threading.Lock(), {"in": 0, "out": 0}
+serving, lock, counts = threading.Lock(), threading.Lock(), {"in": 0, "out": 0}
 
 def counted(application):
     def call(environ, start):
-        body = b"".join(application(environ, start))
+        with serving:
+            body = b"".join(application(environ, start))
         with lock:
             method = environ["REQUEST_METHOD"]
             counts[method] = counts.get(method, 0) + 1

@@ -69,6 +69,11 @@ def fields_of(record: Record) -> dict[str, Any]:
     return fields
 
 
+def to_json(value: Any) -> bytes:
+    """Encode the value as JSON in UTF-8, without spaces; records become objects with their fields in order."""
+    return _ENCODER.encode(value)
+
+
 def from_json(body: bytes | str, kind: Any) -> Any:
     """Decode a value of `kind`; raise msgspec.DecodeError, or ValidationError naming the invalid field."""
     return _decoder(kind).decode(body)
@@ -111,3 +116,6 @@ def _schema_of(kind: type[Any]) -> dict[str, Any]:
     if kind is Time:
         return {"type": "string", "format": "date-time", "pattern": TIME_PATTERN}
     raise NotImplementedError(kind.__name__)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode)

@@ -19,6 +19,9 @@ QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
 
 def table_name(schema: str, table: str) -> str:
     """Return `schema.table`, quoting parts that contain a dot or a quote, so that every table has a different name."""
+    name = f"{schema}.{table}"
+    if name.count(".") == 1 and '"' not in name:
+        return name
     return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
 
 

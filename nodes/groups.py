@@ -18,7 +18,7 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.record import Count, Integer, Record, fields_of
+from cutline.fleet.record import Count, Integer, Record
 from cutline.fleet.table_names import is_included, is_matching, quote_identifier, table_name
 from cutline.nodes.encodings import raw_text
 from cutline.storage.errors import RefusedError
@@ -227,13 +227,15 @@ class Group(Record, frozen=True):
         key = frozenset(column.name for column in self.columns[: self.key_width])
         return Signature(self.schema, self.table, columns, key, self.identity == "full")
 
-    def definition(self) -> dict[str, Any]:
-        """Return the fields that distinguish this definition from others: all except its number and partitions.
+    def definition(self) -> Group:
+        """Return what distinguishes this definition from others: the group without its number and partitions.
 
         The columns' `missing` values are blanked as well: a rewrite stores them in the rows and clears them.
         """
-        fields = {key: value for key, value in fields_of(self).items() if key not in ("number", "partitions")}
-        return fields | {"columns": [column | {"missing": None} for column in fields["columns"]]}
+        columns = self.columns
+        if any(column.missing is not None for column in columns):
+            columns = tuple(structs.replace(column, missing=None) for column in columns)
+        return structs.replace(self, number=0, partitions=1, columns=columns)
 
 
 @dataclass(frozen=True, slots=True)

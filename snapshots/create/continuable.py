@@ -6,7 +6,7 @@ logical decoding, slots, tables, the objects in the store. No check changes anyt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +34,16 @@ from cutline.snapshots.ddl.table_changes import (
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS
+from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import check_slot, slot_name, slot_state
-from cutline.wal.segments.segments import archive_prefix, last_number, segment_key
+from cutline.wal.segments.segments import Segment, archive_prefix, last_number, segment_key
 
+# An increment looks for so many older segments, in ten requests: a listing of all would make each increment slower than
+# the one before.
+LOOKED_FOR_MAX = 10_000
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
 """
@@ -161,16 +164,21 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainObjectMissingError unless the store has the objects that the chain's commits name.
 
     Server globals and the rows of extension tables may be missing, because the next commit stores them again. Objects
-    that only an object list names are not checked: there may be millions. Sizes are compared for the commits that were
-    read; the other segments of a partial chain only have to exist.
+    that only an object list names are not checked: there may be millions. Of a long chain's older segments, only those
+    of some nodes are looked for, in turn (`_nodes_in_turn`). Sizes are compared for the commits that were read; the
+    other segments of a partial chain only have to exist.
     """
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
-    folders = [f"snapshots/{chain.name}/{part}" for part in (copies, "wal", "schema")]
+    nodes = _nodes_in_turn(chain)
+    archives = [f"snapshots/{chain.name}/wal"]
+    if len(nodes) < len(chain.full.parts):
+        archives = [archive_prefix(chain.name, node, chain.full.operation) for node in nodes]
+    folders = [f"snapshots/{chain.name}/{copies}", *archives, f"snapshots/{chain.name}/schema"]
     sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
-    if chain.is_partial and any(key not in sizes for key in _segment_keys(chain)):
+    if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
-    named = {entry.key: entry.size for commit in chain.commits for entry in commit.named}
+    named = {entry.key: entry.size for commit in chain.commits for entry in _looked_for(commit, nodes, chain.last)}
     if copies == "lists":
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or lists with a different size is looked up by key.
@@ -182,8 +190,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         if own_object.kind in (GLOBALS, EXTENSION_ROWS)
     }
     for commit in chain.commits:
-        for key, size in ((entry.key, entry.size) for entry in commit.named if entry.key not in stored_again):
-            if sizes[key] != size and (problem := object_problem(store, key, size)):
+        for key, size in ((key, named[key]) for key in (entry.key for entry in commit.named) if key in named):
+            if key not in stored_again and sizes[key] != size and (problem := object_problem(store, key, size)):
                 raise ChainObjectMissingError(
                     f"object {key} of {point_label(commit.increment)} {problem}",
                     hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (to see what else is missing:"
@@ -193,9 +201,37 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                 )
 
 
-def _segment_keys(chain: Chain) -> Iterator[str]:
-    """Yield the keys of all segments in the chain: their numbers have no gaps."""
-    for node in chain.full.parts:
+def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:
+    """Return the nodes whose older segments the next increment looks for.
+
+    These are all nodes, unless a partial chain has more than LOOKED_FOR_MAX segments. Then increments look for those of
+    some nodes in turn, by the increment's number.
+    """
+    counts = {node: last_number(chain.newest_segments(node)) for node in chain.full.parts}
+    if not chain.is_partial or sum(counts.values()) <= LOOKED_FOR_MAX:
+        return tuple(counts)
+    turns: list[list[str]] = [[]]
+    left = LOOKED_FOR_MAX
+    for node, count in counts.items():
+        if turns[-1] and count > left:
+            turns.append([])
+            left = LOOKED_FOR_MAX
+        turns[-1].append(node)
+        left -= count
+    return tuple(turns[chain.last.increment % len(turns)])
+
+
+def _looked_for(commit: Commit, nodes: Container[str], newest: Commit) -> Iterator[NamedObject | Segment]:
+    """Yield the entries of the commit; segments only of these nodes, unless it is the newest commit."""
+    yield from commit.entries
+    for node, segments in commit.segments.items():
+        if commit is newest or node in nodes:
+            yield from segments
+
+
+def _segment_keys(chain: Chain, nodes: Iterable[str]) -> Iterator[str]:
+    """Yield the keys of all segments of these nodes in the chain: their numbers have no gaps."""
+    for node in nodes:
         prefix = archive_prefix(chain.name, node, chain.full.operation)
         for number in range(1, last_number(chain.newest_segments(node)) + 1):
             yield segment_key(prefix, number)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
-from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, ManifestError, seal
+from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal
 from cutline.snapshots.records.operation_records import CREATE, REPAIR, Intent
 from cutline.snapshots.records.proven_chains import (
     VOID_BYTES_MAX,
@@ -120,13 +120,14 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
     check_predecessor(store, commit)
     # A commit that no command would accept must not be stored.
     check_commit(commit)
-    body = seal(commit)
-    if len(body) > DOCUMENT_BYTES_MAX:
+    try:
+        body = seal(commit)
+    except DocumentTooLargeError as error:
         raise CommitTooLargeError(
-            f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {len(body) >> 20} MiB",
+            f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {error.mebibytes} MiB",
             hint="take snapshots of fewer tables: --exclude-group, or divide the fleet",
             details={"snapshot": commit.snapshot, "increment": commit.increment},
-        )
+        ) from error
     if len(body) <= VOID_BYTES_MAX:
         raise RuntimeError(f"a commit file of {len(body)} bytes would be mistaken for a void")
     try:
@@ -212,13 +213,14 @@ def put_repair(store: ObjectStore, repair: Repair) -> None:
     Raises RepairSupersededError if another repair has its number, OperationSettledError if another command settled this
     operation, CommitIndeterminateError if it is not known whether the repair was stored.
     """
-    body = seal(repair)
-    if len(body) > DOCUMENT_BYTES_MAX:
+    try:
+        body = seal(repair)
+    except DocumentTooLargeError as error:
         raise CommitTooLargeError(
-            f"the repair of {repair.snapshot} is too large: {len(body) >> 20} MiB",
+            f"the repair of {repair.snapshot} is too large: {error.mebibytes} MiB",
             hint="repair fewer objects at a time: --object KEY",
             details={"snapshot": repair.snapshot},
-        )
+        ) from error
     try:
         store.create(repair_key(repair.snapshot, repair.number), body)
     except ObjectExistsError as error:

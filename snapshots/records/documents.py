@@ -1,5 +1,8 @@
 """The JSON documents in a store: each is written once, in one canonical form, under its key, with a digest.
 
+The canonical form is JSON in UTF-8 without spaces, whose last field is the SHA-256 of the same JSON without that field.
+A document of more than COMPRESSED_FROM bytes is compressed with zstd.
+
 A document is trusted only if it is no larger than DOCUMENT_BYTES_MAX, every byte is as it was written, no key occurs
 twice, and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
 
@@ -21,8 +24,9 @@ from typing import Any
 
 import msgspec
 import zstandard
+from msgspec import structs
 
-from cutline.fleet.record import Record, fields_of, from_json
+from cutline.fleet.record import Record, from_json, to_json
 from cutline.storage.digest import digest
 from cutline.storage.errors import RefusedError
 from cutline.storage.ids import OPERATION_ID
@@ -99,14 +103,16 @@ def parse_key(snapshot: str, key: str) -> ParsedKey | None:
     return None
 
 
-FORMAT = re.compile(rb'"schema": "(cutline/[a-z-]+/([0-9]{1,9}))"')
-SEAL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n}\Z')
-SEAL_BYTES = len(',\n "digest": ""\n}') + 64
-DIGEST = re.compile(rb'"[0-9a-f]{64}"')
+FORMAT = re.compile(rb'"schema": ?"(cutline/[a-z-]+/([0-9]{1,9}))"')
+SEAL = re.compile(rb',"digest":"([0-9a-f]{64})"}\Z')
+SEAL_BYTES = len(',"digest":""}') + 64
 # The newest format of any kind. Only commits have format 2, and they have no format 1.
 FORMAT_MAX = 2
-# A commit for 10,000 tables is 9 MB. Larger documents are neither read nor written.
+# A commit for 10,000 tables of 8 columns is 13 MB. Larger documents are neither read nor written.
 DOCUMENT_BYTES_MAX = 256 << 20
+# Definitions repeat the same words: those of 10,000 tables are compressed to 0.1 MB.
+COMPRESSED_FROM = 256 << 10
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # The maximum length of a text, which is also the maximum for a command's argument. Only the LONG field, the value that
 # existing rows have in a new column (groups.py), may be longer.
 TEXT_MAX, LONG = 128 << 10, "missing"
@@ -124,18 +130,35 @@ class ManifestError(RefusedError):
     """A document in the store is damaged, misplaced, or in an unknown format."""
 
 
+class DocumentTooLargeError(ValueError):
+    """A document is larger than any that is read. `mebibytes` is its size."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.mebibytes = size_bytes >> 20
+        super().__init__(f"a document of {self.mebibytes} MiB is larger than {DOCUMENT_BYTES_MAX >> 20} MiB")
+
+
 class StoreEncryptedError(ManifestError):
     """The document is encrypted, and fleet.toml has no `[encryption]`."""
 
 
 def seal(document: Record | Mapping[str, Any]) -> bytes:
-    """Return the bytes of a document in its canonical form, which includes a digest of the rest."""
-    fields = fields_of(document) if isinstance(document, Record) else document
-    content = {name: value for name, value in fields.items() if name != "digest"}
-    # msgspec alone would leave non-ASCII characters unescaped; json alone takes four times as long to indent.
-    text = msgspec.json.format(json.dumps(content).encode(), indent=1)
-    # The digest is spliced in where a second encoding would put it; encoding twice takes twice as long.
-    return text[:-2] + f',\n "digest": "{digest(text)}"\n}}'.encode()
+    """Return the bytes of a document in its canonical form, compressed if it is large; raise DocumentTooLargeError."""
+    if isinstance(document, Record):
+        text = _canonical(document)
+    else:
+        text = to_json({name: value for name, value in document.items() if name != "digest"})
+    body = text[:-1] + f',"digest":"{digest(text)}"}}'.encode()
+    if len(body) > DOCUMENT_BYTES_MAX:
+        raise DocumentTooLargeError(len(body))
+    return body if len(body) < COMPRESSED_FROM else zstandard.compress(body)
+
+
+def _canonical(document: Any) -> bytes:
+    """Return the JSON of a record without its digest."""
+    if getattr(document, "digest", ""):
+        document = structs.replace(document, digest="")
+    return to_json(document)
 
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
@@ -174,10 +197,13 @@ def read_body(store: ObjectStore, key: str) -> bytes:
 
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
+    if body.startswith(ZSTD_MAGIC):
+        with checking(key):
+            body = decompress(body, DOCUMENT_BYTES_MAX)
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
         # Compare the bytes: encoding thousands of tables again would take too long.
-        content = body[: seal.start()] + b"\n}"
+        content = body[: seal.start()] + b"}"
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()
     match = FORMAT.search(body)
@@ -196,9 +222,21 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
     with checking(key):
         from_json(content, _Tag)
         document = from_json(content, kind)
-        # Check for duplicate keys last: for a malformed document, this takes thirty times its size in memory.
-        _check_keys(content)
+        # Everything that Cutline writes has the canonical form, in which no key occurs twice. Otherwise each object is
+        # examined, which takes ten times as long, and for a malformed document thirty times its size in memory.
+        if _canonical(document) != content or not _is_text_short(content):
+            _check_keys(content)
         return document
+
+
+def _is_text_short(content: bytes) -> bool:
+    """Whether no text in the JSON is longer than TEXT_MAX; False if that can't be told from a few of its quotes."""
+    quote = 0
+    while len(content) - quote > TEXT_MAX:
+        quote = content.rfind(b'"', quote + 1, quote + TEXT_MAX)
+        if quote < 0 or content[quote - 1 : quote] == b"\\":
+            return False
+    return True
 
 
 def _check_keys(content: bytes) -> None:

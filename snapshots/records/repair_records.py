@@ -71,7 +71,7 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
         return (*self.objects, *self.lists, *self.segments)
 
 
-class Repair(Record, frozen=True, kw_only=True, tag_field="schema", tag=REPAIR_FORMAT):
+class Repair(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=REPAIR_FORMAT):
     """Repair `number` of a snapshot, made by `operation`; `previous` is the digest of the repair before it, or "".
 
     `chain` is the chain's id, and `by` the label of the command. `digest` is stored in the file, and is "" until the

@@ -42,6 +42,12 @@ class CrashingStore:
         self._die("after a segment")
 
 
+@pytest.fixture(autouse=True, params=["psycopg", "adbc"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read any amount of WAL with psycopg, or with ADBC."""
+    monkeypatch.setattr(cutline.wal.drain.drain, "is_little", lambda *_: request.param == "psycopg")
+
+
 @pytest.fixture
 def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Make the drain die at the n-th point around its writes; with None, never."""

@@ -79,11 +79,10 @@ def test_nothing_of_an_invalid_chunk_is_stored(
     peek = cutline.wal.drain.drain.peek
 
     def altered_peek(
-        node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int
+        node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int, *, little: bool
     ) -> Iterator[Any]:
-        messages = [
-            one for part in peek(node, slot, publications, Lsn(finish), messages_max) for one in part.to_pylist()
-        ]
+        parts = peek(node, slot, publications, Lsn(finish), messages_max, little=little)
+        messages = [one for part in parts for one in part.to_pylist()]
         yield from_list(alter(messages, finish)).to_arrow()
 
     monkeypatch.setattr(cutline.wal.drain.drain, "peek", altered_peek)

@@ -41,6 +41,7 @@ print(json.dumps([code, sorted({"pandas", "pyspark", "pyarrow"} & set(sys.module
 DECODING = """
 import cutline.wal.drain.peek
 cutline.wal.drain.peek.peek_query = lambda *_: "SELECT ''::bytea FROM pg_sleep(600)"
+cutline.wal.drain.peek.LITTLE_WAL_BYTES = {}
 from cutline.cli.main import main
 main()
 """
@@ -130,7 +131,8 @@ def await_query(runs: Runs, node: str, pattern: str) -> None:
     ("program", "node", "pattern"),
     first(
         [
-            pytest.param(DECODING, "s1", "%pg_sleep(600)%", id="decoding"),
+            pytest.param(DECODING.format(16 << 20), "s1", "%pg_sleep(600)%", id="decoding"),
+            pytest.param(DECODING.format(-(1 << 60)), "s1", "%pg_sleep(600)%", id="decoding read by ADBC"),
             pytest.param(COMMAND, STANDBY, "%pg_last_wal_replay_lsn()::text%", id="replay"),
         ]
     ),

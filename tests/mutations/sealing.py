@@ -18,8 +18,7 @@ COMMIT = re.compile(r"snapshots/([^/]+)/(snapshot\.json|increments/(\d{16})\.jso
 
 def seal_text(text: str) -> bytes:
     """The bytes of a document with this text, which need not be valid JSON, and its digest."""
-    content = text[: text.rindex("\n}")] + "\n}" if text.endswith("\n}") else text
-    return f'{content[:-2]},\n "digest": "{digest(content.encode())}"\n}}'.encode()
+    return f'{text[:-1]},"digest":"{digest(text.encode())}"}}'.encode()
 
 
 def seal_document(document: Mapping[str, Any]) -> bytes:
@@ -57,7 +56,7 @@ def resealed(documents: Mapping[str, Any], key: str, changed: Mapping[str, Any])
 
 
 def _digest_of(body: bytes) -> str:
-    return body[-67:-3].decode()
+    return body[-66:-2].decode()
 
 
 def write_all(store: Path, bodies: Mapping[str, bytes]) -> None:

@@ -187,5 +187,5 @@ def differences(before: Any, after: Any, path: Place = ()) -> Iterator[Place]:
 
 def text_of(document: Any) -> str:
     """The document as JSON text, with the keys that stand twice."""
-    text = json.dumps(document, indent=1, ensure_ascii=False).replace(f'"{TWICE}', '"')
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).replace(f'"{TWICE}', '"')
     return text.replace(f'"{DEEP}"', "[" * DEEP_LISTS + "]" * DEEP_LISTS)

@@ -257,8 +257,9 @@ VALID_VALUES = (
 
 def seal_by_hand(content: Mapping[str, Any]) -> bytes:
     """Seal a document like `seal`, but accept what no document can hold, such as NaN."""
-    text = json.dumps({name: value for name, value in content.items() if name != "digest"}, indent=1)
-    return f'{text[:-2]},\n "digest": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}'.encode()
+    content = {name: value for name, value in content.items() if name != "digest"}
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+    return text[:-1] + f',"digest":"{hashlib.sha256(text).hexdigest()}"}}'.encode()
 
 
 def write_document(kind: str) -> tuple[bytes, str]:

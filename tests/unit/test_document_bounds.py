@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+import zstandard
+from msgspec import structs
 
-from cutline.snapshots.records.documents import DOCUMENT_BYTES_MAX, TEXT_MAX, ManifestError, seal
+from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.documents import (
+    COMPRESSED_FROM,
+    DOCUMENT_BYTES_MAX,
+    TEXT_MAX,
+    ZSTD_MAGIC,
+    ManifestError,
+    parse_document,
+    seal,
+    unseal,
+)
 from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.storage.local import LocalStore
 from tests.mutations.sealing import seal_text
@@ -31,7 +45,7 @@ def refusal(store: LocalStore) -> str:
 
 
 def unsealed() -> str:
-    return seal(commit(0)).decode().rpartition(',\n "digest"')[0] + "\n}"
+    return seal(commit(0)).decode().rpartition(',"digest"')[0] + "}"
 
 
 def test_a_document_sealed_by_somebody_else_is_read(tmp_path: Path) -> None:
@@ -46,7 +60,7 @@ def test_a_document_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
     assert "too large to be a document" in refusal(store)
 
 
-@pytest.mark.parametrize("place", ['"comment": ""', '"bytes": 20', '"a": "0/0"'])
+@pytest.mark.parametrize("place", ['"comment":""', '"bytes":20', '"a":"0/0"'])
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path, place: str) -> None:
     text = unsealed()
     assert place in text
@@ -54,10 +68,51 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, place: str) -> None:
 
 
 def test_a_text_longer_than_any_argument_is_refused(tmp_path: Path) -> None:
-    text = unsealed().replace('"comment": ""', f'"comment": "{"x" * (TEXT_MAX + 1)}"')
+    text = unsealed().replace('"comment":""', f'"comment":"{"x" * (TEXT_MAX + 1)}"')
     assert "comment is longer" in refusal(store_with(tmp_path, seal_text(text)))
 
 
 def test_a_hundred_thousand_lists_within_each_other_are_refused(tmp_path: Path) -> None:
-    text = unsealed().replace('"comment": ""', f'"comment": {"[" * 100_000}{"]" * 100_000}')
+    text = unsealed().replace('"comment":""', f'"comment":{"[" * 100_000}{"]" * 100_000}')
     refusal(store_with(tmp_path, seal_text(text)))
+
+
+def commit_of(comment: str) -> bytes:
+    return seal(structs.replace(commit(0), comment=comment))
+
+
+def test_a_large_document_is_compressed(tmp_path: Path) -> None:
+    comment = "comment " * 8_000
+    assert commit_of(comment).startswith(b"{")
+    larger = structs.replace(commit(0), left_out=(LeftOut("a", LeftOutKind.SUBSCRIPTION, comment, "why"),) * 5)
+    body = seal(larger)
+    assert body.startswith(ZSTD_MAGIC)
+    assert len(body) < COMPRESSED_FROM // 100
+    content, _ = unseal(KEY, body)
+    assert parse_document(KEY, content, FullSnapshot) == larger
+    for changed in (body[:-1], body[:-1] + bytes([body[-1] ^ 1]), ZSTD_MAGIC, ZSTD_MAGIC + b"{}"):
+        with pytest.raises(ManifestError) as refused:
+            unseal(KEY, changed)
+        assert KEY in refused.value.message
+
+
+def test_a_document_that_unpacks_to_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    with zstandard.ZstdCompressor().stream_writer(compressed := io.BytesIO(), closefd=False) as writer:
+        for _ in range(1 << 10):
+            writer.write(bytes(1 << 20))
+    assert "larger than 256 MiB" in refusal(store_with(tmp_path, compressed.getvalue()))
+
+
+@pytest.mark.parametrize("ends", ["", '"', "\\", 'a"b', '"' * 100_000, "\\" * 70_000, "é"])
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+def test_the_longest_text_is_read_and_a_longer_one_is_not(ends: str, more: int) -> None:
+    """Quotes and backslashes are escaped in JSON, where quotes also end texts."""
+    text = ends[: TEXT_MAX + more] + "x" * (TEXT_MAX + more - len(ends))
+    for whole in (text, text[::-1]):
+        assert len(whole) == TEXT_MAX + more
+        content, _ = unseal(KEY, commit_of(whole))
+        if more <= 0:
+            assert parse_document(KEY, content, FullSnapshot).comment == whole
+        else:
+            with pytest.raises(ManifestError, match="comment is longer"):
+                parse_document(KEY, content, FullSnapshot)

@@ -24,8 +24,8 @@ from tests.unit.document_kinds import (
 from tests.unit.made_commits import memory
 
 
-def test_a_document_is_indented_by_one_and_ends_with_its_digest() -> None:
-    values = [1, -2.5e300, None, True, [], {}, {'\u2028\U0001f600/"': "\x7f"}]
+def test_a_document_has_no_spaces_and_ends_with_its_digest() -> None:
+    values = [1, -2.5, None, True, [], {}, {'\u2028\U0001f600/"': "\x7f"}]
     content = {"schema": "cutline/odd/1", "a": values, "é\n": ""}
     assert seal(content | {"digest": "of before"}) == seal_by_hand(content)
 
@@ -90,8 +90,8 @@ def test_any_changed_byte_is_detected(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_duplicate_field_is_detected(kind: str) -> None:
     body, _ = write_document(kind)
-    first = body.split(b"\n")[1]
-    check_refusal(kind, body.replace(b"{\n", b"{\n" + first + b"\n", 1))
+    first = body[1 : body.index(b",") + 1]
+    check_refusal(kind, body.replace(b"{", b"{" + first, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,8 +33,8 @@ from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
-from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, read_ahead
-from cutline.wal.drain.peek import SlotInUseError, peek, slot_in_use
+from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
+from cutline.wal.drain.peek import SlotInUseError, is_little, peek, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
@@ -230,7 +230,7 @@ class _Chunk:
         self.through, self.resumed = self.archive.through, self.archive.open
         with (
             BackgroundCalls() as storing,
-            read_ahead(lambda: peek(task.node, task.slot, task.publications, task.finish, messages_max)) as batches,
+            read_ahead(lambda: self._peek(task, messages_max)) as batches,
         ):
             for batch in batches:
                 # A row may be 100 MB, so release everything as early as possible.
@@ -254,6 +254,10 @@ class _Chunk:
             self._store(None)
         average = max(decoder.read_bytes / max(decoder.read, 1), 1.0)
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
+
+    def _peek(self, task: DrainTask, messages_max: int) -> Batches:
+        little = is_little(task.finish - self.archive.through, len(task.definitions))
+        return peek(task.node, task.slot, task.publications, task.finish, messages_max, little=little)
 
     def _is_idle(self, task: DrainTask) -> bool:
         """Whether the node's WAL from the end of its archive to `task.finish` is small and contains only markers."""

@@ -1,0 +1,84 @@
+"""An increment looks for the older segments of its chain: for all of a short chain's, for a long chain's in turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutline.snapshots.create import continuable
+from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.records.proven_chains import read_newest_part
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import Inventory
+from cutline.wal.segments.segments import archive_prefix, segment_key
+from tests.unit.made_garbage import NODES, StoreBuilder
+
+NAME, INCREMENTS = "daily", 4
+# Two of each node in the full snapshot, and one of each in an increment.
+SEGMENTS = len(NODES) * (2 + INCREMENTS)
+
+
+def longer_chain() -> tuple[StoreBuilder, str]:
+    """A chain of a few increments, and the id of its full snapshot's operation."""
+    builder = StoreBuilder()
+    operation = builder.take_full(NAME).full.operation
+    for _ in range(INCREMENTS):
+        builder.take_increment(NAME)
+    return builder, operation
+
+
+def look(store: InMemoryStore, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """The number of segments in the listings of the check, and the key that it missed or ""."""
+    listed: list[str] = []
+    inventory = InMemoryStore.inventory
+
+    def noted(self: InMemoryStore, prefix: str) -> Inventory:
+        found = inventory(self, prefix)
+        listed.extend(one.key for one in found if "/wal/" in one.key)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InMemoryStore, "inventory", noted)
+        try:
+            check_objects(store, read_newest_part(store, NAME))
+        except ChainObjectMissingError as error:
+            return len(listed), str(error.details["object"])
+    return len(listed), ""
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_missing_segment_of_a_short_chain_is_found_at_once(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder, operation = longer_chain()
+    assert read_newest_part(builder.store, NAME).is_partial
+    assert look(builder.store, monkeypatch) == (SEGMENTS, "")
+    missing = segment_key(archive_prefix(NAME, node, operation), 3)
+    builder.store.delete(missing)
+    assert look(builder.store, monkeypatch) == (SEGMENTS - 1, missing)
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("most", [1, SEGMENTS // len(NODES), SEGMENTS - 1])
+def test_a_missing_segment_of_a_long_chain_is_found_in_turn(
+    node: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuable, "LOOKED_FOR_MAX", most)
+    builder, operation = longer_chain()
+    assert look(builder.store, monkeypatch) == (SEGMENTS // len(NODES), "")
+    missing = segment_key(archive_prefix(NAME, node, operation), 3)
+    builder.store.delete(missing)
+    found = []
+    for _ in NODES:
+        found.append(look(builder.store, monkeypatch)[1])
+        builder.store.create(missing, missing.encode())
+        builder.take_increment(NAME)
+        builder.store.delete(missing)
+    assert sorted(found) == ["", missing]
+
+
+def test_a_missing_segment_of_the_newest_commit_is_always_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuable, "LOOKED_FOR_MAX", 1)
+    builder, operation = longer_chain()
+    for node in NODES:
+        newest = segment_key(archive_prefix(NAME, node, operation), 2 + INCREMENTS)
+        builder.store.delete(newest)
+        assert look(builder.store, monkeypatch)[1] == newest
+        builder.store.create(newest, newest.encode())

@@ -12,11 +12,11 @@ a restore turns the definition into SQL, it is parsed strictly, in one place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 import msgspec
 import zstandard
-from msgspec import field
+from msgspec import field, structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
@@ -25,7 +25,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, mark_large_objects
 from cutline.nodes.table_state import TableState
-from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.documents import Packable, shortened
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.segments import Segment
 
@@ -190,6 +190,8 @@ FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/incr
 # The maximum number of increments that a commit summarizes; their summaries take 25 KB without comments. `list` reads
 # one commit in 64.
 SUMMARIZED_MAX = 64
+# The number of groups, in all shards, from which a full snapshot's commit contains equal groups only once.
+SAME_GROUPS_FROM = 2000
 # The maximum length of a summary's comment, in characters.
 COMMENT_MAX = 1000
 
@@ -304,7 +306,7 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     lists: tuple[ObjectList, ...] = ()
 
 
-class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
+class CommonPart(Packable, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
@@ -380,13 +382,16 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
     which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
     each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
-    of all shards on which it has parts. Early versions did not record it.
+    of all shards on which it has parts. Early versions did not record it. In the stored form of a commit with many
+    groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for each of the other
+    shards, the shard whose groups it has.
     """
 
     fleet_id: str = field(name="fleet")
     global_id_form: str = field(name="global_id")
     baseline: tuple[NodeIdentity, ...]
     groups: dict[str, tuple[Group, ...]]
+    same_groups: dict[str, str] = field(default_factory=dict)
     base: dict[str, Lsn]
     copied: tuple[StoredObject, ...] = field(name="objects")
     roles: dict[str, tuple[str, ...]]
@@ -396,6 +401,27 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     only_cut: bool = False
     lists: tuple[ObjectList, ...] = ()
     slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
+
+    def packed(self) -> Self:
+        """Return this commit with equal groups only once, if it has many."""
+        if sum(map(len, self.groups.values())) < SAME_GROUPS_FROM:
+            return self
+        owners: dict[tuple[Group, ...], str] = {}
+        owner_of = {shard: owners.setdefault(groups, shard) for shard, groups in sorted(self.groups.items())}
+        return structs.replace(
+            self,
+            groups={shard: self.groups[shard] for shard, owner in owner_of.items() if owner == shard},
+            same_groups={shard: owner for shard, owner in owner_of.items() if owner != shard},
+        )
+
+    def unpacked(self) -> Self:
+        """Return this commit with the groups of every shard; equal groups are the same objects."""
+        if not self.same_groups:
+            return self
+        if wrong := {*self.same_groups} & {*self.groups} or {*self.same_groups.values()} - {*self.groups}:
+            raise ValueError(f"groups and same_groups don't fit together for {', '.join(sorted(wrong))}")
+        groups = self.groups | {shard: self.groups[owner] for shard, owner in self.same_groups.items()}
+        return structs.replace(self, groups=dict(sorted(groups.items())), same_groups={})
 
     @property
     def parts(self) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import zstandard
@@ -126,6 +126,18 @@ class _Tag(msgspec.Struct):
     schema: str
 
 
+class Packable(Record, frozen=True):
+    """A document whose stored form is smaller than the form in which it is used."""
+
+    def packed(self) -> Self:
+        """Return the stored form of this document."""
+        return self
+
+    def unpacked(self) -> Self:
+        """Return the form in which this stored document is used; raise ValueError if there is none."""
+        return self
+
+
 class ManifestError(RefusedError):
     """A document in the store is damaged, misplaced, or in an unknown format."""
 
@@ -158,7 +170,7 @@ def _canonical(document: Any) -> bytes:
     """Return the JSON of a record without its digest."""
     if getattr(document, "digest", ""):
         document = structs.replace(document, digest="")
-    return to_json(document)
+    return to_json(document.packed() if isinstance(document, Packable) else document)
 
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
@@ -224,9 +236,9 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
         document = from_json(content, kind)
         # Everything that Cutline writes has the canonical form, in which no key occurs twice. Otherwise each object is
         # examined, which takes ten times as long, and for a malformed document thirty times its size in memory.
-        if _canonical(document) != content or not _is_text_short(content):
+        if to_json(document) != content or not _is_text_short(content):
             _check_keys(content)
-        return document
+        return document.unpacked() if isinstance(document, Packable) else document
 
 
 def _is_text_short(content: bytes) -> bool:

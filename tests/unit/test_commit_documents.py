@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import string
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.nodes.table_state import Counters, TableState
+from cutline.snapshots.records import commit as commit_module
 from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
@@ -178,6 +181,36 @@ def test_a_commit_is_read_back_equal_and_sealed_to_the_same_bytes(found: Commit)
     assert read == as_read(found)
     assert seal(read) == body
     assert seal(json.loads(body)) == body
+
+
+@given(found=COMMITS, is_equal=st.booleans())
+def test_groups_that_several_shards_have_are_stored_once(found: Commit, *, is_equal: bool) -> None:
+    if not isinstance(found, FullSnapshot):
+        return
+    if is_equal and found.groups:
+        # The values are objects of their own, as those that are read from the catalogs of several shards.
+        groups = next(iter(found.groups.values()))
+        found = structs.replace(found, groups={shard: copy.deepcopy(groups) for shard in found.groups})
+    with patch.object(commit_module, "SAME_GROUPS_FROM", 0):
+        body = seal(found)
+        read = read_back(body)
+        assert read == as_read(found)
+        assert seal(read) == body
+    stored = json.loads(body)
+    distinct = {*found.groups.values()}
+    assert len(stored["groups"]) == len(distinct)
+    assert stored["groups"].keys() | stored.get("same_groups", {}).keys() == found.groups.keys()
+    assert len({id(groups) for groups in read.groups.values()}) == len(distinct)  # type: ignore[union-attr]
+
+
+def test_a_commit_of_few_groups_contains_those_of_each_shard() -> None:
+    assert b"same_groups" not in seal(structs.replace(commit(0), groups={"a": (), "b": ()}))
+
+
+@pytest.mark.parametrize("same", [{"a": "a"}, {"b": "c"}, {"b": "b"}, {"b": "c", "c": "a"}, {"a": "b", "b": "a"}])
+def test_groups_of_a_shard_that_has_none_are_refused(same: dict[str, str]) -> None:
+    with pytest.raises(ManifestError, match=r"the/key .*groups and same_groups don't fit together"):
+        read_back(seal(fields_of(commit(0)) | {"same_groups": same}))
 
 
 def test_no_byte_of_a_commit_can_change_unnoticed() -> None:

@@ -220,8 +220,9 @@ class Trials:
                 checked.append(result)
                 folders.append(folder)
             for result, folder in zip(threads.map(self._restore_beside, checked, folders), folders, strict=True):
-                # A restore that fails cancels the jobs of those beside it.
-                result = self._restore(result, folder) if result.restored == CANCELLED else result
+                # A restore that fails cancels the jobs of those beside it, also of one that is repeated.
+                while result.restored == CANCELLED:
+                    result = self._restore_beside(result, folder)
                 note(result)
                 yield result
 

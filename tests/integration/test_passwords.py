@@ -199,7 +199,7 @@ def test_every_command_reaches_the_server_and_shows_no_password(
     for words, code in expected.items():
         assert place.run(fleet, *words.split(), **environment) == code, place.last_output()
     assert list((place.left / "events").rglob("*"))
-    assert {"pg_dump", "pg_restore", "SparkSubmit"} <= seen_programs(place.lines)
+    assert {"pg_dump", "pg_restore", "java"} <= seen_programs(place.lines)
     place.check_nothing_came_out()
 
 

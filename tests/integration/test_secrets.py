@@ -139,7 +139,7 @@ def test_no_secret_is_printed_or_stored(runner: CommandRunner, monkeypatch: pyte
             patched.setattr(S3Store, name, raise_bug)
         assert runner.run_here("list") == 70, runner.last_output()
     assert list((runner.folder / "tmp").glob("snapshot-bug-*.txt"))
-    assert {"pg_dump", "SparkSubmit"} <= seen_programs(runner.lines)
+    assert {"pg_dump", "java"} <= seen_programs(runner.lines)
     found = [
         f"{secret[:18]!r} in {where}" for where, text in everything(runner) for secret in SECRETS if secret in text
     ]

@@ -35,7 +35,7 @@ from cutline.snapshots.records.commit import (
     StoredObject,
 )
 from cutline.snapshots.records.documents import parse_document, seal, unseal
-from cutline.snapshots.records.proven_chains import check_commit, count_listed
+from cutline.snapshots.records.proven_chains import check_commit, commit_key, count_listed
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.segments import Segment
 
@@ -47,6 +47,7 @@ TYPES = (
     ("uuid", 2950), ("jsonb", 3802), ("boolean", 16),
 )  # fmt: skip
 AT = Time("2026-11-20T01:00:00.000Z")
+# A terabyte in base-copy objects of 64 MB takes two object lists.
 LISTS, LISTED = 2, 8192
 
 
@@ -152,13 +153,13 @@ def measure(nodes: int, tables: int) -> dict[str, object]:
     began = time.process_time()
     body = seal(full)
     sealed = time.process_time() - began
-    full = structs.replace(full, digest=unseal("full", body)[1])
+    full = structs.replace(full, digest=unseal(commit_key(NAME, 0), body)[1])
     increment = next_commit(full, chosen)
     following = seal(increment)
     del full, increment
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    for key, stored in (("full", body), ("increment", following)):
+    for key, stored in ((commit_key(NAME, 0), body), (commit_key(NAME, 1), following)):
         content, _ = unseal(key, stored)
         check_commit(parse_document(key, content, FullSnapshot | Increment))
     return {
@@ -183,7 +184,7 @@ def measure_all() -> Iterator[str]:
 def main() -> None:
     """Print a row for each size, or for the numbers of nodes and of tables of each in the arguments."""
     if len(sys.argv) > 1:
-        sys.stdout.write(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))) + "\n")
+        print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]))))
         return
     for row in measure_all():
         print(row, flush=True)

@@ -41,9 +41,9 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import check_slot, slot_name, slot_state
 from cutline.wal.segments.segments import Segment, archive_prefix, last_number, segment_key
 
-# An increment looks for so many older segments, in ten requests: a listing of all would make each increment slower than
-# the one before.
-LOOKED_FOR_MAX = 10_000
+# The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
+# make each increment slower than the one before. More are needed only if a single node has more segments.
+LISTINGS_MAX, LISTED_KEYS = 10, 1000
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
 """
@@ -164,9 +164,9 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainObjectMissingError unless the store has the objects that the chain's commits name.
 
     Server globals and the rows of extension tables may be missing, because the next commit stores them again. Objects
-    that only an object list names are not checked: there may be millions. Of a long chain's older segments, only those
-    of some nodes are looked for, in turn (`_nodes_in_turn`). Sizes are compared for the commits that were read; the
-    other segments of a partial chain only have to exist.
+    that only an object list names are not checked: there may be millions. Of the segments of a long chain, only those
+    of some nodes are checked (`_nodes_in_turn`). Sizes are compared for the commits that were read; the other segments
+    of a partial chain only have to exist.
     """
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
     nodes = _nodes_in_turn(chain)
@@ -178,7 +178,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
-    named = {entry.key: entry.size for commit in chain.commits for entry in _looked_for(commit, nodes, chain.last)}
+    named = {entry.key: entry.size for commit in chain.commits for entry in _entries_to_check(commit, nodes)}
     if copies == "lists":
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or lists with a different size is looked up by key.
@@ -190,7 +190,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         if own_object.kind in (GLOBALS, EXTENSION_ROWS)
     }
     for commit in chain.commits:
-        for key, size in ((key, named[key]) for key in (entry.key for entry in commit.named) if key in named):
+        for key, size in ((entry.key, entry.size) for entry in _entries_to_check(commit, nodes)):
             if key not in stored_again and sizes[key] != size and (problem := object_problem(store, key, size)):
                 raise ChainObjectMissingError(
                     f"object {key} of {point_label(commit.increment)} {problem}",
@@ -202,30 +202,33 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
 
 
 def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:
-    """Return the nodes whose older segments the next increment looks for.
+    """Return the nodes whose segments the next increment checks.
 
-    These are all nodes, unless a partial chain has more than LOOKED_FOR_MAX segments. Then increments look for those of
-    some nodes in turn, by the increment's number.
+    These are all nodes, unless listing the segments of a partial chain takes more than LISTINGS_MAX requests. Then
+    increments check those of some nodes in turn, by the increment's number.
     """
+    if not chain.is_partial:
+        return tuple(chain.full.parts)
     counts = {node: last_number(chain.newest_segments(node)) for node in chain.full.parts}
-    if not chain.is_partial or sum(counts.values()) <= LOOKED_FOR_MAX:
+    if sum(counts.values()) <= LISTINGS_MAX * LISTED_KEYS:
         return tuple(counts)
     turns: list[list[str]] = [[]]
-    left = LOOKED_FOR_MAX
+    left = LISTINGS_MAX
     for node, count in counts.items():
-        if turns[-1] and count > left:
+        listings = max(-(-count // LISTED_KEYS), 1)
+        if turns[-1] and listings > left:
             turns.append([])
-            left = LOOKED_FOR_MAX
+            left = LISTINGS_MAX
         turns[-1].append(node)
-        left -= count
+        left -= listings
     return tuple(turns[chain.last.increment % len(turns)])
 
 
-def _looked_for(commit: Commit, nodes: Container[str], newest: Commit) -> Iterator[NamedObject | Segment]:
-    """Yield the entries of the commit; segments only of these nodes, unless it is the newest commit."""
+def _entries_to_check(commit: Commit, nodes: Container[str]) -> Iterator[NamedObject | Segment]:
+    """Yield the commit's entries, of its segments only those of these nodes."""
     yield from commit.entries
     for node, segments in commit.segments.items():
-        if commit is newest or node in nodes:
+        if node in nodes:
             yield from segments
 
 

@@ -124,8 +124,10 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
         body = seal(commit)
     except DocumentTooLargeError as error:
         raise CommitTooLargeError(
-            f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {error.mebibytes} MiB",
-            hint="take snapshots of fewer tables: --exclude-group, or divide the fleet",
+            f"the commit of {increment_label(commit.snapshot, commit.increment)} is too large: {error.message}",
+            hint="take a new full snapshot: it contains equal definitions of several shards only once"
+            if commit.increment
+            else "take snapshots of fewer tables: --exclude-group, or divide the fleet",
             details={"snapshot": commit.snapshot, "increment": commit.increment},
         ) from error
     if len(body) <= VOID_BYTES_MAX:
@@ -217,7 +219,7 @@ def put_repair(store: ObjectStore, repair: Repair) -> None:
         body = seal(repair)
     except DocumentTooLargeError as error:
         raise CommitTooLargeError(
-            f"the repair of {repair.snapshot} is too large: {error.mebibytes} MiB",
+            f"the repair of {repair.snapshot} is too large: {error.message}",
             hint="repair fewer objects at a time: --object KEY",
             details={"snapshot": repair.snapshot},
         ) from error

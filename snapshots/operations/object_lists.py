@@ -34,7 +34,15 @@ from cutline.snapshots.records.commit import (
     StoredObject,
     compress_content,
 )
-from cutline.snapshots.records.documents import check_about, checking, list_prefix, parse_document, seal, unseal
+from cutline.snapshots.records.documents import (
+    check_about,
+    checking,
+    content_of,
+    list_prefix,
+    parse_document,
+    seal,
+    unseal,
+)
 from cutline.snapshots.records.proven_chains import check_distinct, check_listed, commit_key
 from cutline.snapshots.records.repaired_chain import without_replaced
 from cutline.storage.store import ObjectStore
@@ -206,7 +214,7 @@ def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
         if replaced := reading.replaced.get(object_list.key):
             with checking(object_list.key):
                 listed = without_replaced(listed, replaced)
-            content, _ = unseal(object_list.key, seal(listed))
+            content = content_of(listed)
             object_list = _with_totals(object_list, listed)
         read = ReadList(**structs.asdict(object_list), content=compress_content(content))
         return read, [stored.key for stored in listed.objects]

@@ -25,7 +25,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, mark_large_objects
 from cutline.nodes.table_state import TableState
-from cutline.snapshots.records.documents import Packable, shortened
+from cutline.snapshots.records.documents import shortened
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.segments import Segment
 
@@ -306,7 +306,7 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     lists: tuple[ObjectList, ...] = ()
 
 
-class CommonPart(Packable, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
+class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
@@ -402,7 +402,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     lists: tuple[ObjectList, ...] = ()
     slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
 
-    def packed(self) -> Self:
+    def for_storing(self) -> Self:
         """Return this commit with equal groups only once, if it has many."""
         if sum(map(len, self.groups.values())) < SAME_GROUPS_FROM:
             return self
@@ -414,12 +414,12 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
             same_groups={shard: owner for shard, owner in owner_of.items() if owner != shard},
         )
 
-    def unpacked(self) -> Self:
+    def for_use(self) -> Self:
         """Return this commit with the groups of every shard; equal groups are the same objects."""
         if not self.same_groups:
             return self
         if wrong := {*self.same_groups} & {*self.groups} or {*self.same_groups.values()} - {*self.groups}:
-            raise ValueError(f"groups and same_groups don't fit together for {', '.join(sorted(wrong))}")
+            raise ValueError(f"groups and same_groups contradict each other for {', '.join(sorted(wrong))}")
         groups = self.groups | {shard: self.groups[owner] for shard, owner in self.same_groups.items()}
         return structs.replace(self, groups=dict(sorted(groups.items())), same_groups={})
 

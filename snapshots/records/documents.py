@@ -1,10 +1,11 @@
 """The JSON documents in a store: each is written once, in one canonical form, under its key, with a digest.
 
 The canonical form is JSON in UTF-8 without spaces, whose last field is the SHA-256 of the same JSON without that field.
-A document of more than COMPRESSED_FROM bytes is compressed with zstd.
+A document of at least COMPRESSED_FROM bytes is compressed with zstd.
 
-A document is trusted only if it is no larger than DOCUMENT_BYTES_MAX, every byte is as it was written, no key occurs
-twice, and its content matches its type (fleet/record.py). Anything else raises an error that names the object.
+A document is trusted only if it is no larger than DOCUMENT_BYTES_MAX, every byte of its JSON is as it was written, no
+key occurs twice, and its content matches its type (fleet/record.py). Anything else raises an error that names the
+object.
 
 Each kind of document is a Record. Its module also defines its key, the function that reads it and, in one function, the
 rules that types can't express.
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import zstandard
@@ -110,9 +111,13 @@ SEAL_BYTES = len(',"digest":""}') + 64
 FORMAT_MAX = 2
 # A commit for 10,000 tables of 8 columns is 13 MB. Larger documents are neither read nor written.
 DOCUMENT_BYTES_MAX = 256 << 20
-# Definitions repeat the same words: those of 10,000 tables are compressed to 0.1 MB.
+# Definitions repeat the same words: the commit for 10,000 tables is compressed to 0.25 MB.
 COMPRESSED_FROM = 256 << 10
+# Documents outside the folders of snapshots describe operations and fleets. Compressed, larger ones would be cheap to
+# plant, and many are read at once.
+RECORD_BYTES_MAX = 16 << 20
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+SNAPSHOTS = "snapshots/"
 # The maximum length of a text, which is also the maximum for a command's argument. Only the LONG field, the value that
 # existing rows have in a new column (groups.py), may be longer.
 TEXT_MAX, LONG = 128 << 10, "missing"
@@ -126,28 +131,25 @@ class _Tag(msgspec.Struct):
     schema: str
 
 
-class Packable(Record, frozen=True):
-    """A document whose stored form is smaller than the form in which it is used."""
+@runtime_checkable
+class StoredOtherwise(Protocol):
+    """A document that is stored in another form than it is used in."""
 
-    def packed(self) -> Self:
-        """Return the stored form of this document."""
-        return self
+    def for_storing(self) -> Record:
+        """Return the form in which this document is stored."""
+        ...
 
-    def unpacked(self) -> Self:
-        """Return the form in which this stored document is used; raise ValueError if there is none."""
-        return self
+    def for_use(self) -> Record:
+        """Return the form in which this stored document is used; raise ValueError if it is invalid."""
+        ...
 
 
 class ManifestError(RefusedError):
     """A document in the store is damaged, misplaced, or in an unknown format."""
 
 
-class DocumentTooLargeError(ValueError):
-    """A document is larger than any that is read. `mebibytes` is its size."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.mebibytes = size_bytes >> 20
-        super().__init__(f"a document of {self.mebibytes} MiB is larger than {DOCUMENT_BYTES_MAX >> 20} MiB")
+class DocumentTooLargeError(RefusedError):
+    """A document would be larger than those that are read."""
 
 
 class StoreEncryptedError(ManifestError):
@@ -157,20 +159,26 @@ class StoreEncryptedError(ManifestError):
 def seal(document: Record | Mapping[str, Any]) -> bytes:
     """Return the bytes of a document in its canonical form, compressed if it is large; raise DocumentTooLargeError."""
     if isinstance(document, Record):
-        text = _canonical(document)
+        text = content_of(document)
     else:
         text = to_json({name: value for name, value in document.items() if name != "digest"})
     body = text[:-1] + f',"digest":"{digest(text)}"}}'.encode()
     if len(body) > DOCUMENT_BYTES_MAX:
-        raise DocumentTooLargeError(len(body))
+        raise DocumentTooLargeError(
+            f"a document would have {len(body) >> 20} MiB, more than the {DOCUMENT_BYTES_MAX >> 20} MiB that are read",
+            hint="divide the fleet, or exclude tables: exclude under [groups] in fleet.toml",
+        )
     return body if len(body) < COMPRESSED_FROM else zstandard.compress(body)
 
 
-def _canonical(document: Any) -> bytes:
-    """Return the JSON of a record without its digest."""
+def content_of(document: Record) -> bytes:
+    """Return the JSON of a document without its digest, as `unseal` does.
+
+    If the type has a `digest`, it must omit defaults.
+    """
     if getattr(document, "digest", ""):
         document = structs.replace(document, digest="")
-    return to_json(document.packed() if isinstance(document, Packable) else document)
+    return to_json(document.for_storing() if isinstance(document, StoredOtherwise) else document)
 
 
 def read_sealed(store: ObjectStore, key: str, kind: Any) -> Any:
@@ -210,8 +218,10 @@ def read_body(store: ObjectStore, key: str) -> bytes:
 def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     """Return a document's content and its digest; raise ManifestError unless every byte is as it was sealed."""
     if body.startswith(ZSTD_MAGIC):
-        with checking(key):
-            body = decompress(body, DOCUMENT_BYTES_MAX)
+        try:
+            body = decompress(body, DOCUMENT_BYTES_MAX if key.startswith(SNAPSHOTS) else RECORD_BYTES_MAX)
+        except ValueError as error:
+            raise _damaged_error(key, f"is damaged: {error}") from error
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
         # Compare the bytes: encoding thousands of tables again would take too long.
@@ -220,13 +230,13 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
             return content, seal[1].decode()
     match = FORMAT.search(body)
     is_newer = match is not None and int(match[2]) > FORMAT_MAX
-    raise ManifestError(
-        f"object {key} is damaged: its contents have changed since it was written",
-        hint=f"{NEWER_HINT}: its format is {match[1].decode()}"
-        if match and is_newer
-        else "put it back from a copy of the store; until then, nothing that it describes can be trusted",
-        details={"object": key},
-    )
+    hint = f"{NEWER_HINT}: its format is {match[1].decode()}" if match and is_newer else ""
+    raise _damaged_error(key, "is damaged: its contents have changed since it was written", hint)
+
+
+def _damaged_error(key: str, problem: str, hint: str = "") -> ManifestError:
+    remedy = "put it back from a copy of the store; until then, nothing that it describes can be trusted"
+    return ManifestError(f"object {key} {problem}", hint=hint or remedy, details={"object": key})
 
 
 def parse_document(key: str, content: bytes, kind: Any) -> Any:
@@ -238,11 +248,14 @@ def parse_document(key: str, content: bytes, kind: Any) -> Any:
         # examined, which takes ten times as long, and for a malformed document thirty times its size in memory.
         if to_json(document) != content or not _is_text_short(content):
             _check_keys(content)
-        return document.unpacked() if isinstance(document, Packable) else document
+        return document.for_use() if isinstance(document, StoredOtherwise) else document
 
 
 def _is_text_short(content: bytes) -> bool:
-    """Whether no text in the JSON is longer than TEXT_MAX; False if that can't be told from a few of its quotes."""
+    """Whether no text in the JSON is longer than TEXT_MAX.
+
+    Looks at few quotes, and may return False for short texts too.
+    """
     quote = 0
     while len(content) - quote > TEXT_MAX:
         quote = content.rfind(b'"', quote + 1, quote + TEXT_MAX)

@@ -171,8 +171,9 @@ def made_world(servers: EmbeddedFleet, folder: Path, spark: Ready) -> Iterator[W
         fleet = _describe(servers, folder / "fleet.toml", f"file://{folder}/store")
         for node in fleet.nodes:
             await_database(node)
-        stack.enter_context(dropping_slots(fleet))
-        _take_chains(Runs(fleet, spark))
+        # Thousands of restores follow, whose WAL the slots would retain: five gigabytes, in memory.
+        with dropping_slots(fleet):
+            _take_chains(Runs(fleet, spark))
         yield World(fleet, folder / "store", spark, folder)
 
 

@@ -45,7 +45,7 @@ class CrashingStore:
 @pytest.fixture(autouse=True, params=["psycopg", "adbc"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read any amount of WAL with psycopg, or with ADBC."""
-    monkeypatch.setattr(cutline.wal.drain.drain, "is_little", lambda *_: request.param == "psycopg")
+    monkeypatch.setattr(cutline.wal.drain.drain, "reads_with_psycopg", lambda *_: request.param == "psycopg")
 
 
 @pytest.fixture

@@ -79,9 +79,9 @@ def test_nothing_of_an_invalid_chunk_is_stored(
     peek = cutline.wal.drain.drain.peek
 
     def altered_peek(
-        node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int, *, little: bool
+        node: Node, slot: str, publications: tuple[str, ...], finish: int, messages_max: int, *, with_psycopg: bool
     ) -> Iterator[Any]:
-        parts = peek(node, slot, publications, Lsn(finish), messages_max, little=little)
+        parts = peek(node, slot, publications, Lsn(finish), messages_max, with_psycopg=with_psycopg)
         messages = [one for part in parts for one in part.to_pylist()]
         yield from_list(alter(messages, finish)).to_arrow()
 

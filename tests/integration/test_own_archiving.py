@@ -41,7 +41,7 @@ print(json.dumps([code, sorted({"pandas", "pyspark", "pyarrow"} & set(sys.module
 DECODING = """
 import cutline.wal.drain.peek
 cutline.wal.drain.peek.peek_query = lambda *_: "SELECT ''::bytea FROM pg_sleep(600)"
-cutline.wal.drain.peek.LITTLE_WAL_BYTES = {}
+cutline.wal.drain.peek.PSYCOPG_WAL_BYTES = {}
 from cutline.cli.main import main
 main()
 """

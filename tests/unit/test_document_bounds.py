@@ -90,17 +90,29 @@ def test_a_large_document_is_compressed(tmp_path: Path) -> None:
     assert len(body) < COMPRESSED_FROM // 100
     content, _ = unseal(KEY, body)
     assert parse_document(KEY, content, FullSnapshot) == larger
-    for changed in (body[:-1], body[:-1] + bytes([body[-1] ^ 1]), ZSTD_MAGIC, ZSTD_MAGIC + b"{}"):
-        with pytest.raises(ManifestError) as refused:
-            unseal(KEY, changed)
-        assert KEY in refused.value.message
+    flipped = [body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :] for place in range(4, len(body), 7)]
+    for changed in (body[:-1], ZSTD_MAGIC, ZSTD_MAGIC + b"{}", *flipped):
+        # zstd ignores some bits of its own.
+        found, refused = content, None
+        try:
+            found, _ = unseal(KEY, changed)
+        except ManifestError as error:
+            refused = error
+        assert found == content
+        if refused:
+            assert refused.message.startswith(f"object {KEY} is damaged: ")
+            assert refused.hint.startswith("put it back from a copy")
 
 
 def test_a_document_that_unpacks_to_a_gigabyte_is_not_read(tmp_path: Path) -> None:
     with zstandard.ZstdCompressor().stream_writer(compressed := io.BytesIO(), closefd=False) as writer:
         for _ in range(1 << 10):
             writer.write(bytes(1 << 20))
-    assert "larger than 256 MiB" in refusal(store_with(tmp_path, compressed.getvalue()))
+    body = compressed.getvalue()
+    assert "larger than 256 MiB" in refusal(store_with(tmp_path, body))
+    # Records of operations are smaller, and many are read at once.
+    with pytest.raises(ManifestError, match="larger than 16 MiB"):
+        unseal("operations/op-1/intent.json", body)
 
 
 @pytest.mark.parametrize("ends", ["", '"', "\\", 'a"b', '"' * 100_000, "\\" * 70_000, "é"])

@@ -1,4 +1,4 @@
-"""An increment looks for the older segments of its chain: for all of a short chain's, for a long chain's in turn."""
+"""An increment checks that its chain's segments are in the store: all of a short chain's, a long chain's in turn."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ def test_a_missing_segment_of_a_short_chain_is_found_at_once(node: str, monkeypa
 
 
 @pytest.mark.parametrize("node", NODES)
-@pytest.mark.parametrize("most", [1, SEGMENTS // len(NODES), SEGMENTS - 1])
+@pytest.mark.parametrize("keys", [SEGMENTS // len(NODES), SEGMENTS - 1, 1])
 def test_a_missing_segment_of_a_long_chain_is_found_in_turn(
-    node: str, most: int, monkeypatch: pytest.MonkeyPatch
+    node: str, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(continuable, "LOOKED_FOR_MAX", most)
+    """A listing returns so many keys that one node's segments take a listing, or one for each segment."""
+    monkeypatch.setattr(continuable, "LISTINGS_MAX", 1)
+    monkeypatch.setattr(continuable, "LISTED_KEYS", keys)
     builder, operation = longer_chain()
     assert look(builder.store, monkeypatch) == (SEGMENTS // len(NODES), "")
     missing = segment_key(archive_prefix(NAME, node, operation), 3)
-    builder.store.delete(missing)
     found = []
     for _ in NODES:
+        builder.store.delete(missing)
         found.append(look(builder.store, monkeypatch)[1])
         builder.store.create(missing, missing.encode())
         builder.take_increment(NAME)
-        builder.store.delete(missing)
     assert sorted(found) == ["", missing]
 
 
-def test_a_missing_segment_of_the_newest_commit_is_always_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuable, "LOOKED_FOR_MAX", 1)
-    builder, operation = longer_chain()
-    for node in NODES:
-        newest = segment_key(archive_prefix(NAME, node, operation), 2 + INCREMENTS)
-        builder.store.delete(newest)
-        assert look(builder.store, monkeypatch)[1] == newest
-        builder.store.create(newest, newest.encode())
+def test_the_nodes_of_a_turn_take_no_more_listings_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuable, "LISTED_KEYS", 2)
+    builder, _ = longer_chain()
+    # Each node has six segments, and so takes three listings of two.
+    for most, listed in ((5, 6), (6, 12)):
+        monkeypatch.setattr(continuable, "LISTINGS_MAX", most)
+        assert look(builder.store, monkeypatch) == (listed, "")

@@ -34,7 +34,7 @@ from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
-from cutline.wal.drain.peek import SlotInUseError, is_little, peek, slot_in_use
+from cutline.wal.drain.peek import SlotInUseError, peek, reads_with_psycopg, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
@@ -256,8 +256,8 @@ class _Chunk:
         self.next_messages = int(min(max(CHUNK_BYTES / average, CHUNK_MESSAGES_MIN), CHUNK_MESSAGES_MAX))
 
     def _peek(self, task: DrainTask, messages_max: int) -> Batches:
-        little = is_little(task.finish - self.archive.through, len(task.definitions))
-        return peek(task.node, task.slot, task.publications, task.finish, messages_max, little=little)
+        chosen = reads_with_psycopg(task.finish - self.archive.through, len(task.definitions))
+        return peek(task.node, task.slot, task.publications, task.finish, messages_max, with_psycopg=chosen)
 
     def _is_idle(self, task: DrainTask) -> bool:
         """Whether the node's WAL from the end of its archive to `task.finish` is small and contains only markers."""

@@ -1,8 +1,7 @@
 """Peek: read a chunk of a slot's decoded messages as Arrow arrays, without advancing the slot.
 
-ADBC reads whole buffers, without a Python object for each message. But for every session it first reads all types and
-columns of the database, which takes 0.1 s in an empty database and seconds with thousands of tables. So a little WAL is
-read with psycopg (`is_little`).
+ADBC creates no Python object for each message. But for every session it first reads all types and columns of the
+database, which takes seconds with thousands of tables. So psycopg reads small amounts of WAL (`reads_with_psycopg`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import platform
 import secrets
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +21,8 @@ import adbc_driver_manager as adbc
 import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
-from psycopg.abc import Buffer
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import DiagnosticField
 
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.config import Node
@@ -105,9 +104,9 @@ SEE_LOG, NO_SLOT = "see the server's log", "raise max_replication_slots, or drop
 CONTINUE, REPEAT = "repeat the command: it continues where the archive ends", "repeat the check"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
-# Psycopg takes about 1 µs more for each message than ADBC, and a message takes about 100 bytes of WAL. For each table,
+# psycopg takes about 1 µs more for each message than ADBC, and a message takes about 100 bytes of WAL. For each table,
 # ADBC takes 0.2 ms to begin.
-LITTLE_WAL_BYTES, LITTLE_WAL_BYTES_PER_TABLE = 16 << 20, 16 << 10
+PSYCOPG_WAL_BYTES, PSYCOPG_WAL_BYTES_PER_TABLE = 16 << 20, 16 << 10
 COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 COPY_HEADER_BYTES, COPY_ROW_BYTES, COPY_END = len(COPY_SIGNATURE) + 8, 6, b"\xff\xff"
 
@@ -117,17 +116,17 @@ class SlotInUseError(BusyError):
 
 
 def peek(
-    node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int, *, little: bool = False
+    node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int, *, with_psycopg: bool = False
 ) -> Generator[pa.Array[Any], None, None]:
     """Yield the slot's messages (pgoutput, protocol 3) up to position `finish`, in binary arrays of bounded size.
 
     Values and names are in the server's encoding. Stops early once `messages_max` is reached, but only at the end of a
-    transaction. Set `little` if there is little WAL up to `finish` (`is_little`). Raises SlotInUseError, and
+    transaction. Set `with_psycopg` for a small amount of WAL (`reads_with_psycopg`). Raises SlotInUseError, and
     UnreachableError if the server ends the read.
     """
     query = peek_query(slot, publications, finish, messages_max)
-    if little:
-        yield from _peek_little(node, slot, query)
+    if with_psycopg:
+        yield from _peek_with_psycopg(node, slot, query)
         return
     try:
         with open_reader(node) as connection, adbc.AdbcStatement(connection) as statement:
@@ -143,43 +142,53 @@ def peek(
         raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
 
 
-def is_little(wal_bytes: int, tables: int) -> bool:
-    """Whether so much WAL of a database with so many tables is read faster with psycopg than with ADBC."""
-    return wal_bytes <= LITTLE_WAL_BYTES + tables * LITTLE_WAL_BYTES_PER_TABLE
+def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
+    """Whether psycopg reads so much WAL of a database with so many tables faster than ADBC.
+
+    A transaction that began before this WAL and ends in it adds messages.
+    """
+    return wal_bytes <= PSYCOPG_WAL_BYTES + tables * PSYCOPG_WAL_BYTES_PER_TABLE
 
 
-def _peek_little(node: Node, slot: str, query: str) -> Generator[pa.Array[Any], None, None]:
+def _peek_with_psycopg(node: Node, slot: str, query: str) -> Generator[pa.Array[Any], None, None]:
     with connect(node, client_encoding=RAW) as connection, connection.cursor() as cursor:
         try:
             with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()) as copy:
-                messages, held_bytes = list[bytes](), 0
-                for message in _copied_values(copy):
-                    messages.append(message)
-                    held_bytes += len(message)
-                    if held_bytes >= BATCH_BYTES:
-                        yield from_list(messages).to_arrow()
-                        messages, held_bytes = [], 0
-                if messages:
-                    yield from_list(messages).to_arrow()
+                try:
+                    # Don't keep a reference to a batch, which may be 100 MB.
+                    while (batch := [_next_batch(copy)])[0] is not None:
+                        yield batch.pop()
+                except GeneratorExit:
+                    # Otherwise psycopg would read the rest of the result.
+                    connection.close()
+                    raise
         except psycopg.Error as error:
-            raise _peek_error(node, slot, str(error), error.sqlstate) from error
+            raise _peek_error(node, slot, _message_of(error), error.sqlstate) from error
 
 
-def _copied_values(blocks: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the values of COPY's only column in its binary format (PostgreSQL manual, COPY, "Binary Format").
+def _next_batch(copy: psycopg.Copy) -> pa.Array[Any] | None:
+    """Read the next values of COPY's only column; return None at the end.
 
-    The server sends each row in a block of its own, and the header before the first row or the end.
+    The server sends each row in a block of its own (PostgreSQL manual, COPY, "Binary Format"), with the header before
+    the first row or before the end.
     """
-    for number, block in enumerate(blocks):
-        row = bytes(block)
-        if number == 0:
-            row = row[COPY_HEADER_BYTES:]
-        if row == COPY_END:
-            # The result has to be read to its end.
+    values, held_bytes = list[bytes](), 0
+    while held_bytes < BATCH_BYTES and (block := memoryview(copy.read())):
+        begin = COPY_HEADER_BYTES if block[: len(COPY_SIGNATURE)] == COPY_SIGNATURE else 0
+        if block[begin:] == COPY_END:
             continue
-        if len(row) != COPY_ROW_BYTES + int.from_bytes(row[2:COPY_ROW_BYTES], "big"):
-            raise RuntimeError(f"the server sent a block of {len(row)} bytes that is not a row with one value")
-        yield row[COPY_ROW_BYTES:]
+        length = int.from_bytes(block[begin + 2 : begin + COPY_ROW_BYTES], "big")
+        if len(block) != begin + COPY_ROW_BYTES + length:
+            raise psycopg.DataError(f"it sent {len(block)} bytes that are not a row with one value")
+        values.append(bytes(block[begin + COPY_ROW_BYTES :]))
+        held_bytes += length
+    return from_list(values).to_arrow() if values else None
+
+
+def _message_of(error: psycopg.Error) -> str:
+    """Return the server's message, or psycopg's; with the encoding RAW, psycopg decodes only ASCII."""
+    message = error.pgresult.error_field(DiagnosticField.MESSAGE_PRIMARY) if error.pgresult else None
+    return message.decode(errors="backslashreplace") if message else str(error)
 
 
 @contextmanager

@@ -119,8 +119,8 @@ format: $(INSTALLED)  ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED)  ## run the benchmarks; ROWS=N sets the size, JSON=FILE writes the figures
-	@$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json $(JSON))
+bench: $(INSTALLED)  ## run the benchmarks; ROWS=N and TABLES=N set sizes, PART=users runs one, JSON=FILE writes figures
+	@$(BIN)/python -m benchmarks $(if $(ROWS),--rows $(ROWS)) $(if $(TABLES),--tables $(TABLES)) $(addprefix --only ,$(PART)) $(if $(JSON),--json $(JSON))
 
 hot: $(INSTALLED)  ## measure the drain of a busy node with CHANGES=N changes, and BYTES=N of text per row
 	@$(BIN)/python -m benchmarks.hot_node $(if $(CHANGES),--changes $(CHANGES)) $(if $(BYTES),--bytes $(BYTES))

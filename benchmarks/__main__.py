@@ -35,6 +35,7 @@ from benchmarks.peers import Peers
 from benchmarks.report import document, show
 from benchmarks.results import Results
 from benchmarks.shard import Shard, running_shard
+from benchmarks.tables import tables_part
 from benchmarks.users import small_part, users_part
 
 
@@ -44,6 +45,7 @@ def main(
     programs: Annotated[
         Path | None, typer.Option(help="Folder of another PostgreSQL's programs, for the server with realistic rows.")
     ] = None,
+    tables: Annotated[int, typer.Option(min=100, help="Number of tables in the database with many tables.")] = 10_000,
     accounts: Annotated[
         int, typer.Option(min=100_000, help="Number of rows in pgbench_accounts, in steps of 100000.")
     ] = 5_000_000,
@@ -60,7 +62,8 @@ def main(
         raise typer.BadParameter(f"no such part: {', '.join(sorted(unknown))}", param_hint="--only")
     console, progress = Console(), Console(stderr=True)
     options = {
-        "rows": rows, "accounts": accounts, "transactions": transactions, "backups": backups, "parts": sorted(parts),
+        "rows": rows, "tables": tables, "accounts": accounts, "transactions": transactions, "backups": backups,
+        "parts": sorted(parts),
     }  # fmt: skip
     facts = environment(programs)
     results = Results()
@@ -77,6 +80,8 @@ def main(
                 users_part(results, rows, programs, folder, say)
             if "small" in parts:
                 small_part(results, folder, say)
+            if "tables" in parts:
+                tables_part(results, tables, folder, say)
             if parts & WARM:
                 say(f"starting a server with {accounts} accounts")
                 with running_shard(folder, rows=accounts, backups=backups) as shard:

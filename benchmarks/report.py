@@ -74,8 +74,12 @@ def _measurements(results: Results) -> Table:
 
 def _comparisons(results: Results) -> Table:
     table = Table("compared", "in", "value", "aim", "", title="compared")
+    begun = results.measurements.keys() | {failure.task for failure in results.failures}
     for verdict in results.verdicts():
         what = verdict.comparison
+        if not begun & {what.task, what.peer}:
+            # It belongs to a part that was not requested.
+            continue
         beside = f"{what.task} / {what.peer}" if what.peer else what.task
         table.add_row(beside, what.unit, _value(verdict), _aim(what), _mark(verdict))
     return table

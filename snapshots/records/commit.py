@@ -187,7 +187,7 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
-# The maximum number of increments that a commit summarizes; their summaries take 25 KB without comments. `list` reads
+# The maximum number of increments that a commit summarizes; their summaries take 22 KB without comments. `list` reads
 # one commit in 64.
 SUMMARIZED_MAX = 64
 # The number of groups, in all shards, from which a full snapshot's commit contains equal groups only once.

@@ -28,12 +28,14 @@ ROOT = Path(__file__).parent.parent.parent
 # Prints the process's peak memory before and after the drain, in MiB, and the drain's result.
 WORKER = """
 import base64, json, pickle, sys
+from cutline.wal.drain import drain as module
 from cutline.wal.drain.drain import drain
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM:")) >> 10
 
 task = pickle.loads(base64.b64decode(sys.stdin.read()))
+module.reads_with_psycopg = lambda *_: sys.argv[1] == "psycopg"
 before = peak()
 report = drain(task)
 print(json.dumps({"before": before, "peak": peak(), "problem": report.problem, "segments": len(report.segments),
@@ -47,13 +49,16 @@ RANDOM = """
 SCALE = 10 if SOAK_SECONDS else 1
 
 
-def drain_in_subprocess(follower: Follower, finish: int) -> dict[str, int]:
+both_readers = pytest.mark.parametrize("reader", ["psycopg", "adbc"])
+
+
+def drain_in_subprocess(follower: Follower, finish: int, reader: str) -> dict[str, int]:
     """Drain in a subprocess; return its peak memory, and the number of segments and changes that it stored."""
     task = replace(follower.task, finish=Lsn(finish))
     # A task makes no folder: `init` has made it.
     Path(task.store.url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
     worker = subprocess.run(
-        [sys.executable, "-c", WORKER],
+        [sys.executable, "-c", WORKER, reader],
         input=base64.b64encode(pickle.dumps(task)).decode(),
         capture_output=True,
         text=True,
@@ -68,19 +73,22 @@ def drain_in_subprocess(follower: Follower, finish: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(3600)
+@both_readers
 @pytest.mark.parametrize(
     ("columns", "row", "rows"),
     [("id int PRIMARY KEY, v int", "n, n", 400_000), ("id int PRIMARY KEY, v text", f"n, {RANDOM}", 150_000)],
     ids=["narrow", "1 KB"],
 )
-def test_one_large_transaction_is_decoded_in_bounded_memory(place: Place, columns: str, row: str, rows: int) -> None:
+def test_one_large_transaction_is_decoded_in_bounded_memory(
+    place: Place, columns: str, row: str, rows: int, reader: str
+) -> None:
     place.connection.execute(f"CREATE TABLE t ({columns})".encode())
     follower = place.follow(groups_of(place))
     count = rows * SCALE
     place.connection.execute(
         f"INSERT INTO t SELECT {row.format(kibibytes=1)} FROM generate_series(1, {count}) n".encode()
     )
-    found = drain_in_subprocess(follower, place.write_finish())
+    found = drain_in_subprocess(follower, place.write_finish(), reader)
     assert found["changes"] == count
     # With more than one segment, a larger transaction would need no more memory.
     assert found["segments"] > (1 if "text" in columns or SOAK_SECONDS else 0)
@@ -88,7 +96,8 @@ def test_one_large_transaction_is_decoded_in_bounded_memory(place: Place, column
 
 
 @pytest.mark.timeout(3600)
-def test_a_large_row_is_decoded_with_a_few_copies_of_it(place: Place) -> None:
+@both_readers
+def test_a_large_row_is_decoded_with_a_few_copies_of_it(place: Place, reader: str) -> None:
     groups = wide_tables(place)
     follower = place.follow(groups)
     mebibytes = 10 * SCALE
@@ -98,7 +107,7 @@ def test_a_large_row_is_decoded_with_a_few_copies_of_it(place: Place) -> None:
     place.connection.execute(r"UPDATE keyed SET v = E'\t\\' || v || E'\n'")
     place.connection.execute("DELETE FROM bag")
     finish = place.write_finish()
-    found = drain_in_subprocess(follower, finish)
+    found = drain_in_subprocess(follower, finish, reader)
     # A row deleted from a multiset is decoded whole, too.
     assert found["changes"] == 4
     assert found["peak"] - found["before"] < 200 + 7 * mebibytes

@@ -54,7 +54,7 @@ Document = dict[str, Any]
 # A row of BASE_SCHEMA, SEGMENT_SCHEMA or LARGE_SCHEMA.
 Row = dict[str, Any]
 Rows = list[Row]
-DIGEST = slice(-67, -3)
+DIGEST = slice(-66, -2)
 # The beginning of the seal in a segment's metadata.
 SEAL_OF_SEGMENT = re.compile(rb'("seal": ")[0-9a-f]{4}')
 OPERATIONS = "operations"

@@ -6,7 +6,7 @@ column, except hashing, which makes one per 8 bytes of the longest value. Only l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -110,7 +110,7 @@ def column_of(values: pa.Array | pa.ChunkedArray) -> BytesColumn:
     return from_arrow(values)
 
 
-def from_list(values: list[bytes]) -> BytesColumn:
+def from_list(values: Sequence[bytes | memoryview]) -> BytesColumn:
     """Return a column of the given values."""
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     return BytesColumn(np.frombuffer(b"".join(values), np.uint8), offsets_of(lengths))

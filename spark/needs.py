@@ -157,3 +157,16 @@ def find_executor_error(text: str) -> SnapshotError | None:
     ):
         return TooLittleMemoryError(f"{name}: {TASK.sub('', no_memory).strip()}", hint=MEMORY_HINT)
     return None
+
+
+def is_of_connection(error: BaseException) -> bool:
+    """Whether the error, or one of its causes, is that of a connection to a JVM; not an exception of the JVM itself."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        is_of_py4j = type(link).__module__.startswith("py4j.") and type(link).__name__ != "Py4JJavaError"
+        if is_of_py4j or isinstance(link, (ConnectionError, EOFError)):
+            return True
+        link = link.__cause__ or link.__context__
+    return False

@@ -30,7 +30,7 @@ from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.connections import shut_down_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.watch import Watch
-from cutline.spark.needs import ExecutorNeeds, raising_executor_errors
+from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
 from cutline.spark.preflight import awaiting_executors
 from cutline.storage.errors import ErrorReport, error_of
 from cutline.storage.store import stoppable_requests
@@ -415,7 +415,12 @@ def polling(count: Callable[[], object]) -> Iterator[None]:
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
-            count()
+            try:
+                count()
+            except Exception as error:
+                # If the JVM has ended, the job itself says so.
+                if not is_of_connection(error):
+                    raise
             pass_on()
 
     thread = threading.Thread(target=poll, name="job progress", daemon=True)

@@ -30,6 +30,7 @@ from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.deferred_session import DeferredSession
 from cutline.spark.java import Java, find_java
 from cutline.spark.jvm_command import ENVIRONMENT, is_submitted, jvm_command
+from cutline.spark.needs import is_of_connection
 from cutline.spark.served_archive import ARCHIVE, HOST, ServedArchive
 from cutline.spark.session_folder import lasting_folder
 from cutline.spark.settings import (
@@ -215,7 +216,7 @@ class SparkStart:
         # An interrupt is not an Exception.
         if self._jvm is None or not isinstance(error, Exception) or isinstance(error, SnapshotError):
             return None
-        if not _is_of_connection(error):
+        if not is_of_connection(error):
             return None
         try:
             # The connection ends slightly before the process.
@@ -344,19 +345,6 @@ class SparkStart:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(jvm.pid, signal.SIGKILL)
         jvm.wait()
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    """Whether the error, or one of its causes, is that of a connection to a JVM; not an exception of the JVM itself."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        is_of_py4j = type(link).__module__.startswith("py4j.") and type(link).__name__ != "Py4JJavaError"
-        if is_of_py4j or isinstance(link, (ConnectionError, EOFError)):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
 
 
 def _start_error(error: Exception, log: Path) -> SnapshotError:

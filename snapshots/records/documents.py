@@ -115,7 +115,7 @@ DOCUMENT_BYTES_MAX = 256 << 20
 COMPRESSED_FROM = 256 << 10
 # Documents outside the folders of snapshots describe operations and fleets. Compressed, larger ones would be cheap to
 # plant, and many are read at once.
-RECORD_BYTES_MAX = 16 << 20
+RECORD_BYTES_MAX = 64 << 20
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 SNAPSHOTS = "snapshots/"
 # The maximum length of a text, which is also the maximum for a command's argument. Only the LONG field, the value that

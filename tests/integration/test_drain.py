@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
+from psycopg.pq import ExecStatus
 
 import cutline.wal.drain.drain
 from cutline.fleet.lsn import Lsn
+from cutline.nodes.connections import connect_replication
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.storage.store import ObjectStore
@@ -210,6 +213,27 @@ def test_a_slot_that_another_client_advances_before_the_drain_does_is_lost(
     report = follower.drain(finish)
     assert report.problem is not None
     assert report.problem["slug"] == "slot-lost"
+
+
+def test_a_slot_that_another_session_reads_is_named_and_drained_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = place.follow(create_one_table(place))
+    place.connection.execute("INSERT INTO t VALUES (1)")
+    finish = place.write_finish()
+    monkeypatch.setattr(cutline.wal.drain.drain, "SLOT_IN_USE_SECONDS_MAX", 0.5)
+    with closing(connect_replication(follower.task.node)) as reader:
+        names = ",".join(f'"{name}"' for name in follower.task.publications)
+        options = f"proto_version '3', publication_names '{names}'"
+        command = f'START_REPLICATION SLOT "{follower.task.slot}" LOGICAL 0/0 ({options})'
+        assert reader.pgconn.exec_(command.encode()).status == ExecStatus.COPY_BOTH
+        report = follower.drain(finish)
+    assert report.problem is not None
+    assert (report.problem["slug"], report.problem["exit_code"]) == ("slot-in-use", 7)
+    assert follower.task.slot in report.problem["message"]
+    monkeypatch.undo()
+    follower.drain_fully(finish)
+    assert len(follower.changes()) == 1
 
 
 def test_a_drain_that_another_one_overtakes_continues_where_that_one_ended(

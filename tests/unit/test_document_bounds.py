@@ -111,7 +111,7 @@ def test_a_document_that_unpacks_to_a_gigabyte_is_not_read(tmp_path: Path) -> No
     body = compressed.getvalue()
     assert "larger than 256 MiB" in refusal(store_with(tmp_path, body))
     # Records of operations are smaller, and many are read at once.
-    with pytest.raises(ManifestError, match="larger than 16 MiB"):
+    with pytest.raises(ManifestError, match="larger than 64 MiB"):
         unseal("operations/op-1/intent.json", body)
 
 

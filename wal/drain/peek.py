@@ -19,12 +19,13 @@ from typing import Any
 
 import adbc_driver_manager as adbc
 import adbc_driver_postgresql
+import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import DiagnosticField
 
-from cutline.columns.bytes_column import from_list
+from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
@@ -172,7 +173,7 @@ def _next_batch(copy: psycopg.Copy) -> pa.Array[Any] | None:
     The server sends each row in a block of its own (PostgreSQL manual, COPY, "Binary Format"), with the header before
     the first row or before the end.
     """
-    values, held_bytes = list[bytes](), 0
+    values, held_bytes = list[memoryview](), 0
     while held_bytes < BATCH_BYTES and (block := memoryview(copy.read())):
         begin = COPY_HEADER_BYTES if block[: len(COPY_SIGNATURE)] == COPY_SIGNATURE else 0
         if block[begin:] == COPY_END:
@@ -180,8 +181,11 @@ def _next_batch(copy: psycopg.Copy) -> pa.Array[Any] | None:
         length = int.from_bytes(block[begin + 2 : begin + COPY_ROW_BYTES], "big")
         if len(block) != begin + COPY_ROW_BYTES + length:
             raise psycopg.DataError(f"it sent {len(block)} bytes that are not a row with one value")
-        values.append(bytes(block[begin + COPY_ROW_BYTES :]))
+        values.append(block[begin + COPY_ROW_BYTES :])
         held_bytes += length
+    if len(values) == 1:
+        # It may be large, so it is not copied.
+        return BytesColumn(np.frombuffer(values[0], np.uint8), offsets_of(np.array([held_bytes]))).to_arrow()
     return from_list(values).to_arrow() if values else None
 
 

@@ -12,10 +12,12 @@ import pytest
 
 import cutline.wal.decoding.decoder
 import cutline.wal.drain.drain
+import cutline.wal.drain.peek
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
+from cutline.storage.errors import UnreachableError
 from cutline.wal.decoding.decoder import LINE_BYTES_MAX
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place
@@ -60,6 +62,16 @@ def with_mixed_rows(messages: list[bytes], _: int) -> list[bytes]:
     """Put the end of the first row into the second."""
     first, second = [place for place, message in enumerate(messages) if message[:1] == b"I"]
     return [*messages[:second], messages[second][:-4] + messages[first][-9:], *messages[second + 1 :]]
+
+
+@pytest.mark.parametrize("with_psycopg", [True, False])
+def test_the_words_of_the_server_are_kept(place: Place, monkeypatch: pytest.MonkeyPatch, *, with_psycopg: bool) -> None:
+    """The session converts nothing, but a server's messages and the names in them are UTF-8."""
+    node = place.follow(create_one_table(place)).task.node
+    query = "SELECT convert_to((text 'größe' || generate_series(1, 1))::int::text, 'UTF8')"
+    monkeypatch.setattr(cutline.wal.drain.peek, "peek_query", lambda *_: query)
+    with pytest.raises(UnreachableError, match='invalid input syntax for type integer: "größe1"'):
+        list(cutline.wal.drain.peek.peek(node, "slot", ("all",), Lsn(1), 10, with_psycopg=with_psycopg))
 
 
 @pytest.mark.parametrize(

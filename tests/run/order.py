@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 # The longest units first. Units that mostly wait (for S3 servers, silent nodes, pauses of retries) are early, because
 # they take little time from the others. The end of a run names long units that are missing here.
 LONG = (
+    "tests/integration/test_damage_matrix.py",
     "tests/integration/restoring",
     "tests/integration/exact",
     "tests/integration/matrix",
-    "tests/integration/test_damage_matrix.py",
     "tests/integration/test_fault_walk.py",
     "tests/integration/test_cluster_pack.py",
     "tests/integration/test_speculation.py",

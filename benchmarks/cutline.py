@@ -37,6 +37,10 @@ class WarmSpark:
 
     started: SparkStart
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         """Do nothing, because the session is already running."""
 

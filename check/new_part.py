@@ -14,6 +14,7 @@ from functools import cached_property
 
 from cutline.check.copies import Copies
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.snapshots.fold.amounts import amount_of
 from cutline.snapshots.fold.sources import (
     BaseSources,
     NodeBases,
@@ -27,6 +28,7 @@ from cutline.snapshots.fold.sources import (
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, DefinitionChanges
+from cutline.spark.spark_jobs import Amount
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
 from cutline.wal.segments.segments import Segment
@@ -98,6 +100,11 @@ class NewPart:
     def changes(self) -> int:
         """How many changes there are in the segments to read."""
         return sum(segment.changes for segment in self.all_segments)
+
+    @property
+    def amount(self) -> Amount:
+        """About how much there is to read."""
+        return amount_of(self.all_segments, [entry for commit in self.commits for entry in commit.entries])
 
     def segment_sources(self, number: int, node: str, among: Collection[str] = ()) -> list[SegmentSource]:
         """Return the sources of `segments`, as snapshots.fold.sources.segment_sources does for all segments."""

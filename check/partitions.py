@@ -21,7 +21,7 @@ from cutline.check.streams import StreamHashes, last_by_node
 from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, column_of, from_arrow, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import map_batches
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import Keys, exact_keys
@@ -29,6 +29,7 @@ from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation

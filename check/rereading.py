@@ -20,7 +20,7 @@ from cutline.check.stored_entries import Entry, StoredEntries
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, run_tasks
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Amount, Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -170,7 +170,7 @@ class Rereading:
             return list(threads.map(read, tasks))
 
     def _read_by_job(self, tasks: Sequence[RereadTask]) -> list[ErrorReport | None]:
-        self.spark.begin(ExecutorNeeds(self.store), self.progress)
+        self.spark.begin(ExecutorNeeds(self.store), self.progress, Amount())
         shares = NodeShares[RereadTask].of_tasks(
             self.progress, tasks, lambda task: task.entry.node, lambda task: task.entry.size
         )

@@ -31,7 +31,6 @@ from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.check.truncates import note_contradicted
 from cutline.columns.arrow_numbers import to_arrow, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
-from cutline.columns.python_workers import InDriver, broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
@@ -50,6 +49,7 @@ from cutline.snapshots.fold.sources import (
     read_opened,
 )
 from cutline.snapshots.records.chain import Chain
+from cutline.spark.sent_values import InDriver, broadcast
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore

@@ -53,11 +53,11 @@ from cutline.check.transaction_parts import (
 )
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Flags, Ints
-from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.records.chain import Chain
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Dealing, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation

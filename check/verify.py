@@ -187,7 +187,7 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
     part = NewPart(chain)
-    check.spark.begin(ExecutorNeeds(location), progress, part.changes)
+    check.spark.begin(ExecutorNeeds(location), progress, part.amount)
     _check_part(check, part, request.rows)
     record_full(check)
 
@@ -242,7 +242,7 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
     if part.has_copies or held is None:
-        spark.begin(ExecutorNeeds(store), progress, part.changes)
+        spark.begin(ExecutorNeeds(store), progress, part.amount)
     sources = None if held else _sources_for_reports(copies, part, store)
     rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)

@@ -1,4 +1,4 @@
-"""Run functions in Spark's Python workers, send values to the workers, and keep garbage collection short.
+"""Run functions in Spark's Python workers, and keep garbage collection short.
 
 A worker collects garbage after every task. The collection visits all objects in all imported modules, some 100,000 with
 pandas and pyarrow, and takes about 50 ms of CPU time, more than a small task.
@@ -7,11 +7,9 @@ pandas and pyarrow, and takes about 50 ms of CPU time, more than a small task.
 from __future__ import annotations
 
 import gc
-import pickle
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -46,41 +44,6 @@ def local_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     """
     filled = [batch for batch in table.to_batches() if len(batch)]
     return session.createDataFrame(pa.Table.from_batches(filled, table.schema))
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A value that is pickled as plain bytes. Unpickling returns the value itself, with read-only arrays."""
-
-    value: Any
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes, list[bytes]]]:
-        buffers: list[pickle.PickleBuffer] = []
-        head = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
-        return _unpack, (head, [buffer.raw().tobytes() for buffer in buffers])
-
-
-def _unpack(head: bytes, buffers: list[bytes]) -> Any:
-    return pickle.loads(head, buffers=buffers)
-
-
-def broadcast(session: SparkSession, value: Any) -> Any:
-    """Send a value to every executor whose tasks refer to the result; tasks read it from the result's `value`.
-
-    pickle passes the memory of Arrow tables, and of numpy arrays of 64 KiB or more, as PickleBuffers. With
-    spark.io.encryption.enabled, as on every cluster, pyspark can send only bytes.
-    """
-    return session.sparkContext.broadcast(_Packed(value))
-
-
-@dataclass(frozen=True, slots=True)
-class InDriver:
-    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
-
-    value: Any
-
-    def unpersist(self) -> None:
-        """Do nothing."""
 
 
 def set_first_work(work: FirstWork | None) -> None:

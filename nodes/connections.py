@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -203,9 +204,51 @@ _addresses: dict[str, set[Any]] = {}
 _open_lock = threading.Lock()
 
 
+class _Opened:
+    """The connections that a block opens (`stoppable_sessions`)."""
+
+    def __init__(self) -> None:
+        self._connections: WeakSet[psycopg.Connection[Any]] = WeakSet()
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def add(self, connection: psycopg.Connection[Any]) -> None:
+        with self._lock:
+            self._connections.add(connection)
+            is_late = self._is_stopped
+        if is_late:
+            shut_down(connection)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            connections = list(self._connections)
+        for connection in connections:
+            shut_down(connection)
+
+
+_opened: ContextVar[_Opened | None] = ContextVar("opened", default=None)
+
+
+@contextmanager
+def stoppable_sessions() -> Iterator[Callable[[], None]]:
+    """Yield a function with which another thread can end the connections that this thread opens in the block.
+
+    Connections that are opened later are ended at once.
+    """
+    opened = _Opened()
+    before = _opened.set(opened)
+    try:
+        yield opened.stop
+    finally:
+        _opened.reset(before)
+
+
 def remember_open(connection: psycopg.Connection[Any], node: Node) -> None:
-    """Register the connection and the server's address for shut_down_sessions."""
+    """Register the connection and the server's address for shut_down_sessions and stoppable_sessions."""
     server = _server_of(node)
+    if opened := _opened.get():
+        opened.add(connection)
     with _open_lock, suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as handle:
         _open[connection] = server
         _addresses.setdefault(server, set()).add(handle.getpeername())

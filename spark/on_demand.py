@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from cutline.fleet.config import Fleet, check_spark_variables, has_executors
 from cutline.fleet.progress import Progress
-from cutline.spark.settings import check_protection
+from cutline.spark.driver_session import DriverSession
+from cutline.spark.settings import check_protection, cores_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutline.spark.needs import ExecutorNeeds
+    from cutline.spark.spark_jobs import Amount
     from cutline.spark.start import SparkStart
 
 # With more rows to shuffle than this, the JVM's optimising compiler saves more time than it takes.
 SHUFFLED_ROWS_MAX = 1_000_000
+# Threads of the driver do this much in less time than a JVM and its workers take to start.
+SMALL_BYTES_MAX, SMALL_ROWS_MAX = 32 << 20, 500_000
+SMALL_CORES_MAX = 8
 
 
 class SparkOnDemand:
@@ -38,9 +43,15 @@ class SparkOnDemand:
         self._has_executors = has_executors(fleet.spark_master)
         self._start: SparkStart | None = None
         self._is_checked = False
+        self._is_brief = True
+        self.is_small = False
 
-    def begin(self, needs: ExecutorNeeds, progress: Progress, shuffled: int = 0) -> None:
-        start = self._begin(is_brief=shuffled <= SHUFFLED_ROWS_MAX)
+    def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
+        self._is_brief = amount.changes <= SHUFFLED_ROWS_MAX
+        self.is_small = self._start is None and not self._has_executors and _is_small(amount)
+        if self.is_small:
+            return
+        start = self._begin()
         if self._is_checked or not self._has_executors:
             return
         from cutline.columns.python_workers import set_first_work
@@ -54,17 +65,20 @@ class SparkOnDemand:
         self._is_checked = True
 
     def session(self) -> SparkSession:
+        if self.is_small and self._start is None:
+            cores = min(cores_of(self._fleet.spark_master) or 1, SMALL_CORES_MAX)
+            return cast("SparkSession", DriverSession(lambda: self._begin().session(), cores))
         return self._begin().session()
 
-    def _begin(self, *, is_brief: bool = True) -> SparkStart:
-        if self._start is not None and self._start.is_brief and not is_brief and not self._has_executors:
+    def _begin(self) -> SparkStart:
+        if self._start is not None and self._start.is_brief and not self._is_brief and not self._has_executors:
             # Only a new JVM can have the other compiler.
             self._start.stop()
             self._start = None
         if self._start is None:
             from cutline.spark.start import start_spark
 
-            self._start = start_spark(self._fleet, self._name, is_brief=is_brief)
+            self._start = start_spark(self._fleet, self._name, is_brief=self._is_brief)
         return self._start
 
     def __enter__(self) -> Self:
@@ -88,3 +102,7 @@ class SparkOnDemand:
             self._start.stop(graceful=False)
         if ended is not None:
             raise ended from value
+
+
+def _is_small(amount: Amount) -> bool:
+    return amount.bytes is not None and amount.bytes <= SMALL_BYTES_MAX and amount.rows <= SMALL_ROWS_MAX

@@ -6,6 +6,8 @@ other.
 
 An accumulator of the Spark context tells the driver which lanes have finished. A lane that Spark runs twice counts
 once.
+
+With little work, the lanes run in threads of the driver instead (spark/driver_session.py).
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from cutline.columns.python_workers import FirstWork, begin_task, first_work
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress, Reading
-from cutline.nodes.connections import shut_down_sessions
+from cutline.nodes.connections import shut_down_sessions, stoppable_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.watch import Watch
+from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
 from cutline.spark.preflight import awaiting_executors
 from cutline.storage.errors import ErrorReport, error_of
@@ -195,6 +198,8 @@ class Cores:
 
 def cores_of(spark: SparkSession) -> Cores:
     """Return the session's cores. On clusters executors may be added later, unless `spark.cores.max` limits them."""
+    if runs_in_driver(spark):
+        return Cores(spark.cores, spark.cores)
     now, master = max(spark.sparkContext.defaultParallelism, 1), str(spark.sparkContext.master)
     if cluster := LOCAL_CLUSTER.match(master):
         # Some of its executors may not have registered yet.
@@ -209,7 +214,8 @@ def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int
     A task that Spark runs twice because it seems slow needs two sessions.
     """
     most = cores_of(spark).most
-    copies = 2 if spark.sparkContext.getConf().get("spark.speculation", "false") == "true" else 1
+    is_twice = not runs_in_driver(spark) and spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
+    copies = 2 if is_twice else 1
     return {node: max(number // (jobs * copies), 1) for node, number in sessions.items() if number < most * copies}
 
 
@@ -265,18 +271,34 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 Report = TypeVar("Report")
 POLL_SECONDS = 0.3
+END_POLL_SECONDS = 0.1
+# Spark's message about jobs that were cancelled.
+CANCELLED = "cancellation of all jobs"
 # 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each, such a job reads over 1 TB.
 TASKS_PER_JOB_MAX = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """About how much work a command's jobs have.
+
+    `bytes` counts what the tasks read: pages of tables, or stored objects; None if that is unknown. `rows` counts the
+    rows and changes in stored objects. `changes` counts those that Spark may have to shuffle.
+    """
+
+    bytes: int | None = None
+    rows: int = 0
+    changes: int = 0
 
 
 class SparkSource(Protocol):
     """A Spark session that may not have been started yet."""
 
-    def begin(self, needs: ExecutorNeeds, progress: Progress, shuffled: int = 0) -> None:
-        """Start the session in the background, unless it was started before.
+    def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
+        """Start the session in the background, unless it was started before, or the driver can do the work itself.
 
-        `shuffled` is about how many rows the jobs shuffle in the JVM. No jobs may be running, and no DataFrames may be
-        kept from earlier ones, because more rows than before may need a new session.
+        No jobs may be running, and no DataFrames may be kept from earlier ones, because more work than before may need
+        a new session.
 
         On a cluster, wait for it and raise the error of any executor that can't take part. Must be called before
         anything is created on a node or in the store.
@@ -284,13 +306,22 @@ class SparkSource(Protocol):
         ...
 
     def session(self) -> SparkSession:
-        """Start the session unless it was started before; wait for it and return it."""
+        """Start the session unless it was started before; wait for it and return it.
+
+        If the driver does the work, return a DriverSession, which has started nothing.
+        """
+        ...
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the driver does the work, as far as is known."""
         ...
 
 
 def start_session(spark: SparkSource, progress: Progress) -> SparkSession:
-    """Wait for the Spark session, as a separate step of `progress`, and return it."""
-    progress.step("start Spark")
+    """Wait for the Spark session, as a separate step of `progress` unless the driver does the work, and return it."""
+    if not spark.is_small:
+        progress.step("start Spark")
     session = spark.session()
     progress.reached(CrashPoint.SPARK_READY)
     return session
@@ -322,6 +353,9 @@ def run_tasks(
         else:
             progress.advance(len(done))
 
+    if runs_in_driver(spark):
+        in_lanes = _run_in_driver(spark, work, [[tasks[number] for number in lane] for lane in lanes], count, watch)
+        return _in_task_order(lanes, in_lanes)
     with closing(EndedLanes(spark.sparkContext)) as ended:
         with job_progress(spark, shown, watch, lambda: count(ended.new())):
             dealt = spark.sparkContext.parallelize(
@@ -330,8 +364,74 @@ def run_tasks(
             reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
         # Count the lanes that finished after the last poll.
         count(ended.left(len(lanes)))
+    return _in_task_order(lanes, reports)
+
+
+def _in_task_order(lanes: Sequence[Sequence[int]], reports: Iterable[Sequence[Report]]) -> list[Report]:
     by_task = dict(zip(chain.from_iterable(lanes), chain.from_iterable(reports), strict=True))
-    return [by_task[number] for number in range(len(tasks))]
+    return [by_task[number] for number in range(len(by_task))]
+
+
+class JobCancelledError(RuntimeError):
+    """The tasks in the driver were stopped by `cancel_jobs` or a watch."""
+
+
+def _run_in_driver(
+    session: DriverSession,
+    work: Callable[[Task], Report],
+    lanes: Sequence[Sequence[Task]],
+    count: Callable[[Iterable[int]], None],
+    watch: Watch | None,
+) -> list[list[Report]]:
+    """Run each lane's tasks in a thread, and `count` its number at its end; return the reports by lane.
+
+    If the job is cancelled, or this thread is interrupted, the tasks' connections and requests to the store are ended
+    repeatedly until all tasks have ended.
+    """
+    stops: set[Callable[[], None]] = set()
+    is_stopped = threading.Event()
+
+    def stop() -> None:
+        is_stopped.set()
+        for end in list(stops):
+            end()
+
+    def run(lane: Sequence[Task]) -> list[Report]:
+        with stoppable_requests() as end_requests, stoppable_sessions() as end_sessions:
+            ends = {end_requests, end_sessions}
+            stops.update(ends)
+            try:
+                return [_unless_stopped(is_stopped, work, task) for task in lane]
+            finally:
+                stops.difference_update(ends)
+
+    with (
+        session.stoppable(stop),
+        watch.on_silence(stop) if watch else nullcontext(),
+        ThreadPoolExecutor(min(len(lanes), session.cores)) as threads,
+    ):
+        futures = [threads.submit(run, lane) for lane in lanes]
+        numbers = {future: number for number, future in enumerate(futures)}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                count([numbers[future]])
+        except BaseException:
+            stop()
+            while wait(futures, END_POLL_SECONDS).not_done:
+                stop()
+            raise
+        return [future.result() for future in futures]
+
+
+def _unless_stopped(is_stopped: threading.Event, work: Callable[[Task], Report], task: Task) -> Report:
+    if is_stopped.is_set():
+        raise JobCancelledError(CANCELLED)
+    report = work(task)
+    # The end of a connection may be what the report is about.
+    if is_stopped.is_set():
+        raise JobCancelledError(CANCELLED)
+    return report
 
 
 def run_many(
@@ -375,14 +475,14 @@ def job_progress(
     with polling(count or _stage_count(spark, progress)):
         try:
             with (
-                watch.on_silence(spark.sparkContext.cancelAllJobs) if watch else nullcontext(),
+                watch.on_silence(partial(cancel_jobs, spark)) if watch else nullcontext(),
                 awaiting_executors(spark, None, progress),
                 raising_executor_errors(),
             ):
                 yield
         except BaseException:
             # Tasks must release their sessions and slots before the caller cleans up the nodes.
-            spark.sparkContext.cancelAllJobs()
+            cancel_jobs(spark)
             raise
 
 
@@ -395,10 +495,12 @@ def stage_progress(spark: SparkSession, progress: Progress) -> Iterator[None]:
 
 def _stage_count(spark: SparkSession, progress: Progress) -> Callable[[], None]:
     """Return a function that advances `progress` by the tasks of active stages that finished since its last call."""
-    tracker = spark.sparkContext.statusTracker()
     seen: dict[int, int] = {}
 
     def count() -> None:
+        if runs_in_driver(spark):
+            return
+        tracker = spark.sparkContext.statusTracker()
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info and info.numCompletedTasks > seen.get(stage, 0):
@@ -444,7 +546,6 @@ def raise_first(problems: Sequence[ErrorReport | None]) -> None:
 
 # Each thread may use as much memory as a task in an executor.
 THREADS_MAX = 8
-END_POLL_SECONDS = 0.1
 
 
 def run_own_tasks(

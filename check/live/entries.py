@@ -36,7 +36,7 @@ from cutline.columns.bytes_column import (
     xxhash64,
 )
 from cutline.columns.lines import keys_of
-from cutline.columns.python_workers import broadcast, local_frame, map_batches
+from cutline.columns.python_workers import local_frame, map_batches
 from cutline.fleet.config import Node
 from cutline.nodes.groups import Group, Table
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, PageRange
@@ -52,6 +52,7 @@ from cutline.snapshots.fold.sources import (
     problem_of,
     read_at_cut,
 )
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import cores_of
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation

@@ -71,6 +71,7 @@ from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import (
+    Amount,
     Dealing,
     NodeShares,
     SparkSource,
@@ -167,7 +168,7 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
         away = _Away(report, sessions.watch, tuple(checks))
         needs = ExecutorNeeds(fleet.store, tuple(live.by_node))
         if any(check.left for check in checks) or chain is not None:
-            spark.begin(needs, progress, _count_stored_rows(chain) if chain else 0)
+            spark.begin(needs, progress, Amount(changes=_count_stored_rows(chain) if chain else 0))
             session = start_session(spark, progress)
             limits = limited_sessions(session, task_sessions(live.by_node))
             if request.bytes_per_second is not None:

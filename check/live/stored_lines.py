@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from cutline.check.live.pages import SHOWN_BYTES, shown
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Ints, column_of, xxhash64
-from cutline.columns.python_workers import broadcast
 from cutline.fleet.progress import Progress
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import find_valid_rows, read_bases
@@ -27,6 +26,7 @@ from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_image
 from cutline.snapshots.fold.long_lines import order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.chain import Chain
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import cores_of, job_progress
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation

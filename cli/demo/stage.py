@@ -106,6 +106,10 @@ class Stage:
             )
         )
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         """Do nothing: entering the block started Spark."""
 

@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, xxhash64
-from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -54,7 +53,8 @@ from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_image
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import SparkSource, job_progress
+from cutline.spark.sent_values import broadcast
+from cutline.spark.spark_jobs import Amount, SparkSource, job_progress
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -158,7 +158,7 @@ def check_restorable(
         return report
     report.increment = plan.chain.last.increment
     changes = sum(segment.changes for shard in plan.sources for segment in plan.chain.segments(shard))
-    spark.begin(ExecutorNeeds(source.store), progress, changes)
+    spark.begin(ExecutorNeeds(source.store), progress, Amount(changes=changes))
     rules, is_read = _read_ddl(plan, report)
     _build_rows(plan, source.store, spark, progress, report, rules)
     if is_read and not report.problems:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Ints, runs
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import map_batches
 from cutline.columns.row_batches import to_stream
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.groups import Group
@@ -43,7 +43,10 @@ from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import Sources, sources_of
 from cutline.snapshots.records.chain import Chain
+from cutline.spark.driver_session import cancel_jobs
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import (
+    CANCELLED,
     POLL_SECONDS,
     Dealing,
     cores_of,
@@ -88,8 +91,6 @@ MIXED_GROUPS_MAX = 100
 IMAGES_PER_TASK, IMAGE_BYTES_PER_TASK = 50_000, 8 << 20
 # Partitions of changed rows per core if there are many sources, and the number of concurrent load jobs.
 PARTS_PER_CORE, JOBS_MAX = 4, 3
-# Spark's message about jobs that cancelAllJobs ends.
-CANCELLED = "cancellation of all jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
             while any(not future.done() for future in running):
                 try:
                     with suppress(Exception):
-                        session.sparkContext.cancelAllJobs()
+                        cancel_jobs(session)
                     wait(running, timeout=POLL_SECONDS)
                 except KeyboardInterrupt as interrupt:
                     stopped = interrupt

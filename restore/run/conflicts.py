@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from cutline.columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
-from cutline.columns.python_workers import broadcast
 from cutline.columns.row_batches import row_batches
 from cutline.fleet.progress import Progress
 from cutline.restore.plan.topology import Topology
@@ -25,6 +24,7 @@ from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_base
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.chain import Chain
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import job_progress, raise_first
 from cutline.storage.errors import RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation

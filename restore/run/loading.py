@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -61,7 +62,8 @@ from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
-from cutline.spark.spark_jobs import SparkSource
+from cutline.spark.driver_session import cancel_jobs
+from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -389,11 +391,10 @@ def _load_and_finish(
     began = time.monotonic()
     loaded: Mapping[str, float] = {}
     if run.shards_in(Phase.LOADING) and not plan.request.scope.schema_only:
-        progress.step("start Spark")
-        session = spark.session()
+        session = start_session(spark, progress)
         tallies = [rows_tally(target.node, target.ledger, run.row_count(shard)) for shard, target in databases.items()]
         # Cancel the jobs if a target stops answering.
-        with run.watch.on_silence(session.sparkContext.cancelAllJobs), tallying(progress, tallies) as loaded:
+        with run.watch.on_silence(partial(cancel_jobs, session)), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, runs)
             load_databases(session, run, databases)
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
@@ -410,9 +411,8 @@ def _load_and_finish(
 def choose_verified_copies(run: RestoreRun, spark: SparkSource) -> None:
     """Verify every needed object, and choose the copies from which rows are taken."""
     plan = run.plan
-    run.progress.step("start Spark")
-    session = spark.session()
-    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+    session = start_session(spark, run.progress)
+    with run.watch.on_silence(partial(cancel_jobs, session)):
         copies = verify_copies(session, plan.chain, plan.wanted, plan.store, run.progress)
     run.plan = replace(plan, copies=copies)
     run.report.borrowed, run.report.damaged = run.plan.borrowed_rows, copies.damaged
@@ -462,9 +462,8 @@ def check_sources_apart(run: RestoreRun, spark: SparkSource) -> None:
         return
     from cutline.restore.run.conflicts import check_conflicts
 
-    run.progress.step("start Spark")
-    session = spark.session()
-    with run.watch.on_silence(session.sparkContext.cancelAllJobs):
+    session = start_session(spark, run.progress)
+    with run.watch.on_silence(partial(cancel_jobs, session)):
         check_conflicts(session, run.plan.chain, topology, run.plan.store, run.progress)
 
 

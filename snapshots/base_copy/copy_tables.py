@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from cutline.nodes.sessions import Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.spark_jobs import (
+    Amount,
     Dealing,
     NodeShares,
     SparkSource,
@@ -99,6 +100,11 @@ def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
     """Return the number of pages per task with which copying `sources` takes at most about `tasks_max` tasks."""
     pages = sum(table.size_bytes for source in sources for table in source.tables) // PAGE_BYTES
     return max(TASK_PAGES, -(-pages // tasks_max))
+
+
+def amount_to_copy(nodes: Iterable[Node], tables: Mapping[str, Sequence[Table]]) -> Amount:
+    """Return the amount of work with copying the `tables` of each shard from its `nodes`."""
+    return Amount(sum(table.size_bytes for node in nodes for table in tables.get(node.shard, ())))
 
 
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:

@@ -33,7 +33,7 @@ from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from cutline.snapshots.records.commit import DatabaseFacts, DefinitionChanges, Sequence
-from cutline.spark.spark_jobs import SparkSource
+from cutline.spark.spark_jobs import Amount, SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain_task import DrainTask
@@ -99,7 +99,7 @@ def take_cut(
         prepared = prepare_tables(context, state, moved, seen, spark, progress)
         archiving = None if is_little(read_waiting(sessions, slot_name(state.chain))) else spark
         if archiving is not None:
-            archiving.begin(context.executor_needs, progress)
+            archiving.begin(context.executor_needs, progress, Amount())
         if ends is None:
             ends = end_writes(archiving) if end_writes else {}
         plan = plan_cut(context, state, prepared)

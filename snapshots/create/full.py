@@ -41,7 +41,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     export_snapshots,
     insert_position,
 )
-from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.context import (
     ChainState,
     CreateContext,
@@ -93,6 +93,7 @@ from cutline.snapshots.records.store_identity import check_of_fleet, read_identi
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.spark_jobs import (
     LANE_BYTES,
+    Amount,
     Dealing,
     NodeShares,
     SparkSource,
@@ -401,7 +402,9 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
-            spark.begin(context.executor_needs, progress)
+            # The bytes of large objects are unknown.
+            amount = Amount() if request.large_objects else amount_to_copy(plan.nodes, plan.tables)
+            spark.begin(context.executor_needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
 
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):

@@ -22,6 +22,7 @@ from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
+from cutline.snapshots.base_copy.copy_tables import amount_to_copy
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
@@ -57,7 +58,7 @@ from cutline.snapshots.records.proven_chains import (
     read_continued,
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
-from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.spark.spark_jobs import Amount, SparkSource, start_session
 from cutline.wal.drain.lags import is_little, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.own_store import check_own_store
@@ -172,8 +173,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         operation = Operation(intent, details=OutcomeDetails(times=progress))
         context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        if _needs_spark(continuable.plan, slot_name(chain.full.operation), sessions):
-            spark.begin(context.executor_needs, progress)
+        if (amount := _amount_of_jobs(continuable.plan, slot_name(chain.full.operation), sessions)) is not None:
+            spark.begin(context.executor_needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
 
         with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
@@ -183,9 +184,11 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     return commit
 
 
-def _needs_spark(plan: DdlPlan, slot: str, sessions: Sessions) -> bool:
-    """Whether tables must be copied or a lot of WAL must be archived, as far as is known before the cut."""
-    return bool(plan.unpublished or plan.to_copy) or not is_little(read_waiting(sessions, slot))
+def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:
+    """Return the work with tables to copy and much WAL to archive, as far as is known before the cut; None if none."""
+    if not is_little(read_waiting(sessions, slot)):
+        return Amount()
+    return amount_to_copy(sessions.nodes, plan.to_copy) if plan.unpublished or plan.to_copy else None
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:

@@ -19,7 +19,7 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
-from cutline.snapshots.base_copy.copy_tables import TableSource, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.ddl.attempts import ChangedError
@@ -131,9 +131,9 @@ def _copy_tables(
     context: CreateContext, prepared: PreparedTables, spark: SparkSource, progress: Progress
 ) -> PreparedTables:
     sessions, plan = context.sessions, prepared.plan
-    spark.begin(context.executor_needs, progress)
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     nodes = tuple(node for node in sessions.nodes if node.shard in tables)
+    spark.begin(context.executor_needs, progress, amount_to_copy(nodes, tables))
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
 
     with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:

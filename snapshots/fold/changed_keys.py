@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import map_batches
 from cutline.columns.row_batches import row_batches
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD, line_names, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import PROBLEM, BaseCursor, BaseSource, BaseSources, problem_row
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import cores_of
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation

@@ -18,13 +18,14 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, runs, xxhash64
-from cutline.columns.python_workers import broadcast, map_batches
+from cutline.columns.python_workers import map_batches
 from cutline.columns.row_batches import from_stream, row_batches, to_stream
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row, read_at_cut
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Dealing, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation

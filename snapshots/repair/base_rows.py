@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
-from cutline.columns.python_workers import broadcast, local_frame, map_batches
+from cutline.columns.python_workers import local_frame, map_batches
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some
 from cutline.nodes.groups import Group
@@ -51,6 +51,7 @@ from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.records.repair_records import INTACT, ReplacedObject, Replacement
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, source_of
 from cutline.snapshots.repair.work import Work
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import raise_first
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cutline.columns.python_workers import InDriver, broadcast
 from cutline.fleet.progress import Progress
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
+from cutline.spark.sent_values import InDriver, broadcast
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Amount, Dealing, SparkSource, run_tasks, stage_progress
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Work:
     def begin(self, size_bytes: int, rows: int) -> None:
         """Start a Spark session in the background if reading this many bytes or rows needs one."""
         if not self.is_local(size_bytes, rows):
-            self.spark.begin(ExecutorNeeds(self.location), self.progress)
+            self.spark.begin(ExecutorNeeds(self.location), self.progress, Amount(size_bytes, rows))
 
     def is_local(self, size_bytes: int, rows: int = 0) -> bool:
         """Whether this process reads that many bytes and rows itself."""

@@ -50,6 +50,10 @@ class Ready:
 
     running: SparkSession
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         """Do nothing: the session is running."""
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class NoSpark:
     """A SparkSource that must not be used: a refusal comes before Spark starts."""
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         raise AssertionError("a refusal starts no Spark")
 

@@ -44,6 +44,10 @@ ROW = "INSERT INTO transfer VALUES (gen_random_uuid(), 1, 10001, 0, '2026-01-01'
 class NoSpark:
     """Restore points need no Spark."""
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         raise AssertionError
 

@@ -24,12 +24,12 @@ import pytest
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
 from cutline.check.table_forms import TableForms
 from cutline.columns.allocator import SYSTEM, VARIABLE
-from cutline.columns.python_workers import InDriver
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
+from cutline.spark.sent_values import InDriver
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import LARGE_BYTES, drain
 from tests.integration.wal_place import Place, groups_of, place

@@ -64,6 +64,10 @@ class Started:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         """Do nothing: it runs already."""
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from cutline.columns.bytes_column import from_list
-from cutline.columns.python_workers import broadcast, local_frame, map_batches
+from cutline.columns.python_workers import local_frame, map_batches
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.changed_keys import KeyFilter
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import run_tasks
 from tests.run.quick_spark import SETTINGS
 from tests.unit.made_keys import key_set

@@ -52,6 +52,10 @@ Row = tuple[int, bytes]
 class NoSpark:
     """A SparkSource for work that needs no session."""
 
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         raise AssertionError("this work needs no Spark")
 

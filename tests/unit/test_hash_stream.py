@@ -24,7 +24,6 @@ from cutline.check.streams import (
     hash_streams,
 )
 from cutline.check.table_forms import TableForms
-from cutline.columns.python_workers import InDriver
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
@@ -34,6 +33,7 @@ from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.spark.sent_values import InDriver
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation

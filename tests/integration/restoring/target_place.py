@@ -212,6 +212,10 @@ class StoppedError(Exception):
 
 
 class NoSession:
+    @property
+    def is_small(self) -> bool:
+        return False
+
     def begin(self, *_: object) -> None:
         raise AssertionError
 

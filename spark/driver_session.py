@@ -1,0 +1,73 @@
+"""A session whose plain tasks run in threads of the driver, until something needs Spark.
+
+A JVM and its Python workers take some three seconds of processor time to start. For small snapshots that is longer than
+all tasks take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class DriverSession:
+    """Stands for the session that `start` returns: `run_tasks` runs tasks in the driver, any other use starts Spark.
+
+    After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver.
+    """
+
+    def __init__(self, start: Callable[[], SparkSession], cores: int) -> None:
+        self.cores = cores
+        self._start = start
+        self._started: SparkSession | None = None
+        # Several threads may run jobs.
+        self._lock = threading.Lock()
+        self._stops: list[Callable[[], None]] = []
+
+    @property
+    def is_started(self) -> bool:
+        """Whether something has needed Spark."""
+        return self._started is not None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session(), name)
+
+    @contextmanager
+    def stoppable(self, stop: Callable[[], None]) -> Iterator[None]:
+        """While the block runs tasks in the driver, `cancel` calls `stop`."""
+        self._stops.append(stop)
+        try:
+            yield
+        finally:
+            self._stops.remove(stop)
+
+    def cancel(self) -> None:
+        """Stop the tasks in the driver, and cancel Spark's jobs."""
+        for stop in list(self._stops):
+            stop()
+        if self._started is not None:
+            self._started.sparkContext.cancelAllJobs()
+
+    def _session(self) -> SparkSession:
+        with self._lock:
+            if self._started is None:
+                self._started = self._start()
+            return self._started
+
+
+def runs_in_driver(session: SparkSession | DriverSession) -> TypeGuard[DriverSession]:
+    """Whether the session runs tasks in the driver."""
+    return isinstance(session, DriverSession) and not session.is_started
+
+
+def cancel_jobs(session: SparkSession | DriverSession) -> None:
+    """Cancel all jobs of the session; their tasks end soon, and `run_tasks` raises. May be called from any thread."""
+    if isinstance(session, DriverSession):
+        session.cancel()
+    else:
+        session.sparkContext.cancelAllJobs()

@@ -282,8 +282,8 @@ TASKS_PER_JOB_MAX = 20_000
 class Amount:
     """About how much work a command's jobs have.
 
-    `bytes` counts what the tasks read: pages of tables, or stored objects; None if that is unknown. `rows` counts the
-    rows and changes in stored objects. `changes` counts those that Spark may have to shuffle.
+    `bytes` counts the pages of tables, or what stored rows would take in pages; None if that is unknown. `rows` counts
+    the rows and changes in stored objects. `changes` counts those that Spark may have to shuffle.
     """
 
     bytes: int | None = None
@@ -427,7 +427,12 @@ def _run_in_driver(
 def _unless_stopped(is_stopped: threading.Event, work: Callable[[Task], Report], task: Task) -> Report:
     if is_stopped.is_set():
         raise JobCancelledError(CANCELLED)
-    report = work(task)
+    try:
+        report = work(task)
+    except Exception as error:
+        if is_stopped.is_set():
+            raise JobCancelledError(CANCELLED) from error
+        raise
     # The end of a connection may be what the report is about.
     if is_stopped.is_set():
         raise JobCancelledError(CANCELLED)
@@ -544,18 +549,16 @@ def raise_first(problems: Sequence[ErrorReport | None]) -> None:
         raise error
 
 
-# Each thread may use as much memory as a task in an executor.
-THREADS_MAX = 8
-
-
 def run_own_tasks(
     work: Callable[[Task], Report],
     tasks: Sequence[Task],
     sessions: Sessions,
     progress: Progress,
-    at_once: int = THREADS_MAX,
+    at_once: int,
 ) -> list[Report]:
     """Run `work` on every task in threads, `at_once` at a time; return the reports in task order.
+
+    Each thread may use as much memory as a task in an executor.
 
     If this thread is interrupted, the tasks' requests to the store and this process's connections to the nodes, except
     `sessions`, are ended repeatedly until all tasks have finished. The tasks must release their slots before the caller

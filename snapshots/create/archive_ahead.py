@@ -21,16 +21,13 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.proven_chains import read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
-from cutline.spark.spark_jobs import THREADS_MAX, run_own_tasks
+from cutline.spark.spark_jobs import run_own_tasks
 from cutline.storage.errors import UnreachableError, error_of
-from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.wal.drain.lags import drains_at_once, read_waiting
 from cutline.wal.drain.slots import slot_name
 
 # Less WAL is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
-# How many nodes to drain at once if there is a lot of WAL: a drain may use some 300 MB of memory in a long-running
-# process.
-NODES_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +62,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
-            at_once = THREADS_MAX if is_little(waiting) else NODES_AT_ONCE
-            is_archived = _archive(context, chain, at_once, progress)
+            is_archived = _archive(context, chain, drains_at_once(waiting.values()), progress)
             return ArchivedAhead(most) if is_archived else ArchivedAhead(needs_increment=True)
 
 

@@ -39,6 +39,7 @@ from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_t
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
+from cutline.wal.drain.lags import drains_at_once
 from cutline.wal.drain.waiting import ReplayLagError, await_standbys
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, ArchivedSegment, Segment, read_events
 
@@ -302,7 +303,8 @@ def _drain(
     except NodeUnreachableError as error:
         raise AttemptFailedError(error.message, error) from error
     if session is None:
-        reports = run_own_tasks(drain, tasks, sessions, progress)
+        at_once = drains_at_once(task.wal_bytes for task in tasks)
+        reports = run_own_tasks(drain, tasks, sessions, progress, at_once)
     else:
         shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
         shares.begin()

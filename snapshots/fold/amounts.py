@@ -9,6 +9,9 @@ from cutline.snapshots.records.commit import NamedObject, ObjectList
 from cutline.spark.spark_jobs import Amount
 from cutline.wal.segments.segments import Segment
 
+# Rows of realistic tables take four times as many bytes in pages as stored.
+PAGE_BYTES_PER_STORED_BYTE = 4
+
 
 def amount_of(segments: Iterable[Segment], entries: Iterable[NamedObject]) -> Amount:
     """Return the amount of work with the segments and with the objects of the entries; listed objects count as well."""
@@ -19,7 +22,7 @@ def amount_of(segments: Iterable[Segment], entries: Iterable[NamedObject]) -> Am
     for entry in entries:
         rows += sum(entry.rows.values())
         size += entry.bytes if isinstance(entry, ObjectList) else entry.size
-    return Amount(size, rows + changes, changes)
+    return Amount(PAGE_BYTES_PER_STORED_BYTE * size, rows + changes, changes)
 
 
 def amount_of_copies(chain: Chain, nodes: Collection[str]) -> Amount:

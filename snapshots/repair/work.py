@@ -36,7 +36,7 @@ class Work:
     def begin(self, size_bytes: int, rows: int) -> None:
         """Start a Spark session in the background if reading this many bytes or rows needs one."""
         if not self.is_local(size_bytes, rows):
-            self.spark.begin(ExecutorNeeds(self.location), self.progress, Amount(size_bytes, rows))
+            self.spark.begin(ExecutorNeeds(self.location), self.progress, Amount())
 
     def is_local(self, size_bytes: int, rows: int = 0) -> bool:
         """Whether this process reads that many bytes and rows itself."""

@@ -24,7 +24,7 @@ import cutline.cli.main
 import cutline.cli.output.activity
 import cutline.snapshots.operations.committing
 from tests.commands.watching import Reached, Watching
-from tests.run.archiving import archive_by_spark
+from tests.run.by_spark import work_by_spark
 from tests.run.folding import FOLDING, fold_as
 
 BY_SPARK = "CUTLINE_ARCHIVE_BY_SPARK"
@@ -60,7 +60,7 @@ def main() -> None:
     for module in (cutline.cli.commands.create, cutline.cli.commands.restore, cutline.cli.output.activity):
         module.progress = lambda _context: nullcontext(watching)
     if BY_SPARK in os.environ:
-        archive_by_spark()
+        work_by_spark()
     if FOLDING in os.environ:
         fold_as(int(os.environ[FOLDING]), pytest.MonkeyPatch())
     sys.argv = ["snapshot", *words]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
 
@@ -18,6 +18,7 @@ from tests.commands.snapshot_runs import (
     Ready,
 )
 from tests.faults.pg_proxy import PgProxy
+from tests.run.by_spark import in_driver
 
 SILENCE_SECONDS = 2.0
 GONE_SECONDS_MAX = 20.0
@@ -55,6 +56,10 @@ class Network:
         noted = Notes()
         work = create_full if full else create_increment
         return work(self.proxied, CreateRequest(name), self.spark, noted), noted.notes
+
+    def working_in_driver(self) -> Network:
+        """The same, with commands whose tasks run in threads of this process."""
+        return replace(self, spark=Ready(in_driver(self.spark.session())))
 
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of a chain's commits."""

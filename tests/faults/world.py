@@ -32,7 +32,7 @@ from tests.faults.injection import repaired_after
 from tests.faults.sights import TaskEffect, on_effect
 from tests.faults.signalled_command import BY_SPARK
 from tests.faults.writers import Writers
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ PROCESS_SECONDS_MAX = 600
 RETRIES, WAIT_SECONDS = 1, 15.0
 RESTORED = "restored"
 COMMAND = "from cutline.cli.main import main; main()"
-BY_SPARK_COMMAND = f"from tests.run.archiving import archive_by_spark; archive_by_spark(); {COMMAND}"
+BY_SPARK_COMMAND = f"from tests.run.by_spark import work_by_spark; work_by_spark(); {COMMAND}"
 SESSIONS_QUERY = """
 SELECT format('%s %s %s', pid, state, left(query, 60)) FROM pg_stat_activity
  WHERE application_name LIKE 'cutline%' OR application_name = 'pg_dump'

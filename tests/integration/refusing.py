@@ -16,7 +16,7 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.storage.errors import SnapshotError
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.integration.refusing import NoSpark, execute
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 from tests.run.soak import first
 
 if TYPE_CHECKING:

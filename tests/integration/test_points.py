@@ -45,7 +45,7 @@ from tests.faults.points import (
     spark_crash_points,
     terminal_crash_points,
 )
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 from tests.servers.dealt import start_fleet
 from tests.stores.documents import check_documents
 

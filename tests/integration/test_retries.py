@@ -26,7 +26,7 @@ from cutline.storage.errors import SnapshotError
 from cutline.wal.cut.markers import Marker, WrittenMarker
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import COMMAND_SECONDS_MAX, Ready, Runs, configure_fleet
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:

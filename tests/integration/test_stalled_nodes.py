@@ -42,7 +42,7 @@ from tests.commands.snapshot_runs import (
     sorted_copies,
 )
 from tests.faults.pg_proxy import Mode, PgProxy, pg_proxy, route_through
-from tests.run.archiving import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark
 from tests.run.soak import first
 
 if TYPE_CHECKING:
@@ -159,10 +159,14 @@ def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("by_spark", [False, True], ids=["by_itself", "by_spark"])
 @pytest.mark.parametrize(("node", "trigger"), choose_steps(FULL_STEPS))
-def test_a_stalled_full_create_ends_and_the_next_create_settles_it(network: Network, node: str, trigger: bytes) -> None:
+def test_a_stalled_full_create_ends_and_the_next_create_settles_it(
+    network: Network, node: str, trigger: bytes, *, by_spark: bool
+) -> None:
     before = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
-    assert_ends_in_time(network, node, trigger, lambda: network.create("stalled", full=True))
+    working = network if by_spark else network.working_in_driver()
+    assert_ends_in_time(network, node, trigger, lambda: working.create("stalled", full=True))
     assert names_of_snapshots(network.direct) == ["chain"]
     # The slots that it left are dropped by the next command, an increment of another chain.
     _, notes = network.create("chain", full=False)
@@ -209,10 +213,13 @@ def end_restore(network: Network, target: Fleet) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("by_spark", [False, True], ids=["by_itself", "by_spark"])
 @pytest.mark.parametrize(("node", "trigger"), choose_steps(RESTORE_STEPS))
-def test_a_stalled_restore_ends_and_the_next_one_has_every_row(network: Network, node: str, trigger: bytes) -> None:
+def test_a_stalled_restore_ends_and_the_next_one_has_every_row(
+    network: Network, node: str, trigger: bytes, *, by_spark: bool
+) -> None:
     network.create("chain", full=False)
-    runs = Runs(network.direct, network.spark)
+    runs = Runs(network.direct, network.spark if by_spark else network.working_in_driver().spark)
     with targets(network.direct, "silent_again") as target, targets(network.proxied, "silent_again") as through:
         assert_ends_in_time(network, node, trigger, lambda: runs.restore("chain", through))
         end_restore(network, through)

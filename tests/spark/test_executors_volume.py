@@ -86,8 +86,8 @@ SPILLING |= {"into one database"} if SOAK_SECONDS else set()
 JOB = """
 import importlib, json, sys
 from pathlib import Path
-from tests.run.archiving import archive_by_spark
-archive_by_spark()
+from tests.run.by_spark import work_by_spark
+work_by_spark()
 import psycopg
 import pytest
 import cutline.snapshots.fold.limits

@@ -88,8 +88,8 @@ cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close = close_object
 # Prints one JSON line: what was killed, and what the commands reported.
 JOB = """
 import json, os, signal, sys, threading, time
-from tests.run.archiving import archive_by_spark
-archive_by_spark()
+from tests.run.by_spark import work_by_spark
+work_by_spark()
 from contextlib import contextmanager
 from pathlib import Path
 import psycopg

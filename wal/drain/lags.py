@@ -127,7 +127,9 @@ def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None)
 
 
 # The limits of `is_little`, for a node and for all nodes together (docs/architecture/draining.md).
-LITTLE_BYTES, LITTLE_BYTES_TOTAL = 64 << 20, 256 << 20
+LITTLE_BYTES, LITTLE_BYTES_TOTAL = 256 << 20, 512 << 20
+# A drain of more than some 60 MB takes about 300 MB of memory.
+AT_ONCE_MIN, AT_ONCE_MAX = 2, 8
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
   FROM pg_replication_slots WHERE {RETAINING_SLOTS} ORDER BY 1
@@ -205,6 +207,11 @@ def is_little(waiting: Mapping[str, int]) -> bool:
     """
     sizes = waiting.values()
     return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL
+
+
+def drains_at_once(sizes: Iterable[int]) -> int:
+    """Return how many nodes with these bytes of WAL the command should drain at a time: fewer if they have much WAL."""
+    return min(max(LITTLE_BYTES_TOTAL // max([1, *sizes]), AT_ONCE_MIN), AT_ONCE_MAX)
 
 
 class RetainedQuery:

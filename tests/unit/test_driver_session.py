@@ -1,0 +1,206 @@
+"""Tasks in the driver: their order, their errors, what ends them, and when Spark starts after all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from cutline.fleet.progress import Silent
+from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
+from cutline.spark.sent_values import broadcast
+from cutline.spark.spark_jobs import Cores, Dealing, JobCancelledError, cores_of, limited_sessions, run_tasks
+from cutline.storage.store import check_not_stopped
+
+END_SECONDS_MAX = 20.0
+EQUAL = Dealing[Any](lambda _: 1)
+
+
+def not_started() -> Any:
+    raise AssertionError("no task needs Spark")
+
+
+class Counted(Silent):
+    """Counts the tasks that have ended."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+
+    def advance(self, steps: int = 1) -> None:
+        self.tasks += steps
+
+
+def run(work: Callable[[Any], Any], tasks: Sequence[Any], cores: int = 2, dealing: Dealing[Any] = EQUAL) -> list[Any]:
+    session: Any = DriverSession(not_started, cores)
+    return run_tasks(session, work, tasks, Silent(), dealing)
+
+
+def test_reports_are_in_the_order_of_the_tasks_and_counted() -> None:
+    session: Any = DriverSession(not_started, 2)
+    progress = Counted()
+    sizes = Dealing[int](lambda number: number + 1)
+    assert run_tasks(session, lambda number: number * 2, range(100), progress, sizes) == list(range(0, 200, 2))
+    assert progress.tasks == 100
+    assert run_tasks(session, lambda number: number, [], progress, sizes) == []
+
+
+def test_as_many_tasks_run_at_once_as_there_are_cores() -> None:
+    # With fewer threads, the barrier would break; with more, more tasks would wait at it than pass it.
+    both = threading.Barrier(3, timeout=END_SECONDS_MAX)
+    assert run(lambda _: both.n_waiting < both.wait() + 3, range(6), cores=3) == [True] * 6
+
+
+def test_a_node_has_as_many_sessions_as_it_allows() -> None:
+    most, lock, running = [0], threading.Lock(), [0]
+
+    def work(_: int) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.005)
+        with lock:
+            running[0] -= 1
+
+    session: Any = DriverSession(not_started, 4)
+    limits = limited_sessions(session, {"a": 2, "b": 4})
+    assert limits == {"a": 2}
+    run(work, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("a",), limits))
+    assert most == [2]
+    run(work, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("b",), limits))
+    assert 2 < most[0] <= 4
+
+
+def test_the_first_error_ends_the_job() -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 3:
+            raise ZeroDivisionError
+        time.sleep(0.05)
+
+    with pytest.raises(ZeroDivisionError):
+        run(work, range(1000), cores=1)
+    assert len(begun) < 1000
+
+
+def cancelled_run(cancel: Callable[[DriverSession], object]) -> list[int]:
+    """Cancel a job whose first tasks wait for the end of their requests; return the tasks that began."""
+    session, begun, both = DriverSession(not_started, 2), list[int](), threading.Barrier(3, timeout=END_SECONDS_MAX)
+
+    def work(number: int) -> None:
+        begun.append(number)
+        both.wait()
+        deadline = time.monotonic() + END_SECONDS_MAX
+        while time.monotonic() < deadline:
+            check_not_stopped()
+            time.sleep(0.005)
+
+    def cancel_when_both_run() -> None:
+        both.wait()
+        cancel(session)
+
+    thread = threading.Thread(target=cancel_when_both_run)
+    thread.start()
+    stand_in: Any = session
+    try:
+        with pytest.raises(JobCancelledError, match="cancellation of all jobs"):
+            run_tasks(stand_in, work, range(10), Silent(), EQUAL)
+    finally:
+        thread.join()
+    # A later job is not cancelled.
+    assert run_tasks(stand_in, lambda number: number, range(3), Silent(), EQUAL) == [0, 1, 2]
+    return begun
+
+
+def test_a_cancelled_job_ends_its_tasks_and_begins_no_more() -> None:
+    def by_session(session: DriverSession) -> None:
+        stand_in: Any = session
+        cancel_jobs(stand_in)
+
+    assert len(cancelled_run(by_session)) == 2
+
+
+def test_a_report_of_a_cancelled_task_does_not_count() -> None:
+    session: Any = DriverSession(not_started, 1)
+
+    def work(_: int) -> str:
+        cancel_jobs(session)
+        return "the connection was ended"
+
+    with pytest.raises(JobCancelledError):
+        run_tasks(session, work, [1], Silent(), EQUAL)
+
+
+def test_an_interrupt_ends_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def work(_: int) -> None:
+        try:
+            while True:
+                check_not_stopped()
+                time.sleep(0.005)
+        finally:
+            ended.set()
+
+    def interrupted(_: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cutline.spark.spark_jobs.as_completed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(work, [1])
+    assert ended.is_set()
+
+
+def test_a_watch_that_finds_a_silent_node_ends_the_tasks() -> None:
+    class SilentAtOnce:
+        def on_silence(self, act: Callable[[], None]) -> Any:
+            act()
+            return threading.Lock()  # a context manager
+
+    session: Any = DriverSession(not_started, 2)
+    watch: Any = SilentAtOnce()
+    with pytest.raises(JobCancelledError):
+        run_tasks(session, lambda number: number, [1, 2], Silent(), EQUAL, watch)
+
+
+def test_values_are_not_copied_for_tasks_in_the_driver() -> None:
+    session: Any = DriverSession(not_started, 2)
+    value = object()
+    sent = broadcast(session, value)
+    assert run_tasks(session, lambda _: sent.value is value, [1], Silent(), EQUAL) == [True]
+    sent.unpersist()
+
+
+def test_anything_else_starts_spark_once() -> None:
+    started: list[int] = []
+
+    class Context:
+        defaultParallelism = 7  # noqa: N815  # Spark's name
+        master = "local[7]"
+
+        def getConf(self) -> dict[str, str]:  # noqa: N802  # Spark's name
+            return {}
+
+    class Started:
+        sparkContext = Context()  # noqa: N815  # Spark's name
+
+        def sql(self, query: str) -> str:
+            return f"rows of {query}"
+
+    def start() -> Any:
+        started.append(1)
+        return Started()
+
+    session: Any = DriverSession(start, 2)
+    assert cores_of(session) == Cores(2, 2)
+    assert runs_in_driver(session)
+    assert session.sql("a") == "rows of a"
+    assert session.sql("b") == "rows of b"
+    assert started == [1]
+    # The jobs that follow run in Spark, too.
+    assert not runs_in_driver(session)
+    assert cores_of(session) == Cores(7, 7)

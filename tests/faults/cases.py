@@ -68,7 +68,7 @@ KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
 class Step:
     """A crash point of a create, reached for the `count`th time, or an effect that is seen from outside.
 
-    `by_spark`: Spark archives the WAL, and not the command itself.
+    `by_spark`: Spark copies the tables and archives the WAL, and not the command itself.
     """
 
     incremental: bool
@@ -135,6 +135,7 @@ def all_steps() -> list[Step]:
     found: list[Step] = []
     for incremental, by_spark, points in (
         (False, False, FULL_POINTS),
+        (False, True, FULL_POINTS),
         (True, False, INCREMENT_POINTS),
         (True, True, spark_crash_points(INCREMENT_POINTS)),
     ):
@@ -146,7 +147,9 @@ def all_steps() -> list[Step]:
     found.append(Step(incremental=False, point=CrashPoint.SPARK_READY, count=2, by_spark=True))
     # An increment copies new tables only.
     found += [Step(incremental=True, point=point, count=count, new_table=True) for point, count in NEW_TABLE_POINTS]
-    found += [Step(incremental=False, point=effect) for effect in TaskEffect]
+    found += [
+        Step(incremental=False, point=effect, by_spark=by_spark) for effect in TaskEffect for by_spark in (False, True)
+    ]
     found += [
         Step(incremental=True, point=effect, by_spark=by_spark)
         for effect in (TaskEffect.SEGMENT, TaskEffect.ADVANCED)

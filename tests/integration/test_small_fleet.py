@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -18,6 +18,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.connections import with_database
+from tests.commands.noted_command import noted
 from tests.commands.snapshot_runs import Ready, Runs, command_line, run_command, slots_of, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -61,15 +62,6 @@ GATE = (
     "INSERT INTO gated VALUES (1)",
     "CREATE TABLE gate (id int PRIMARY KEY)",
 )
-# Prints the exit code, the programs that were started, and whether pyspark was imported.
-NOTING = """
-import json, sys
-started = []
-sys.addaudithook(lambda name, values: started.append(str(values[:2])) if name == "subprocess.Popen" else None)
-from cutline.cli.main import run
-code = run(sys.argv[1:])
-print(json.dumps([code, [one for one in started if "spark" in one or "java" in one], "pyspark" in sys.modules]))
-"""
 BY_SPARK = "from tests.run.by_spark import work_by_spark; work_by_spark()\n"
 
 
@@ -81,15 +73,6 @@ def fleet(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[Fleet]:
         code, document = run_command(fleet, "init")
         assert code == 0, document
         yield fleet
-
-
-def noted(fleet: Fleet, *words: str, before: str = "") -> Any:
-    """Run the command; return its exit code, the programs of Spark that it started, and whether it imported pyspark."""
-    done = subprocess.run(
-        [sys.executable, "-c", before + NOTING, "--quiet", "--fleet", str(fleet.path), *words],
-        capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def target_file(fleet: Fleet) -> str:

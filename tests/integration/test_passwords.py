@@ -37,7 +37,8 @@ from tests.servers.dealt import start_fleet
 
 COMMAND_SECONDS_MAX = 600
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from cutline.cli.main import main; main()"
+# With Spark, whose command lines are looked at, too.
+MAIN = "from tests.run.by_spark import work_by_spark; work_by_spark(); from cutline.cli.main import main; main()"
 # Either part is also found where the rest is escaped, or taken for another parameter.
 PARTS = [f"UNMISTAKABLE{part}{uuid.uuid4().hex}" for part in ("HEAD", "TAIL")]
 PASSWORD = f"{PARTS[0]}%40@ '\\:é/{PARTS[1]}"

@@ -35,13 +35,17 @@ COMMAND_SECONDS_MAX = 600
 SAMPLE_SECONDS = 0.01
 ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-# Many small tasks, all changes folded by Spark.
+# Many small tasks. With Spark, it folds all changes.
 COMMAND = """
+import os
+from tests.run.by_spark import work_by_spark
 import cutline.snapshots.base_copy.copy_tables
 import cutline.snapshots.fold.limits as limits, cutline.spark.spark_jobs as dealing
 cutline.snapshots.base_copy.copy_tables.TASK_PAGES = 8
 dealing.LANE_BYTES = 1
-limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0
+if "BY_SPARK" in os.environ:
+    work_by_spark()
+    limits.CHANGES_MAX = limits.CHOSEN_CHANGES_MAX = 0
 from cutline.cli.main import main
 main()
 """
@@ -108,11 +112,14 @@ def await_others(session: psycopg.Connection[Any]) -> None:
         time.sleep(SAMPLE_SECONDS)
 
 
-@pytest.mark.parametrize("limit", first([None, CONNECTIONS_MAX]))
+@pytest.mark.parametrize(
+    ("limit", "by_spark"), first([(None, True), (CONNECTIONS_MAX, False), (CONNECTIONS_MAX, True), (None, False)], 2)
+)
 def test_all_cores_work_on_one_node_with_few_connections(
-    fleet_factory: FleetFactory, tmp_path: Path, limit: int | None
+    fleet_factory: FleetFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, *, by_spark: bool
 ) -> None:
-
+    if by_spark:
+        monkeypatch.setenv("BY_SPARK", "1")
     servers = few(fleet_factory, tmp_path, limit)
     fleet, (dsn,) = load_fleet(tmp_path / "fleet.toml"), servers.dsns()
     with psycopg.connect(dsn, autocommit=True) as session:

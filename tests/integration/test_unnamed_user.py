@@ -36,6 +36,9 @@ READS_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
 AS_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", *READS_ALL)
 
 
+BY_SPARK = "from tests.run.by_spark import work_by_spark; work_by_spark(); from cutline.cli.main import main; main()"
+
+
 def can_run(python: str) -> bool:
     """Whether that user may run this Python: from a shell, as setpriv(1) itself may enter every folder."""
     words = [*AS_USER, "sh", "-c", '"$0" -c "import cutline.cli.main, pyspark"', python]
@@ -60,7 +63,7 @@ def test_a_check_runs_as_a_user_without_a_name_or_a_home(shared_fleet: EmbeddedF
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, UID, UID)
             done = subprocess.run(
-                [*AS_USER, sys.executable, "-c", "from cutline.cli.main import main; main()",
+                [*AS_USER, sys.executable, "-c", BY_SPARK,
                  "--fleet", str(folder / "fleet.toml"), "--json", "check", "any"],
                 capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, check=False, cwd="/",
                 env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},

@@ -304,7 +304,9 @@ def _drain(
         raise AttemptFailedError(error.message, error) from error
     if session is None:
         at_once = drains_at_once(task.wal_bytes for task in tasks)
-        reports = run_own_tasks(drain, tasks, sessions, progress, at_once)
+        most_first = sorted(tasks, key=lambda task: -task.wal_bytes)
+        by_node = {report.node: report for report in run_own_tasks(drain, most_first, sessions, progress, at_once)}
+        reports = [by_node[task.node.id] for task in tasks]
     else:
         shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
         shares.begin()

@@ -126,10 +126,10 @@ def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None)
     return ReplayLag(size_bytes, own.age_seconds if size_bytes else 0.0)
 
 
-# The limits of `is_little`, for a node and for all nodes together (docs/architecture/draining.md).
-LITTLE_BYTES, LITTLE_BYTES_TOTAL = 256 << 20, 512 << 20
+# The limit of `is_little` (docs/architecture/draining.md).
+LITTLE_BYTES = 256 << 20
 # A drain of more than some 60 MB takes about 300 MB of memory.
-AT_ONCE_MIN, AT_ONCE_MAX = 2, 8
+AT_ONCE_BYTES, AT_ONCE_MIN, AT_ONCE_MAX = 512 << 20, 2, 8
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
   FROM pg_replication_slots WHERE {RETAINING_SLOTS} ORDER BY 1
@@ -201,17 +201,18 @@ def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
 
 
 def is_little(waiting: Mapping[str, int]) -> bool:
-    """Whether archiving this much WAL per node takes less time than starting Spark.
+    """Whether the command archives this much WAL per node as fast as Spark.
 
-    A transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
+    A node is drained by one task, so Spark's executors can only save the time of the nodes besides the one with the
+    most WAL. A transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
     """
     sizes = waiting.values()
-    return max(sizes, default=0) <= LITTLE_BYTES and sum(sizes) <= LITTLE_BYTES_TOTAL
+    return sum(sizes) - max(sizes, default=0) <= LITTLE_BYTES
 
 
 def drains_at_once(sizes: Iterable[int]) -> int:
     """Return how many nodes with these bytes of WAL the command should drain at a time: fewer if they have much WAL."""
-    return min(max(LITTLE_BYTES_TOTAL // max([1, *sizes]), AT_ONCE_MIN), AT_ONCE_MAX)
+    return min(max(AT_ONCE_BYTES // max([1, *sizes]), AT_ONCE_MIN), AT_ONCE_MAX)
 
 
 class RetainedQuery:

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 SECONDS_MAX = 60
 LIMITS = (20, 36, 52)
+BY_SPARK = "from tests.run.by_spark import work_by_spark; work_by_spark(); "
 
 
-def run_limited(fleet: Fleet, limit: str, *words: str) -> tuple[int, dict[str, object]]:
-    """Run a command under `ulimit` with these options."""
-    command = f"ulimit {limit} && exec {shlex.join([*command_line(fleet, *words), '--json'])}"
+def run_limited(fleet: Fleet, limit: str, *words: str, before: str = "") -> tuple[int, dict[str, object]]:
+    """Run a command under `ulimit` with these options, after the program `before`."""
+    python, option, program, *rest = command_line(fleet, *words)
+    line = shlex.join([python, option, f"{before}{program}", *rest, "--json"])
+    command = f"ulimit {limit} && exec {line}"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=SECONDS_MAX, env=os.environ, check=False
     )
@@ -61,7 +64,7 @@ def test_a_command_that_can_open_no_more_files_names_the_limit_and_the_next_one_
 def test_a_jvm_that_can_open_no_more_files_names_the_limit(runs: Runs) -> None:
     with dropping_slots(runs.fleet):
         runs.init()
-        code, found = run_limited(runs.fleet, "-n 256", "create", "few")
+        code, found = run_limited(runs.fleet, "-n 256", "create", "few", before=BY_SPARK)
         assert (code, found["error"]) == (6, "open-files"), found
         assert found["message"] == (
             "the limit of 256 open files and connections (ulimit -n) has been reached: spark did not start:"

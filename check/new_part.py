@@ -28,7 +28,7 @@ from cutline.snapshots.fold.sources import (
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, DefinitionChanges
-from cutline.spark.spark_jobs import Amount
+from cutline.spark.amount import Amount
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
 from cutline.wal.segments.segments import Segment

@@ -19,8 +19,9 @@ from cutline.check.report import Findings
 from cutline.check.stored_entries import Entry, StoredEntries
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
+from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Amount, Dealing, NodeShares, SparkSource, run_tasks
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectMissingError, ObjectStore

@@ -126,8 +126,10 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
        row_security_active(c.oid),
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                 WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped)
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped),
+       CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(t.oid), 0)
+            ELSE coalesce(t.relpages, 0) * current_setting('block_size')::bigint END
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
   LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) l ON l.relation = c.oid
  WHERE {ORDINARY_TABLE}
@@ -246,7 +248,7 @@ class Table:
     `key_is_immediate` is None if there is no primary key, and False if the primary key is deferrable and so can't be
     the replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`:
     Cutline publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't
-    include.
+    include. `size_bytes` is without the values that are stored elsewhere (TOAST), which take `toast_bytes`.
     """
 
     oid: int
@@ -259,6 +261,7 @@ class Table:
     hides_rows: bool = False
     is_published: bool = False
     has_generated: bool = False
+    toast_bytes: int = 0
     special_columns: SpecialColumns = NO_SPECIAL_COLUMNS
 
     @property

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 class DriverSession:
     """Stands for the session that `start` returns: `run_tasks` runs tasks in the driver, any other use starts Spark.
 
-    After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver.
+    After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver, and `cores_max`
+    the number of those in Spark.
     """
 
-    def __init__(self, start: Callable[[], SparkSession], cores: int) -> None:
-        self.cores = cores
+    def __init__(self, start: Callable[[], SparkSession], cores: int, cores_max: int | None = None) -> None:
+        self.cores, self.cores_max = cores, cores_max or cores
         self._start = start
         self._started: SparkSession | None = None
         # Several threads may run jobs.

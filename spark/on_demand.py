@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from cutline.fleet.config import Fleet, check_spark_variables, has_executors
 from cutline.fleet.progress import Progress
+from cutline.spark.amount import Amount, is_for_command
 from cutline.spark.driver_session import DriverSession
 from cutline.spark.settings import check_protection, cores_of
 
@@ -15,15 +16,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutline.spark.needs import ExecutorNeeds
-    from cutline.spark.spark_jobs import Amount
     from cutline.spark.start import SparkStart
 
 # With more rows to shuffle than this, the JVM's optimising compiler saves more time than it takes.
 SHUFFLED_ROWS_MAX = 1_000_000
-# Up to this amount, threads of the driver take less time than executors with the start of the JVM and its workers
-# (measured on two cores: a third to two thirds of the time with a million rows in 300 MB).
-SMALL_BYTES_MAX, SMALL_ROWS_MAX = 256 << 20, 1_500_000
-SMALL_CORES_MAX = 8
+# More threads would mostly wait for Python's lock.
+DRIVER_CORES_MAX = 8
 
 
 class SparkOnDemand:
@@ -44,12 +42,13 @@ class SparkOnDemand:
         self._has_executors = has_executors(fleet.spark_master)
         self._start: SparkStart | None = None
         self._is_checked = False
-        self._is_brief = True
+        self._amount = Amount(0)
         self.is_small = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
-        self._is_brief = amount.changes <= SHUFFLED_ROWS_MAX
-        self.is_small = self._start is None and not self._has_executors and _is_small(amount)
+        self._amount += amount
+        fleet = self._fleet
+        self.is_small = self._start is None and is_for_command(self._amount, fleet.spark_master, fleet.store)
         if self.is_small:
             return
         start = self._begin()
@@ -67,19 +66,21 @@ class SparkOnDemand:
 
     def session(self) -> SparkSession:
         if self.is_small and self._start is None:
-            cores = min(cores_of(self._fleet.spark_master) or 1, SMALL_CORES_MAX)
-            return cast("SparkSession", DriverSession(lambda: self._begin().session(), cores))
+            cores = cores_of(self._fleet.spark_master) or 1
+            start = DriverSession(lambda: self._begin().session(), min(cores, DRIVER_CORES_MAX), cores)
+            return cast("SparkSession", start)
         return self._begin().session()
 
     def _begin(self) -> SparkStart:
-        if self._start is not None and self._start.is_brief and not self._is_brief and not self._has_executors:
+        is_brief = self._amount.changes <= SHUFFLED_ROWS_MAX
+        if self._start is not None and self._start.is_brief and not is_brief and not self._has_executors:
             # Only a new JVM can have the other compiler.
             self._start.stop()
             self._start = None
         if self._start is None:
             from cutline.spark.start import start_spark
 
-            self._start = start_spark(self._fleet, self._name, is_brief=self._is_brief)
+            self._start = start_spark(self._fleet, self._name, is_brief=is_brief)
         return self._start
 
     def __enter__(self) -> Self:
@@ -103,7 +104,3 @@ class SparkOnDemand:
             self._start.stop(graceful=False)
         if ended is not None:
             raise ended from value
-
-
-def _is_small(amount: Amount) -> bool:
-    return amount.bytes is not None and amount.bytes <= SMALL_BYTES_MAX and amount.rows <= SMALL_ROWS_MAX

@@ -190,7 +190,7 @@ DRIVER_MEMORY_BYTES_MIN = 1024**3
 DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 # The path of a socket is at most 104 bytes long on macOS (108 on Linux), including 43 bytes for Spark's name.
 SOCKET_FOLDER_BYTES_MAX = 60
-CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_MEMORY_LIMIT, CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/cpu.max")
 # The names of the C locale's encoding on Linux and macOS, and the locale that differs from C only in its encoding.
 ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
@@ -425,4 +425,9 @@ def _settings_without_executors(master: str, temporary: Path) -> dict[str, str]:
 
 
 def _cores_of_this_machine() -> int:
-    return os.cpu_count() or 1
+    """Return the number of processors that this process may use, as the JVM counts them for `local[*]`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max 100000"
+        quota, period = map(int, CGROUP_CPU_LIMIT.read_text().split())
+        cores = min(cores, -(-quota // period))
+    return cores

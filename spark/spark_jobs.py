@@ -17,9 +17,10 @@ import itertools
 import math
 import re
 import threading
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -32,6 +33,7 @@ from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.connections import shut_down_sessions, stoppable_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.watch import Watch
+from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
 from cutline.spark.preflight import awaiting_executors
@@ -199,7 +201,7 @@ class Cores:
 def cores_of(spark: SparkSession) -> Cores:
     """Return the session's cores. On clusters executors may be added later, unless `spark.cores.max` limits them."""
     if runs_in_driver(spark):
-        return Cores(spark.cores, spark.cores)
+        return Cores(spark.cores, spark.cores_max)
     now, master = max(spark.sparkContext.defaultParallelism, 1), str(spark.sparkContext.master)
     if cluster := LOCAL_CLUSTER.match(master):
         # Some of its executors may not have registered yet.
@@ -271,24 +273,11 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 Report = TypeVar("Report")
 POLL_SECONDS = 0.3
-END_POLL_SECONDS = 0.1
+END_POLL_SECONDS, END_SECONDS_MAX = 0.1, 10.0
 # Spark's message about jobs that were cancelled.
 CANCELLED = "cancellation of all jobs"
 # 20,000 base-object tasks take about 50 MB in the driver; at 64 MB each, such a job reads over 1 TB.
 TASKS_PER_JOB_MAX = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """About how much work a command's jobs have.
-
-    `bytes` counts the pages of tables, or what stored rows would take in pages; None if that is unknown. `rows` counts
-    the rows and changes in stored objects. `changes` counts those that Spark may have to shuffle.
-    """
-
-    bytes: int | None = None
-    rows: int = 0
-    changes: int = 0
 
 
 class SparkSource(Protocol):
@@ -296,6 +285,8 @@ class SparkSource(Protocol):
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
         """Start the session in the background, unless it was started before, or the driver can do the work itself.
+
+        `amount` is added to the amounts of earlier calls.
 
         No jobs may be running, and no DataFrames may be kept from earlier ones, because more work than before may need
         a new session.
@@ -383,13 +374,15 @@ def _run_in_driver(
     count: Callable[[Iterable[int]], None],
     watch: Watch | None,
 ) -> list[list[Report]]:
-    """Run each lane's tasks in a thread, and `count` its number at its end; return the reports by lane.
+    """Run the tasks of each lane in a thread, and `count` the lane when they have ended; return the reports by lane.
 
-    If the job is cancelled, or this thread is interrupted, the tasks' connections and requests to the store are ended
-    repeatedly until all tasks have ended.
+    If the job is cancelled, or this thread is interrupted, no more tasks begin, and the connections to nodes and
+    requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended.
     """
     stops: set[Callable[[], None]] = set()
     is_stopped = threading.Event()
+    left = deque(enumerate(lanes))
+    futures = [Future[list[Report]]() for _ in lanes]
 
     def stop() -> None:
         is_stopped.set()
@@ -405,23 +398,45 @@ def _run_in_driver(
             finally:
                 stops.difference_update(ends)
 
-    with (
-        session.stoppable(stop),
-        watch.on_silence(stop) if watch else nullcontext(),
-        ThreadPoolExecutor(min(len(lanes), session.cores)) as threads,
-    ):
-        futures = [threads.submit(run, lane) for lane in lanes]
-        numbers = {future: number for number, future in enumerate(futures)}
+    def run_some() -> None:
+        while True:
+            try:
+                number, lane = left.popleft()
+            except IndexError:
+                return
+            try:
+                futures[number].set_result(run(lane))
+            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+                futures[number].set_exception(error)
+
+    # Daemons: a task that waits for a file system can't be ended, and must not keep the command from ending.
+    threads = [
+        threading.Thread(target=run_some, name=f"task {number}", daemon=True)
+        for number in range(min(len(lanes), session.cores))
+    ]
+    with session.stoppable(stop), watch.on_silence(stop) if watch else nullcontext():
         try:
+            for thread in threads:
+                thread.start()
+            numbers = {future: number for number, future in enumerate(futures)}
             for future in as_completed(futures):
                 future.result()
                 count([numbers[future]])
         except BaseException:
-            stop()
-            while wait(futures, END_POLL_SECONDS).not_done:
-                stop()
+            _await_ended(threads, stop)
             raise
-        return [future.result() for future in futures]
+    return [future.result() for future in futures]
+
+
+def _await_ended(threads: Iterable[threading.Thread], stop: Callable[[], None]) -> None:
+    """Call `stop` repeatedly until all threads have ended, for END_SECONDS_MAX at most."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    for thread in threads:
+        while True:
+            stop()
+            if not thread.is_alive() or time.monotonic() > deadline:
+                break
+            thread.join(END_POLL_SECONDS)
 
 
 def _unless_stopped(is_stopped: threading.Event, work: Callable[[Task], Report], task: Task) -> Report:
@@ -553,7 +568,7 @@ def run_own_tasks(
     work: Callable[[Task], Report],
     tasks: Sequence[Task],
     sessions: Sessions,
-    progress: Progress,
+    progress: Progress | NodeShares[Task],
     at_once: int,
 ) -> list[Report]:
     """Run `work` on every task in threads, `at_once` at a time; return the reports in task order.
@@ -573,11 +588,15 @@ def run_own_tasks(
 
     if not tasks:
         return []
+    futures: dict[Future[Report], Task] = {}
     with ThreadPoolExecutor(max_workers=min(len(tasks), at_once)) as threads:
-        futures = [threads.submit(run, task) for task in tasks]
         try:
-            for _ in as_completed(futures):
-                progress.advance(1)
+            futures |= {threads.submit(run, task): task for task in tasks}
+            for future in as_completed(futures):
+                if isinstance(progress, NodeShares):
+                    progress.end([futures[future]])
+                else:
+                    progress.advance(1)
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -69,9 +69,9 @@ from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity
+from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import (
-    Amount,
     Dealing,
     NodeShares,
     SparkSource,

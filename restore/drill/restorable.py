@@ -52,9 +52,10 @@ from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_base
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.proven_chains import read_full
+from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Amount, SparkSource, job_progress
+from cutline.spark.spark_jobs import SparkSource, job_progress
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError

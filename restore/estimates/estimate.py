@@ -288,6 +288,8 @@ COSTS: Mapping[RestoreStep, StepCost] = {
     RestoreStep.INDEXES: StepCost(0.1, 3e-7),
     RestoreStep.SWAP: StepCost(0.02),
 }
+# Without Spark, no workers start.
+BY_COMMAND = {**COSTS, RestoreStep.ROWS: StepCost(0.2, 1e-6)}
 # With more changes than the driver folds, the fold starts Spark's workers; otherwise the load starts them.
 BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
 # With more keys than the driver can compare in memory (approximately this many), all changes are shuffled.
@@ -331,7 +333,7 @@ class Estimate:
         return sum(self.seconds.values())
 
 
-def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
+def amounts_of(volumes: Iterable[ShardVolume], *, needs_spark: bool = True) -> dict[RestoreStep, int]:
     """Return the amount of work in each step that has any."""
     volumes = list(volumes)
     changes, rows = (
@@ -347,7 +349,7 @@ def amounts_of(volumes: Iterable[ShardVolume]) -> dict[RestoreStep, int]:
         RestoreStep.INDEXES: sum(volume.index_work for volume in volumes),
         RestoreStep.SWAP: 0,
     }
-    skipped = {RestoreStep.LARGE_OBJECTS}
+    skipped = {RestoreStep.LARGE_OBJECTS} if needs_spark else {RestoreStep.LARGE_OBJECTS, RestoreStep.SPARK}
     if not rows and not changes:
         skipped |= {RestoreStep.SPARK, RestoreStep.FOLD, RestoreStep.ROWS}
     return {step: amount for step, amount in amounts.items() if amount or step not in skipped}
@@ -359,15 +361,16 @@ def estimate_restore(
     basis: str = "",
     *,
     is_resumed: bool = False,
+    needs_spark: bool = True,
     load: float = 0.0,
 ) -> Estimate:
     """Estimate a restore, or its remaining part, from the figures `measured` in operation `basis`, if any."""
-    amounts = amounts_of(volumes)
+    amounts = amounts_of(volumes, needs_spark=needs_spark)
     taken = measured.steps if measured else {}
-    costs = costs_of(amounts.get(RestoreStep.FOLD, 0))
+    costs = costs_of(amounts.get(RestoreStep.FOLD, 0), needs_spark=needs_spark)
     folded = taken.get(RestoreStep.FOLD)
-    if folded and costs_of(folded.amount) is not costs:
-        # Figures for one kind of fold predict nothing about another.
+    if folded and costs_of(folded.amount, needs_spark=RestoreStep.SPARK in taken) is not costs:
+        # Figures for one kind of fold or load predict nothing about another.
         taken = {step: figures for step, figures in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
@@ -386,8 +389,8 @@ def _are_alike(amounts: Mapping[RestoreStep, int], taken: Mapping[str, StepFigur
     return then is not None and max(now, then.amount) <= SURE_SIZES_MAX * min(now, then.amount)
 
 
-def costs_of(changes: int) -> Mapping[RestoreStep, StepCost]:
+def costs_of(changes: int, *, needs_spark: bool = True) -> Mapping[RestoreStep, StepCost]:
     """Return the costs of a restore, given the kind of fold that this many changes need (snapshots/fold/limits.py)."""
     if changes <= CHANGES_MAX:
-        return COSTS
+        return COSTS if needs_spark else BY_COMMAND
     return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS

@@ -28,6 +28,7 @@ from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Connections, Superusers, Target, find_targets
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
+from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
 from cutline.snapshots.operations.object_damage import find_listed_damage
@@ -54,6 +55,7 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError
+from cutline.spark.amount import Amount, is_for_command
 from cutline.storage.errors import UsageError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -67,7 +69,7 @@ class RestorePlan:
     `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
     obstacles. `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to
     trust the snapshot. `superusers`: the superusers who do what the restoring role may not; None if that role does
-    everything. `decided`: the earlier restores with a decision, newest first.
+    everything. `decided`: the earlier restores with a decision, newest first. `spark_master`: where jobs run.
     """
 
     request: RestoreRequest
@@ -84,6 +86,7 @@ class RestorePlan:
     doubts: tuple[str, ...] = ()
     superusers: Superusers | None = None
     decided: tuple[str, ...] = ()
+    spark_master: str = ""
 
     def begun_now(self) -> RestorePlan:
         """Return the plan with the current time as the restore's start."""
@@ -93,6 +96,20 @@ class RestorePlan:
     def wanted(self) -> Wanted:
         """The parts of the chain that this restore needs."""
         return self.request.wanted(is_routed=self.topology is not None)
+
+    @property
+    def amount(self) -> Amount:
+        """About how much work the jobs have."""
+        if self.topology and len(self.sources) > 1:
+            # Spark looks for conflicts between the sources, however small they are.
+            return Amount()
+        nodes = self.chain.baseline if self.request.use_backup_copies else self.sources
+        return amount_of_copies(self.chain, nodes)
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether Spark starts before the rows are loaded."""
+        return not is_for_command(self.amount, self.spark_master, self.store)
 
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
@@ -288,7 +305,7 @@ def plan_restore(
         damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
-    plan = replace(plan, decided=tuple(list_decided(documents)))
+    plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master)
     if request.at:
         plan = replace(plan, next_cut=next_cut_time(whole, chain))
     if resumed:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import select
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -22,7 +21,6 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGconn, PGresult
 
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import column_of, runs
@@ -34,6 +32,7 @@ from cutline.nodes.connections import connect, disrupted_error, unreachable_erro
 from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.server_errors import remedy_of, shorten_message
+from cutline.nodes.unlocked_results import exchange, next_result
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
 from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of
@@ -388,8 +387,7 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
     """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
 
     The table owner's functions may raise a notice for every row. psycopg does not read while it writes, so the server
-    and psycopg would wait for each other (PostgreSQL manual, "Asynchronous Command Processing"). A libpq that waits
-    itself would stop all threads of this process.
+    and psycopg would wait for each other (PostgreSQL manual, "Asynchronous Command Processing").
     """
     libpq = connection.pgconn
     begun = libpq.exec_(statement.encode())
@@ -397,33 +395,19 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
         raise error_from_result(begun, "utf-8")
     for start in range(0, len(data), WRITE_BYTES):
         while not libpq.put_copy_data(data[start : start + WRITE_BYTES]):
-            _exchange(libpq)
+            exchange(libpq)
         while libpq.flush():
-            _exchange(libpq)
+            exchange(libpq)
     while not libpq.put_copy_end():
-        _exchange(libpq)
+        exchange(libpq)
     while libpq.flush():
-        _exchange(libpq)
-    ended = _next_result(libpq)
-    while _next_result(libpq) is not None:
+        exchange(libpq)
+    ended = next_result(libpq)
+    while next_result(libpq) is not None:
         pass
     if ended is None or ended.status != ExecStatus.COMMAND_OK:
         raise error_from_result(ended, "utf-8") if ended else psycopg.OperationalError("the session was lost")
     return int(ended.command_tuples or 0)
-
-
-def _exchange(libpq: PGconn, events: int = select.POLLIN | select.POLLOUT) -> None:
-    """Wait until the socket is ready for one of the `events`, and read what has arrived."""
-    poll = select.poll()
-    poll.register(libpq.socket, events)
-    if any(ready & ~select.POLLOUT for _, ready in poll.poll()):
-        libpq.consume_input()
-
-
-def _next_result(libpq: PGconn) -> PGresult | None:
-    while libpq.is_busy():
-        _exchange(libpq, select.POLLIN)
-    return libpq.get_result()
 
 
 @contextmanager

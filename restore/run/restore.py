@@ -57,7 +57,6 @@ from cutline.restore.unfinished.unfinished import (
     find_resumable,
     settle_recorded,
 )
-from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.spark.spark_jobs import SparkSource
@@ -169,8 +168,7 @@ def _restore(
     plan, report, store = run.plan, run.report, run.plan.store.open()
     run.volumes = preview.volumes
     if len(run.shards_in(Phase.INDEXING)) < len(preview.servers) and not plan.request.scope.schema_only:
-        nodes = plan.chain.baseline if plan.request.use_backup_copies else plan.sources
-        spark.begin(run.executor_needs, run.progress, amount_of_copies(plan.chain, nodes))
+        spark.begin(run.executor_needs, run.progress, plan.amount)
     # A resumed restore keeps its decision where the restore was started: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
     held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()

@@ -30,6 +30,7 @@ from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.relation_locks import locked_error
 from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint, stopped_hint
+from cutline.nodes.unlocked_results import next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
 from cutline.snapshots.operations.object_lists import store_lists_above
@@ -308,10 +309,13 @@ def copy_lines(connection: psycopg.Connection[Any], node: Node, part: PageRange,
         yield lines
         # A line may be 1 GB: release it before the next line is read.
         del lines
-    ended = raw.get_result()
-    # Read to the end, so that the session can be reused or closed properly.
-    while ended is not None and raw.get_result() is not None:
-        pass
+    try:
+        ended = next_result(raw)
+        # Read to the end, so that the session can be reused or closed properly.
+        while ended is not None and next_result(raw) is not None:
+            pass
+    except psycopg.OperationalError as error:
+        raise _stopped(node, part, str(error).encode()) from error
     if ended is None:
         raise _stopped(node, part, raw.error_message)
     if ended.status != libpq.ExecStatus.COMMAND_OK:

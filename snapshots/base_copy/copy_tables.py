@@ -19,8 +19,8 @@ from cutline.nodes.left_out import find_planned_code
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.records.commit import NamedObject
+from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
-    Amount,
     Dealing,
     NodeShares,
     SparkSource,
@@ -104,7 +104,8 @@ def task_pages_for(sources: Sequence[TableSource], tasks_max: int) -> int:
 
 def amount_to_copy(nodes: Iterable[Node], tables: Mapping[str, Sequence[Table]]) -> Amount:
     """Return the amount of work with copying the `tables` of each shard from its `nodes`."""
-    return Amount(sum(table.size_bytes for node in nodes for table in tables.get(node.shard, ())))
+    chosen = (table for node in nodes for table in tables.get(node.shard, ()))
+    return Amount(sum(table.size_bytes + table.toast_bytes for table in chosen))
 
 
 def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:

@@ -33,11 +33,12 @@ from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from cutline.snapshots.records.commit import DatabaseFacts, DefinitionChanges, Sequence
-from cutline.spark.spark_jobs import Amount, SparkSource
+from cutline.spark.amount import Amount
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain_task import DrainTask
-from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.wal.drain.lags import is_for_spark, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.segments import Definition
 
@@ -97,7 +98,7 @@ def take_cut(
     def prepare_and_cut() -> CutResult:
         nonlocal ends
         prepared = prepare_tables(context, state, moved, seen, spark, progress)
-        archiving = None if is_little(read_waiting(sessions, slot_name(state.chain))) else spark
+        archiving = spark if is_for_spark(read_waiting(sessions, slot_name(state.chain))) else None
         if archiving is not None:
             archiving.begin(context.executor_needs, progress, Amount())
         if ends is None:

@@ -91,9 +91,9 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
     LANE_BYTES,
-    Amount,
     Dealing,
     NodeShares,
     SparkSource,

@@ -58,8 +58,9 @@ from cutline.snapshots.records.proven_chains import (
     read_continued,
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
-from cutline.spark.spark_jobs import Amount, SparkSource, start_session
-from cutline.wal.drain.lags import is_little, read_waiting
+from cutline.spark.amount import Amount
+from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.wal.drain.lags import is_for_spark, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
@@ -185,8 +186,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:
-    """Return the work with tables to copy and much WAL to archive, as far as is known before the cut; None if none."""
-    if not is_little(read_waiting(sessions, slot)):
+    """Return the amount of work of jobs as far as is known before the cut, or None if there are none."""
+    if is_for_spark(read_waiting(sessions, slot)):
         return Amount()
     return amount_to_copy(sessions.nodes, plan.to_copy) if plan.unpublished or plan.to_copy else None
 

@@ -302,14 +302,14 @@ def _drain(
         await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut")
     except NodeUnreachableError as error:
         raise AttemptFailedError(error.message, error) from error
+    shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
+    shares.begin()
     if session is None:
         at_once = drains_at_once(task.wal_bytes for task in tasks)
         most_first = sorted(tasks, key=lambda task: -task.wal_bytes)
-        by_node = {report.node: report for report in run_own_tasks(drain, most_first, sessions, progress, at_once)}
+        by_node = {report.node: report for report in run_own_tasks(drain, most_first, sessions, shares, at_once)}
         reports = [by_node[task.node.id] for task in tasks]
     else:
-        shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
-        shares.begin()
         reports = run_tasks(session, drain, tasks, shares, watch=sessions.watch)
     _raise_problems(reports)
     return reports

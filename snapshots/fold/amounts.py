@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import NamedObject, ObjectList
-from cutline.spark.spark_jobs import Amount
+from cutline.spark.amount import Amount
 from cutline.wal.segments.segments import Segment
 
 # Rows of realistic tables take four times as many bytes in pages as stored.

@@ -10,9 +10,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cutline.fleet.progress import Progress
+from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import InDriver, broadcast
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Amount, Dealing, SparkSource, run_tasks, stage_progress
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:

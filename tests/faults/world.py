@@ -32,7 +32,7 @@ from tests.faults.injection import repaired_after
 from tests.faults.sights import TaskEffect, on_effect
 from tests.faults.signalled_command import BY_SPARK
 from tests.faults.writers import Writers
-from tests.run.by_spark import archiving_by_spark
+from tests.run.by_spark import archiving_by_spark, in_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,8 +100,9 @@ class World:
     ) -> Commit:
         """Run the command in this process."""
         request = CreateRequest(name, retries=RETRIES, wait_seconds=WAIT_SECONDS, terminal=terminal)
+        source = Ready(self.spark if by_spark else in_driver(self.spark))
         with archiving_by_spark(wanted=by_spark):
-            return (create_increment if incremental else create_full)(self.fleet, request, Ready(self.spark), watching)
+            return (create_increment if incremental else create_full)(self.fleet, request, source, watching)
 
     def create_with_fault(
         self, name: str, at: tuple[str, int] | TaskEffect, fault: Callable[[FaultTargets], Repair], **options: bool
@@ -167,12 +168,13 @@ class World:
         """Run the command in this process, and cancel it at a point or as soon as an effect is seen."""
         words = ["create", name, *(f"--{option}" for option, is_so in options.items() if is_so)]
         words += ["--wait", str(WAIT_SECONDS), "--retries", str(RETRIES)]
+        session = self.spark if by_spark else in_driver(self.spark)
         with archiving_by_spark(wanted=by_spark):
             if not isinstance(at, TaskEffect):
-                return cancel_at(self.fleet, at, *words, spark=self.spark)
+                return cancel_at(self.fleet, at, *words, spark=session)
             canceller = Canceller(self.fleet)
             with on_effect(at, self.targets.servers, self.store, canceller.cancel):
-                return canceller.run(*words, spark=self.spark)
+                return canceller.run(*words, spark=session)
 
     def create_next(self, name: str) -> tuple[Commit, list[str]]:
         """Create the chain's next commit, as soon as nothing of a killed command runs; return it and the notes."""

@@ -78,7 +78,7 @@ def test_what_is_in_its_place_is_not_taken_for_it(
     """No slot is advanced past what is stored there, and nothing is committed."""
     store, away = tmp_path / "store", tmp_path / "away"
     if in_workers:
-        monkeypatch.setattr("cutline.wal.drain.lags.LITTLE_BYTES", -1)
+        monkeypatch.setattr("cutline.wal.drain.lags.SIDE_BY_SIDE_BYTES", -1)
 
     def replace() -> None:
         store.rename(away)

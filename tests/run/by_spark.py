@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-import cutline.spark.on_demand
+import cutline.spark.amount
 import cutline.wal.drain.lags
 from cutline.spark.driver_session import DriverSession
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def work_by_spark() -> None:
     """Make Spark archive all WAL and run all tasks, in this process."""
-    cutline.wal.drain.lags.LITTLE_BYTES = -1
-    cutline.spark.on_demand.SMALL_BYTES_MAX = -1
+    cutline.wal.drain.lags.SIDE_BY_SIDE_BYTES = -1
+    cutline.spark.amount.PAGE_BYTES_MAX = -1
 
 
 def in_driver(spark: SparkSession) -> SparkSession:
@@ -28,10 +28,10 @@ def in_driver(spark: SparkSession) -> SparkSession:
 @contextmanager
 def archiving_by_spark(*, wanted: bool = True) -> Iterator[None]:
     """Make Spark archive all WAL while the block runs, if `wanted`."""
-    before = cutline.wal.drain.lags.LITTLE_BYTES
+    before = cutline.wal.drain.lags.SIDE_BY_SIDE_BYTES
     try:
         if wanted:
-            cutline.wal.drain.lags.LITTLE_BYTES = -1
+            cutline.wal.drain.lags.SIDE_BY_SIDE_BYTES = -1
         yield
     finally:
-        cutline.wal.drain.lags.LITTLE_BYTES = before
+        cutline.wal.drain.lags.SIDE_BY_SIDE_BYTES = before

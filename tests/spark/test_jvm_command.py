@@ -74,7 +74,7 @@ from cutline.spark.on_demand import SparkOnDemand
 found = []
 with SparkOnDemand(load_fleet(Path(sys.argv[1])), "check") as spark:
     for rows in map(int, sys.argv[2:]):
-        spark.begin(None, Silent(), rows)
+        spark.begin(None, Silent(), Amount(changes=rows))
         jvm = spark.session().sparkContext._jvm
         beans = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
         found.append([beans.getPid(), "-XX:TieredStopAtLevel=1" in list(beans.getInputArguments())])

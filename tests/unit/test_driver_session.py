@@ -47,30 +47,36 @@ def test_reports_are_in_the_order_of_the_tasks_and_counted() -> None:
     assert run_tasks(session, lambda number: number, [], progress, sizes) == []
 
 
+class Running:
+    """Counts how many tasks run at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, _: int) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.02)
+        with self._lock:
+            self.now -= 1
+
+
 def test_as_many_tasks_run_at_once_as_there_are_cores() -> None:
-    # With fewer threads, the barrier would break; with more, more tasks would wait at it than pass it.
-    both = threading.Barrier(3, timeout=END_SECONDS_MAX)
-    assert run(lambda _: both.n_waiting < both.wait() + 3, range(6), cores=3) == [True] * 6
+    running = Running()
+    run(running, range(12), cores=3)
+    assert running.most == 3
 
 
 def test_a_node_has_as_many_sessions_as_it_allows() -> None:
-    most, lock, running = [0], threading.Lock(), [0]
-
-    def work(_: int) -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        time.sleep(0.005)
-        with lock:
-            running[0] -= 1
-
     session: Any = DriverSession(not_started, 4)
     limits = limited_sessions(session, {"a": 2, "b": 4})
     assert limits == {"a": 2}
-    run(work, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("a",), limits))
-    assert most == [2]
-    run(work, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("b",), limits))
-    assert 2 < most[0] <= 4
+    few, many = Running(), Running()
+    run(few, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("a",), limits))
+    run(many, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("b",), limits))
+    assert (few.most, many.most) == (2, 4)
 
 
 def test_the_first_error_ends_the_job() -> None:
@@ -78,50 +84,46 @@ def test_the_first_error_ends_the_job() -> None:
 
     def work(number: int) -> None:
         begun.append(number)
-        if number == 3:
+        if number == 0:
             raise ZeroDivisionError
-        time.sleep(0.05)
+        time.sleep(0.01)
 
     with pytest.raises(ZeroDivisionError):
-        run(work, range(1000), cores=1)
-    assert len(begun) < 1000
+        run(work, range(1000))
+    assert len(begun) < 100
 
 
-def cancelled_run(cancel: Callable[[DriverSession], object]) -> list[int]:
-    """Cancel a job whose first tasks wait for the end of their requests; return the tasks that began."""
-    session, begun, both = DriverSession(not_started, 2), list[int](), threading.Barrier(3, timeout=END_SECONDS_MAX)
+def test_a_cancelled_job_ends_its_tasks_and_begins_no_more() -> None:
+    session: Any = DriverSession(not_started, 2)
+    begun, both = list[int](), threading.Barrier(3, timeout=END_SECONDS_MAX)
 
     def work(number: int) -> None:
         begun.append(number)
         both.wait()
-        deadline = time.monotonic() + END_SECONDS_MAX
-        while time.monotonic() < deadline:
-            check_not_stopped()
-            time.sleep(0.005)
+        await_end()
 
     def cancel_when_both_run() -> None:
         both.wait()
-        cancel(session)
+        cancel_jobs(session)
 
     thread = threading.Thread(target=cancel_when_both_run)
     thread.start()
-    stand_in: Any = session
     try:
         with pytest.raises(JobCancelledError, match="cancellation of all jobs"):
-            run_tasks(stand_in, work, range(10), Silent(), EQUAL)
+            run_tasks(session, work, range(10), Silent(), EQUAL)
     finally:
         thread.join()
+    assert len(begun) == 2
     # A later job is not cancelled.
-    assert run_tasks(stand_in, lambda number: number, range(3), Silent(), EQUAL) == [0, 1, 2]
-    return begun
+    assert run_tasks(session, lambda number: number, range(3), Silent(), EQUAL) == [0, 1, 2]
 
 
-def test_a_cancelled_job_ends_its_tasks_and_begins_no_more() -> None:
-    def by_session(session: DriverSession) -> None:
-        stand_in: Any = session
-        cancel_jobs(stand_in)
-
-    assert len(cancelled_run(by_session)) == 2
+def await_end() -> None:
+    """Wait like a request to the store, until it is ended."""
+    deadline = time.monotonic() + END_SECONDS_MAX
+    while time.monotonic() < deadline:
+        check_not_stopped()
+        time.sleep(0.005)
 
 
 def test_a_report_of_a_cancelled_task_does_not_count() -> None:
@@ -135,24 +137,49 @@ def test_a_report_of_a_cancelled_task_does_not_count() -> None:
         run_tasks(session, work, [1], Silent(), EQUAL)
 
 
-def test_an_interrupt_ends_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-
-    def work(_: int) -> None:
-        try:
-            while True:
-                check_not_stopped()
-                time.sleep(0.005)
-        finally:
-            ended.set()
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Interrupt the thread that waits for tasks once this is set."""
+    begun = threading.Event()
 
     def interrupted(_: object) -> Any:
+        assert begun.wait(END_SECONDS_MAX)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cutline.spark.spark_jobs.as_completed", interrupted)
+    return begun
+
+
+def test_an_interrupt_ends_the_tasks(interrupt: threading.Event) -> None:
+    ended = threading.Event()
+
+    def work(_: int) -> None:
+        interrupt.set()
+        try:
+            await_end()
+        finally:
+            ended.set()
+
     with pytest.raises(KeyboardInterrupt):
         run(work, [1])
     assert ended.is_set()
+
+
+def test_an_interrupt_does_not_wait_for_a_task_that_can_not_be_ended(
+    interrupt: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.spark.spark_jobs.END_SECONDS_MAX", 0.2)
+    ended = threading.Event()
+
+    def work(_: int) -> None:
+        interrupt.set()
+        ended.wait(END_SECONDS_MAX)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(work, [1, 2, 3])
+    assert time.monotonic() - began < END_SECONDS_MAX / 2
+    ended.set()
 
 
 def test_a_watch_that_finds_a_silent_node_ends_the_tasks() -> None:

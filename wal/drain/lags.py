@@ -126,9 +126,10 @@ def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None)
     return ReplayLag(size_bytes, own.age_seconds if size_bytes else 0.0)
 
 
-# The limit of `is_little` (docs/architecture/draining.md).
-LITTLE_BYTES = 256 << 20
-# A drain of more than some 60 MB takes about 300 MB of memory.
+# Below this, Spark saves less time than it takes to start (docs/architecture/draining.md).
+SIDE_BY_SIDE_BYTES = 256 << 20
+# Drains of this much WAL at the same time take some 400 MB of memory (measured). A drain of any amount takes up to
+# 300 MB.
 AT_ONCE_BYTES, AT_ONCE_MIN, AT_ONCE_MAX = 512 << 20, 2, 8
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
@@ -200,14 +201,14 @@ def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
     return dict(zip((node.id for node in sessions.nodes), in_parallel(read, sessions.nodes), strict=True))
 
 
-def is_little(waiting: Mapping[str, int]) -> bool:
-    """Whether the command archives this much WAL per node as fast as Spark.
+def is_for_spark(waiting: Mapping[str, int]) -> bool:
+    """Whether Spark archives this much WAL per node faster than the command itself.
 
-    A node is drained by one task, so Spark's executors can only save the time of the nodes besides the one with the
-    most WAL. A transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
+    A node is drained by one task, so executors only save the time of the nodes besides the one with the most WAL. A
+    transaction that began before the slot's position and ended after it adds to the WAL that is decoded.
     """
     sizes = waiting.values()
-    return sum(sizes) - max(sizes, default=0) <= LITTLE_BYTES
+    return sum(sizes) - max(sizes, default=0) > SIDE_BY_SIDE_BYTES
 
 
 def drains_at_once(sizes: Iterable[int]) -> int:

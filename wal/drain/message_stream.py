@@ -112,7 +112,8 @@ class _Ahead:
         # The sizes of the batches that were consumed; None to stop.
         self._released: SimpleQueue[int | None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="read ahead", daemon=True)
+        # What ends the consumer's connections also ends those of this thread.
+        self._thread = Thread(target=copy_context().run, args=(self._run,), name="read ahead", daemon=True)
 
     def _run(self) -> None:
         held_bytes = 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.wal.drain.lags import drains_at_once, is_little
+from cutline.wal.drain.lags import drains_at_once, is_for_spark
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("mebibytes", "is_so"),
+    ("mebibytes", "is_own"),
     [
         ([], True),
         ([0], True),
@@ -24,8 +24,8 @@ MIB = 1 << 20
         ([2] * 130, False),
     ],
 )
-def test_spark_must_have_nodes_to_drain_side_by_side(mebibytes: list[int], *, is_so: bool) -> None:
-    assert is_little({str(number): size * MIB for number, size in enumerate(mebibytes)}) == is_so
+def test_spark_must_have_nodes_to_drain_side_by_side(mebibytes: list[int], *, is_own: bool) -> None:
+    assert is_for_spark({str(number): size * MIB for number, size in enumerate(mebibytes)}) != is_own
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ COMMAND_SECONDS_MAX = 600
 LATE_JOB = """
 import json, sys, time
 from pathlib import Path
+from cutline.spark.amount import Amount
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.columns.python_workers import first_work
 from cutline.fleet.config import load_fleet
@@ -42,7 +43,7 @@ from cutline.storage.errors import SnapshotError, report_of
 
 fleet = load_fleet(Path(sys.argv[1]))
 with SparkOnDemand(fleet, "test") as spark:
-    spark.begin(ExecutorNeeds(fleet.store, fleet.nodes, writes=True), Silent())
+    spark.begin(ExecutorNeeds(fleet.store, fleet.nodes, writes=True), Silent(), Amount())
     print("checked", [node.id for node in first_work().args[1].nodes], flush=True)
     sys.stdin.readline()
     while count_executors(spark.session()) < 2:

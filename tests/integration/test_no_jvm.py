@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,8 @@ from tests.commands.snapshot_runs import Runs, runs_on
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
+# What reads rows would start it, however few.
+BY_SPARK = "from tests.run.by_spark import work_by_spark; work_by_spark()\n"
 
 
 @pytest.fixture(scope="module")
@@ -45,4 +45,4 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
 )
 def test_it_starts_no_jvm(runs: Runs, words: tuple[str, ...]) -> None:
     # A check that reads no rows is inconclusive.
-    assert noted(runs.fleet, *words) == [4 if words[0] == "check" else 0, [], False]
+    assert noted(runs.fleet, *words, before=BY_SPARK) == [4 if words[0] == "check" else 0, [], False]

@@ -48,7 +48,8 @@ PASSWORD_PART = f"UNMISTAKABLEPASSWORD{uuid.uuid4().hex}"
 PASSWORD = f"{PASSWORD_PART} '%40"
 SECRETS = [text.encode() for text in (ACCESS_KEY, SECRET, TOKEN, PASSWORD_PART)]
 OPTIONS = {"key": "${STORE_KEY}", "secret": "${STORE_SECRET}", "token": "${STORE_TOKEN}"}
-MAIN = "from cutline.cli.main import main; main()"
+# With Spark, whose command lines are looked at, too.
+MAIN = "from tests.run.by_spark import work_by_spark; work_by_spark(); from cutline.cli.main import main; main()"
 
 
 def raise_bug(store: S3Store, *_: object) -> None:

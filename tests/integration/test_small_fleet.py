@@ -15,9 +15,11 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.connections import with_database
+from cutline.nodes.groups import read_tables
+from cutline.snapshots.base_copy.copy_tables import amount_to_copy
 from tests.commands.noted_command import noted
 from tests.commands.snapshot_runs import Ready, Runs, command_line, run_command, slots_of, sorted_copies
 from tests.integration.own_database import own_database, restore_target
@@ -172,3 +174,14 @@ def test_an_interrupt_ends_a_load_that_waits(fleet: Fleet) -> None:
     with psycopg.connect(with_database(fleet.nodes[0], "postgres").dsn) as connection:
         left = connection.execute("SELECT datname FROM pg_database WHERE datname ^@ %s", (DATABASE,)).fetchall()
     assert left == [(DATABASE,)]
+
+
+def test_values_that_are_stored_elsewhere_count(fleet: Fleet) -> None:
+    with psycopg.connect(fleet.nodes[0].dsn) as connection:
+        query = "SELECT pg_relation_size('item'), pg_relation_size(reltoastrelid) FROM pg_class WHERE relname = 'item'"
+        sizes = connection.execute(query).fetchone()
+        (item,) = (table for table in read_tables(connection, GroupRules()) if table.group.name == "public.item")
+    assert (item.size_bytes, item.toast_bytes) == sizes
+    assert item.toast_bytes > 0
+    node = fleet.nodes[0]
+    assert amount_to_copy([node], {node.shard: [item]}).page_bytes == item.size_bytes + item.toast_bytes

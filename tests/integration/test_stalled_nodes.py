@@ -108,7 +108,7 @@ INCREMENT_STEPS = (
 )
 # The last one is in one of the processes that a pg_restore has started.
 RESTORE_STEPS = (
-    (("table", PRIMARY, b"CREATE TABLE"), ("rows", PRIMARY, b"FROM STDIN")),
+    (("rows", PRIMARY, b"FROM STDIN"), ("table", PRIMARY, b"CREATE TABLE")),
     (("key", PRIMARY, b"PRIMARY KEY"),),
 )
 # A restore point drains in the command's own process.

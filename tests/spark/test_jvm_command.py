@@ -69,6 +69,7 @@ import json, sys
 from pathlib import Path
 from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
+from cutline.spark.amount import Amount
 from cutline.spark.on_demand import SparkOnDemand
 
 found = []

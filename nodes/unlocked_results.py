@@ -1,7 +1,7 @@
 """Exchange data with a server without keeping Python's lock while waiting.
 
-psycopg keeps the lock while libpq waits in `get_result`, `put_copy_data` and `put_copy_end`. In a thread of the command
-that would stop all other threads: neither an interrupt nor the watch over silent nodes would be noticed.
+psycopg keeps the lock while libpq waits in `get_result` and in the functions for COPY. In a thread of the command that
+would stop all other threads: neither an interrupt nor the watch over silent nodes would be noticed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ def exchange(libpq: PGconn, events: int = select.POLLIN | select.POLLOUT) -> Non
     poll.register(libpq.socket, events)
     if any(ready & ~select.POLLOUT for _, ready in poll.poll()):
         libpq.consume_input()
+
+
+def next_line(libpq: PGconn) -> tuple[int, memoryview]:
+    """Wait for the next line of a COPY TO STDOUT; return its length and content, or -1 after the last line."""
+    while not (received := libpq.get_copy_data(1))[0]:
+        exchange(libpq, select.POLLIN)
+    return received
 
 
 def next_result(libpq: PGconn) -> PGresult | None:

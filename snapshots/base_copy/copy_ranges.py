@@ -30,7 +30,7 @@ from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.relation_locks import locked_error
 from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint, stopped_hint
-from cutline.nodes.unlocked_results import next_result
+from cutline.nodes.unlocked_results import next_line, next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
 from cutline.snapshots.operations.object_lists import store_lists_above
@@ -334,7 +334,7 @@ def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
         lengths: list[int] = []
         while len(lengths) < CHUNK_ROWS and len(data) <= CHUNK_BYTES:
             try:
-                length, line = raw.get_copy_data(0)
+                length, line = next_line(raw)
             except psycopg.OperationalError as error:
                 # The server gives no further reason if it terminates the session while sending.
                 raise _stopped(node, part, str(error).encode()) from error

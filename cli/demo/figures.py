@@ -338,7 +338,7 @@ def _closing_table(report: StoryReport) -> Table:
 def _findings(report: StoryReport) -> dict[ChapterName, str]:
     findings = {
         ChapterName.FLEET: f"{SHARDS * (1 + BACKUPS)} PostgreSQL servers on this machine",
-        ChapterName.DOWN: "servers and Spark stopped, all files deleted",
+        ChapterName.DOWN: "servers stopped, all files deleted",
     }
     if report.cuts:
         rows = report.cuts[0].commit.counts["rows"]

@@ -1,4 +1,4 @@
-"""The demo's resources: a folder, two embedded fleets, one Spark session, the bank workload.
+"""The demo's resources: a folder, two embedded fleets, the bank workload.
 
 However the story ends, all of them are removed: no process or file is left behind. The first Ctrl-C, SIGTERM or SIGHUP
 starts the cleanup, and later signals do not interrupt it. Each step of the cleanup has a time limit.
@@ -14,36 +14,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, programs_of, start_fleet, stop_fleet
 from cutline.embedded.folder import read_state
-from cutline.spark.start import SparkStart, start_spark_at
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SHARDS = 3
 BACKUPS = 1
 CLIENTS = 8
 # Clients pause like people at a till, to leave processor time for the snapshots.
 CLIENT_PAUSE_SECONDS = 0.01
-# The first Spark on a machine writes its class archive when it ends. The demo waits for that, so that no process is
-# left behind.
-ARCHIVE_SECONDS_MAX = 30
-SPARK_MASTER = "local[*]"
-# The data is small and every job runs once, so the JVM's optimising compiler costs more than it saves
-# (measured: 9 s of processor time for the first fold, instead of 4).
-SPARK_SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.sql.shuffle.partitions": "2"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stage:
-    """The two fleets, the Spark session and the bank; leaving the block stops and deletes everything.
-
-    It is a SparkSource: entering the block starts the session.
-    """
+    """The two fleets and the bank; leaving the block stops and deletes everything."""
 
     def __init__(self, programs: Path | None = None) -> None:
         self._programs = programs_of(SHARDS, programs)
@@ -51,7 +37,6 @@ class Stage:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="second fleet")
         self._interrupts = Interrupts()
         self._folder = Path()
-        self._spark: SparkStart | None = None
         self._target: Future[EmbeddedFleet] | None = None
 
     def __enter__(self) -> Self:
@@ -59,8 +44,6 @@ class Stage:
         try:
             self._folder = self._opened.enter_context(_folder())
             self._opened.callback(self._threads.shutdown)
-            self._spark = start_spark_at(SPARK_MASTER, SPARK_SETTINGS, "demo")
-            self._opened.push(self._end_spark)
         except BaseException:
             self._interrupts.hold()
             self._opened.close()
@@ -74,7 +57,7 @@ class Stage:
         self._opened.__exit__(error, value, trace)
         interrupt = self._interrupts.raised
         if interrupt is not None and value is not interrupt:
-            # The interrupt may have caused a different error, such as an aborted call into the JVM. Raise the interrupt
+            # The interrupt may have caused a different error, such as a session that was ended. Raise the interrupt
             # instead.
             raise interrupt from value
 
@@ -105,25 +88,6 @@ class Stage:
                 names=[primary.id for primary in fleet.primaries],
             )
         )
-
-    @property
-    def is_small(self) -> bool:
-        return False
-
-    def begin(self, *_: object) -> None:
-        """Do nothing: entering the block started Spark."""
-
-    def session(self) -> SparkSession:
-        """Wait until the session for the whole story has started, and return it."""
-        if self._spark is None:
-            raise RuntimeError("the stage was not entered")
-        return self._spark.session()
-
-    def _end_spark(
-        self, error: type[BaseException] | None, _value: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        if self._spark is not None:
-            self._spark.stop(graceful=error is None, archive_seconds_max=ARCHIVE_SECONDS_MAX)
 
 
 class Interrupts:

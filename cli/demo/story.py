@@ -42,6 +42,8 @@ from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.operation_records import VALID
+from cutline.spark.on_demand import SparkOnDemand
+from cutline.spark.spark_jobs import SparkSource
 
 TEXT_WIDTH_MAX = 100
 INDENT = 4
@@ -122,11 +124,14 @@ class Story:
         source = self.fleet_up(stage)
         fleet = load_fleet(source.fleet_toml)
         bank = self.bank_opens(stage, source)
-        self.full_snapshot(stage, fleet, bank)
-        self.increments(stage, fleet, bank)
-        self.check(stage, fleet, bank)
-        self.disaster(source, bank)
-        target = self.restore(stage, fleet)
+        with SparkOnDemand(fleet, "demo") as spark:
+            self.full_snapshot(spark, fleet, bank)
+            self.increments(spark, fleet, bank)
+            # Starting servers earlier would disturb the measured cuts.
+            stage.begin_target()
+            self.check(spark, fleet, bank)
+            self.disaster(source, bank)
+            target = self.restore(stage, spark, fleet)
         self.verdict(target)
 
     @contextmanager
@@ -137,11 +142,9 @@ class Story:
         self.report.chapters.append(Chapter(name, began, time.monotonic() - began))
 
     def fleet_up(self, stage: Stage) -> EmbeddedFleet:
-        """Start the servers, while Spark starts in the background."""
-        text = (
-            f"{SHARDS} shards, each a primary and a standby: {2 * SHARDS} real PostgreSQL servers in a temporary "
-            "folder. Spark, which copies, checks and restores, starts in the background."
-        )
+        """Start the servers."""
+        servers = f"{2 * SHARDS} real PostgreSQL servers in a temporary folder"
+        text = f"{SHARDS} shards, each a primary and a standby: {servers}."
         with self._chapter(ChapterName.FLEET, "A fleet", text):
             source = stage.start_source()
             self._lines.result(
@@ -160,12 +163,11 @@ class Story:
             ready = initialise(load_fleet(source.fleet_toml), self._lines)
             self._lines.result(f"init: {len(ready.nodes)} nodes and the store are ready for snapshots")
             bank = stage.open_bank(source)
-            stage.session()
             bank.wait(WATCH_SECONDS)
             self._lines.result(f"{count_text(bank.committed.total)} transfers so far")
         return bank
 
-    def full_snapshot(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+    def full_snapshot(self, spark: SparkSource, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the full snapshot."""
         text = (
             "Combining backups of single shards tears transfers: money has left one shard and not reached the other. "
@@ -173,9 +175,9 @@ class Story:
             "transfer. Two small messages to each primary make the cut. Nothing is locked, and nothing waits."
         )
         with self._chapter(ChapterName.CREATE, "A full snapshot while money moves", text):
-            self._take(stage, fleet, bank)
+            self._take(spark, fleet, bank)
 
-    def increments(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+    def increments(self, spark: SparkSource, fleet: Fleet, bank: BankWorkload) -> None:
         """Take the increments, and let some transfers happen before each."""
         text = (
             "An increment contains the changes from the previous cut to a new cut. "
@@ -184,18 +186,16 @@ class Story:
         with self._chapter(ChapterName.INCREMENTS, "Three increments", text):
             for _ in range(INCREMENTS):
                 bank.wait(WATCH_SECONDS)
-                self._take(stage, fleet, bank)
+                self._take(spark, fleet, bank)
 
-    def check(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
-        """Read everything back while the bank is running, and start the servers to restore into in the background."""
+    def check(self, spark: SparkSource, fleet: Fleet, bank: BankWorkload) -> None:
+        """Read everything back while the bank is running."""
         text = (
             "A backup that nobody has read back is only a hope. The check reads every stored object and compares "
             "primary with standby and shard with shard, down to each row and each transfer."
         )
-        # Starting servers earlier would disturb the measured cuts.
-        stage.begin_target()
         with self._chapter(ChapterName.CHECK, "The check: is it complete?", text):
-            self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), stage, self._lines)
+            self.report.check = check = check_snapshots(fleet, CheckRequest(SNAPSHOT), spark, self._lines)
             compared = check.snapshots[0].compared
             write = self._lines.result if check.result == VALID else self._lines.warning
             write(
@@ -223,7 +223,7 @@ class Story:
             self._measure(bank, at)
             self._lines.warning(f"the bank stopped after {count_text(bank.committed.total)} transfers")
 
-    def restore(self, stage: Stage, fleet: Fleet) -> EmbeddedFleet:
+    def restore(self, stage: Stage, spark: SparkSource, fleet: Fleet) -> EmbeddedFleet:
         """Restore into the second fleet."""
         text = (
             f"All shards are restored to increment {RESTORED_INCREMENT}, into {SHARDS} new, empty servers: an earlier "
@@ -234,7 +234,7 @@ class Story:
             target = stage.target()
             request = RestoreRequest(SNAPSHOT, RESTORED_INCREMENT)
             plan = plan_restore(fleet, load_fleet(target.fleet_toml), request)
-            self.report.restore = restored = restore_fleet(plan, stage, self._lines)
+            self.report.restore = restored = restore_fleet(plan, spark, self._lines)
             rows, databases = count_text(restored.rows), len(restored.nodes)
             self._lines.result(f"{rows} rows in {databases} databases, {seconds_text(restored.seconds)}")
         return target
@@ -255,10 +255,10 @@ class Story:
             write(f"transfers on only one of their two shards: {count_text(len(invariants.half_present))}")
             write(f"balances not explained by transfers: {count_text(len(invariants.unexplained_accounts))}")
 
-    def _take(self, stage: Stage, fleet: Fleet, bank: BankWorkload) -> None:
+    def _take(self, spark: SparkSource, fleet: Fleet, bank: BankWorkload) -> None:
         create = create_increment if self.report.cuts else create_full
         watched, began = CutWatch(self._lines), time.monotonic()
-        commit = create(fleet, CreateRequest(SNAPSHOT), stage, watched)
+        commit = create(fleet, CreateRequest(SNAPSHOT), spark, watched)
         command, windows = (began, time.monotonic()), watched.windows()
         cut = TakenCut(commit, command, windows, longest_within(bank.latencies, windows))
         self.report.cuts.append(cut)

@@ -72,7 +72,6 @@ def run_demo(folder: Path, shared: Path, arguments: Sequence[str]) -> Iterator[R
             (shared / name).mkdir()
             (shared / name / "__init__.py").write_text("raise ImportError('this is not Cutline')\n")
         environment["PYTHONPATH"] = str(shared)
-        # Without a cache the JVM writes no class archive, which would outlive the command in a new environment.
         environment["XDG_CACHE_HOME"] = os.devnull
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd="/", env=environment, start_new_session=True, **streams) as process:  # type: ignore[call-overload]  # the streams are as it wants them
@@ -168,7 +167,6 @@ def test_what_a_killed_demo_leaves_is_removed_by_the_next_command(demo: Running,
     command = [*PROGRAM, "key", "new", str(tmp_path / "key")]
     subprocess.run(command, env=environment, timeout=END_SECONDS_MAX, check=True)
     deadline = time.monotonic() + END_SECONDS_MAX
-    # The JVM ends by itself when the command is gone.
     while demo.left_processes() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert demo.left_processes() == []

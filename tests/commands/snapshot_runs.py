@@ -30,6 +30,7 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import snapshot_names
+from cutline.spark.driver_session import runs_in_driver
 from cutline.wal.drain.slots import drop_slot
 from tests.run.quick_spark import with_spark
 
@@ -52,7 +53,7 @@ class Ready:
 
     @property
     def is_small(self) -> bool:
-        return False
+        return runs_in_driver(self.running)
 
     def begin(self, *_: object) -> None:
         """Do nothing: the session is running."""

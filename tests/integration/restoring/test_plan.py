@@ -31,6 +31,7 @@ from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place, open_restores
+from tests.run.by_spark import in_driver
 
 # Of the tables of the place and the bank's accounts; a change of a key is two changes.
 ROWS, CHANGES = 300 + 200 + 10_000, 100 + 6 + 6 + 10 + 2
@@ -142,7 +143,7 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
     plan = plan_of(place)
     try:
         told: list[RestorePreview] = []
-        report = restore_fleet(plan, Ready(place.spark), Silent(), announce=told.append)
+        report = restore_fleet(plan, Ready(in_driver(place.spark)), Silent(), announce=told.append)
         outcome = read_outcome(store, plan.intent.operation)
         assert outcome
         assert not isinstance(outcome.figures, UnsetType)
@@ -163,12 +164,12 @@ def test_an_estimate_is_based_on_what_a_recent_restore_of_its_size_took(place: P
         text = f"WAL: {report.wal.changes} changes in 3 transactions, {size_text(report.wal.bytes)}, read in "
         assert any(line.startswith(text) for line in lines_of(report, is_verbose=True))
         assert 0.5 * report.seconds < outcome.figures.seconds <= report.seconds
-        # The same again is expected to take as long.
+        # The same again is expected to take as long, except for what is between the steps.
         again = plan_restore(place.fleet, place.target, RestoreRequest(NAME, replace=True))
         assert read_measured(store, again.decided, report.rows) == (plan.intent.operation, outcome.figures)
         estimate = previewed(again).estimate
         assert estimate.basis == plan.intent.operation
-        assert estimate.total == pytest.approx(outcome.figures.seconds, rel=0.1)
+        assert estimate.total == pytest.approx(outcome.figures.seconds, rel=0.1, abs=0.5)
         assert f"based on {plan.intent.operation}" in "\n".join(plan_lines(again, previewed(again)))
     finally:
         for node in place.target.primaries:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -26,6 +26,8 @@ from cutline.restore.run.restore import restore_fleet
 from tests.commands.snapshot_runs import Ready, command_line
 from tests.integration.refusing import execute
 from tests.integration.restoring.target_place import NAME, Place
+from tests.run.by_spark import in_driver
+from tests.run.soak import first
 
 
 @dataclass
@@ -79,14 +81,19 @@ def batch(number: int, *lines: bytes) -> pa.RecordBatch:
     )
 
 
+@pytest.mark.parametrize("by_spark", first([False, True]))
 def test_a_restore_tells_rows_indexes_and_time_left_of_every_node(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, by_spark: bool
 ) -> None:
     monkeypatch.setattr(pace, "TICK_SECONDS", 0.05)
     recorded = Recorded()
     plan = plan_restore(place.fleet, place.target, RestoreRequest(NAME))
+    if by_spark:
+        # Only executors do so little.
+        plan = replace(plan, spark_master="spark://m1:7077")
+    assert plan.needs_spark == by_spark
     try:
-        report = restore_fleet(plan, Ready(place.spark), recorded)
+        report = restore_fleet(plan, Ready(place.spark if by_spark else in_driver(place.spark)), recorded)
         for node in report.nodes:
             # 6 keys were changed on each shard: the base rows are as many as those at the cut, but for these.
             rows = recorded.last(node.node, "rows")
@@ -106,7 +113,9 @@ def test_a_restore_tells_rows_indexes_and_time_left_of_every_node(
         assert None not in left
         assert {one.operation for _, one in recorded.readings} == {plan.intent.operation}
         assert [step for step in recorded.steps if step in [*RestoreStep]] == [
-            step for step in RestoreStep if step != RestoreStep.LARGE_OBJECTS
+            step
+            for step in RestoreStep
+            if step != RestoreStep.LARGE_OBJECTS and (by_spark or step != RestoreStep.SPARK)
         ]
     finally:
         for server in place.target.primaries:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.table_forms import TableForms
-from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.wal.segments.segments import (
@@ -218,7 +218,5 @@ def _hashes_of_names(names: Any) -> Ints:
         return np.full(len(names), NO_GLOBAL_ID, np.int64)
     encoded = names.combine_chunks().dictionary_encode()
     of_names = xxhash64(column_of(encoded.dictionary.cast(pa.binary()))).view(np.int64)
-    # Arrow would import pandas for a Python number (columns/arrow_numbers.py).
-    absent = to_arrow(np.array([-1], np.int32))[0]
-    places = to_numpy(encoded.indices.fill_null(absent)).astype(np.int64)
+    places = to_numpy(encoded.indices.fill_null(-1)).astype(np.int64)
     return np.where(places < 0, NO_GLOBAL_ID, of_names[places])

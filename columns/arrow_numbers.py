@@ -1,7 +1,6 @@
 """Convert numbers between numpy and Arrow by sharing buffers.
 
-pyarrow's own conversions import pandas first, which takes a quarter of a second of CPU time in every process that
-decodes or copies.
+Every module that uses Arrow imports this one, directly or indirectly, so pyarrow never imports pandas.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutline.columns import without_pandas
+
+without_pandas.settle()
 _TYPES: dict[Any, Any] = {
     np.dtype(np.int8): pa.int8(),
     np.dtype(np.int16): pa.int16(),

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, UnsetType
 
-from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Flags, Ints, texts_array
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
@@ -122,9 +122,7 @@ def _number(carried: list[str], names: pa.Array[Any]) -> tuple[Ints, pa.Array[An
     if carried:
         names = pa.concat_arrays([texts_array(carried), names])
     codes = names.dictionary_encode()
-    # Arrow would import pandas for a Python number (columns/arrow_numbers.py).
-    absent = to_arrow(np.array([NO_GLOBAL_ID], np.int32))[0]
-    return to_numpy(codes.indices.fill_null(absent)).astype(np.int64), codes.dictionary
+    return to_numpy(codes.indices.fill_null(NO_GLOBAL_ID)).astype(np.int64), codes.dictionary
 
 
 def _are_among(values: Ints, members: Ints) -> Flags:

@@ -52,7 +52,7 @@ from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import SparkSource
+from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
@@ -241,8 +241,11 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     chain, spark, store, findings, progress = part.chain, check.spark, check.location, check.findings, check.progress
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
-    if part.has_copies or held is None:
+    # A check of everything has begun with it before it read the definitions.
+    if part.after is not None and (part.has_copies or held is None):
         spark.begin(ExecutorNeeds(store), progress, part.amount)
+    if held is None:
+        start_session(spark, progress)
     sources = None if held else _sources_for_reports(copies, part, store)
     rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
@@ -251,7 +254,8 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     findings.report.compared.transactions += check_cuts(chain, events, findings, progress, part.after)
     hashes = PartitionHashes.none()
     if part.has_copies:
-        hashes = hash_partitions(spark.session(), copies, store, findings, progress, streams, part)
+        session = spark.session() if held is None else start_session(spark, progress)
+        hashes = hash_partitions(session, copies, store, findings, progress, streams, part)
     if part.after is None:
         check_large_objects(spark.session(), chain.full, store, findings, progress, stored.roles)
     check_sequences(copies, stored.newest, hashes.extremes, findings)

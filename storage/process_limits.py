@@ -59,11 +59,12 @@ MEMORY_HINT = (
     "allow the command more memory and threads, then repeat it; the limit may be MemoryMax= or TasksMax= of a systemd"
     " unit, the container's limit, or ulimit -v or -u"
 )
-# The wordings used by Python, the dynamic loader, Arrow, the JVM and its launcher.
+# The wordings used by Python, the dynamic loader, Arrow, zstd, the JVM and its launcher.
 TEXT = re.compile(
     rf"""\bMemoryError\b | ArrowMemoryError | OutOfMemoryError | {re.escape(os.strerror(errno.ENOMEM)).lower()}
       | can't\ start\ new\ thread | unable\ to\ create\ native\ thread | failed\ to\ map\ segment
       | could\ not\ (?:reserve\ enough\ space|allocate\ ) | insufficient\ memory | malloc\ of\ size | out\ of\ memory
+      | not\ enough\ memory
       | cannot\ create\ (?:\w+\ )*thread | fork:\ (?:retry:\ )?{re.escape(os.strerror(errno.EAGAIN)).lower()}
     """,
     re.IGNORECASE | re.VERBOSE,

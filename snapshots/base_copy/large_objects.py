@@ -33,7 +33,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import open_parquet
+from cutline.wal.segments.segments import open_parquet, reading_parquet
 
 # `definition` is JSON in the row of a large object's first part: owner, comment and grants (null for the default).
 LARGE_SCHEMA = pa.schema(
@@ -242,14 +242,11 @@ def _parse(stored: StoredObject, oid: int, text: str | None) -> LargeObjectDefin
 
 
 def _read_rows(stored: StoredObject, body: bytes, columns: list[str]) -> Iterator[list[tuple[Any, ...]]]:
-    try:
-        with open_parquet(pa.BufferReader(body)) as file:
-            if not file.schema_arrow.equals(LARGE_SCHEMA):
-                raise ValueError(f"its columns are not {', '.join(LARGE_SCHEMA.names)}")
-            for batch in file.iter_batches(PARTS_TOGETHER, columns=columns, use_threads=False):
-                yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(stored, f"it can't be read as Parquet: {error}") from error
+    with reading_parquet(stored.key, stored.node), open_parquet(pa.BufferReader(body)) as file:
+        if not file.schema_arrow.equals(LARGE_SCHEMA):
+            raise ValueError(f"its columns are not {', '.join(LARGE_SCHEMA.names)}")
+        for batch in file.iter_batches(PARTS_TOGETHER, columns=columns, use_threads=False):
+            yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def _damaged(stored: StoredObject, detail: str) -> ObjectDamagedError:

@@ -22,7 +22,6 @@ from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
-from cutline.snapshots.base_copy.copy_tables import amount_to_copy
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
@@ -186,10 +185,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:
-    """Return the amount of work of jobs as far as is known before the cut, or None if there are none."""
+    """Return the amount of work of jobs without copies of tables, which add theirs later; None if there are no jobs."""
     if is_for_spark(read_waiting(sessions, slot)):
         return Amount()
-    return amount_to_copy(sessions.nodes, plan.to_copy) if plan.unpublished or plan.to_copy else None
+    return Amount(0) if plan.unpublished or plan.to_copy else None
 
 
 def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) -> IncrementPlan:

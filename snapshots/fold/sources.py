@@ -10,7 +10,7 @@ import json
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -46,6 +46,7 @@ from cutline.wal.segments.segments import (
     check_rows,
     expand_global_ids,
     open_parquet,
+    reading_parquet,
 )
 
 # The fields that a segment's metadata and its entry in a commit share.
@@ -195,7 +196,7 @@ def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
 
 def open_body(body: bytes, source: Source) -> pq.ParquetFile:
     """Open an object, given its verified content, after verifying its footer; raise ObjectDamagedError."""
-    with _reading(source):
+    with reading_parquet(source.key, source.node):
         file = open_parquet(pa.BufferReader(body))
     try:
         if source.rows is not None:
@@ -223,17 +224,8 @@ def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa
     """Read one row group in an object from `open_object`; raise ObjectDamagedError if it can't be read."""
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
-    with _reading(source), _expanding if is_large else nullcontext():
+    with reading_parquet(source.key, source.node), _expanding if is_large else nullcontext():
         return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
-
-
-@contextmanager
-def _reading(source: Source) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError) as error:
-        detail = f"it can't be read as Parquet: {error}"
-        raise ObjectDamagedError(key=source.key, kind="unreadable", node=source.node, detail=detail) from error
 
 
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:

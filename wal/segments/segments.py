@@ -27,6 +27,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ from cutline.fleet.record import Count, Integer, Record, fields_of, from_json
 from cutline.nodes.groups import Group
 from cutline.storage.digest import digest
 from cutline.storage.errors import ChainEnd, SnapshotError
+from cutline.storage.process_limits import says_no_memory
 from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from cutline.storage.stored_form import StoredForm, UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
@@ -416,6 +418,8 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         metadata = from_json(pq.read_metadata(pa.BufferReader(body)).metadata[METADATA_KEY], SegmentMetadata)
         _check_seal(key, metadata, body)
         return _read_archived(metadata, number, body, stored, form)
+    except MemoryError:
+        raise
     except (
         UndecryptableError,
         pa.ArrowException,
@@ -524,20 +528,17 @@ def read_events(store: ObjectStore, segment: Segment) -> pa.Table:
     else:
         tail = read_listed(store, node, key, (segment.size, segment.events_digest), segment.events_at)
         source = pa.PythonFile(TailFile(tail, segment.size), mode="r")
-    try:
-        with open_parquet(source) as file:
-            groups = _event_row_groups(file.metadata, segment.changes)
-            declared = sum(file.metadata.row_group(number).num_rows for number in groups)
-            if declared != segment.events:
-                detail = f"it contains {declared} events instead of {segment.events}"
-                raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
-            if not groups:
-                return pa.Table.from_batches([], SEGMENT_SCHEMA)
-            events = expand_global_ids(file.read_row_groups(groups))
-            check_rows(events)
-            return events
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(segment, error) from error
+    with reading_parquet(segment.key, segment.node), open_parquet(source) as file:
+        groups = _event_row_groups(file.metadata, segment.changes)
+        declared = sum(file.metadata.row_group(number).num_rows for number in groups)
+        if declared != segment.events:
+            detail = f"it contains {declared} events instead of {segment.events}"
+            raise ObjectDamagedError(key=key, kind="rows", node=node, detail=detail)
+        if not groups:
+            return pa.Table.from_batches([], SEGMENT_SCHEMA)
+        events = expand_global_ids(file.read_row_groups(groups))
+        check_rows(events)
+        return events
 
 
 def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set[int]:
@@ -552,13 +553,10 @@ def read_changed_groups(store: ObjectStore, segment: Segment, after: int) -> set
 def read_positions_and_groups(store: ObjectStore, segment: Segment) -> tuple[Ints, Ints]:
     """Read the position and the group of every change in the segment; raise ObjectDamagedError."""
     source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
-    try:
-        with open_parquet(source) as file:
-            if file.metadata.num_rows != segment.changes + segment.events:
-                raise ValueError(f"it declares {file.metadata.num_rows} rows")
-            changes = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(segment, error) from error
+    with reading_parquet(segment.key, segment.node), open_parquet(source) as file:
+        if file.metadata.num_rows != segment.changes + segment.events:
+            raise ValueError(f"it declares {file.metadata.num_rows} rows")
+        changes = file.read(columns=["lsn", "group"]).slice(0, segment.changes)
     return to_numpy(changes["lsn"]), to_numpy(changes["group"])
 
 
@@ -566,20 +564,27 @@ def read_changes(store: ObjectStore, segment: Segment, columns: list[str]) -> It
     """Yield these columns of the segment's changes, a row group at a time; raise ObjectDamagedError."""
     source = pa.BufferReader(read_listed(store, segment.node, segment.key, (segment.size, segment.digest)))
     rows = 0
+    with reading_parquet(segment.key, segment.node), open_parquet(source) as file:
+        for number in range(file.metadata.num_row_groups):
+            if rows < segment.changes:
+                group = file.read_row_group(number, columns=columns)
+                yield group.slice(0, segment.changes - rows)
+                rows += len(group)
+
+
+@contextmanager
+def reading_parquet(key: str, node: str) -> Iterator[None]:
+    """Raise ObjectDamagedError if the block can't read an object as Parquet, but MemoryError if memory is short."""
     try:
-        with open_parquet(source) as file:
-            for number in range(file.metadata.num_row_groups):
-                if rows < segment.changes:
-                    group = file.read_row_group(number, columns=columns)
-                    yield group.slice(0, segment.changes - rows)
-                    rows += len(group)
+        yield
+    except MemoryError:
+        # Arrow's own is an ArrowException as well.
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(segment, error) from error
-
-
-def _unreadable(segment: Segment, error: Exception) -> ObjectDamagedError:
-    detail = f"it can't be read as Parquet: {error}"
-    return ObjectDamagedError(key=segment.key, kind="unreadable", node=segment.node, detail=detail)
+        if says_no_memory(str(error)):
+            raise MemoryError(str(error)) from error
+        detail = f"it can't be read as Parquet: {error}"
+        raise ObjectDamagedError(key=key, kind="unreadable", node=node, detail=detail) from error
 
 
 def _event_row_groups(metadata: Any, changes: int) -> list[int]:

@@ -36,13 +36,14 @@ ROWS = 200
 
 @pytest.fixture(scope="module")
 def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """The shared fleet with a table that these tests alone change."""
+    """The shared fleet with a table that these tests alone change, and a full snapshot."""
     primaries = shared_fleet.primaries
     for node in primaries:
         execute(node.dsn(), "CREATE TABLE ahead (id int PRIMARY KEY, n int)")
         execute(node.dsn(), "INSERT INTO ahead SELECT i, 0 FROM generate_series(1, 10000) i")
     try:
         with runs_on(shared_fleet, tmp_path_factory.mktemp("ahead"), spark) as found:
+            found.full(NAME)
             yield found
     finally:
         for node in primaries:
@@ -77,7 +78,6 @@ def copies(fleet: Fleet) -> dict[str, dict[str, bytes]]:
 
 def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> None:
     fleet = runs.fleet
-    runs.full(NAME)
     changes = update(fleet, 1)
     with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as connection:
         connection.execute("BEGIN")

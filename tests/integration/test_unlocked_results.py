@@ -30,8 +30,9 @@ def connection(shared_fleet: EmbeddedFleet) -> Iterator[psycopg.Connection[Any]]
 def longest_pause(work: Callable[[], object]) -> float:
     """Do the work in a thread; return the longest time in which this thread could not run."""
     thread = threading.Thread(target=work)
-    thread.start()
+    # The thread may begin to wait before this one runs again.
     longest, last = 0.0, time.monotonic()
+    thread.start()
     while thread.is_alive():
         time.sleep(0.01)
         now = time.monotonic()

@@ -4,8 +4,8 @@ A Spark task costs 10 to 50 ms of processor time, however little it does, and ne
 runs. So the tasks are distributed to lanes. Each lane is one Spark task, which runs the lane's tasks one after the
 other.
 
-An accumulator of the Spark context tells the driver which lanes have finished. A lane that Spark runs twice counts
-once.
+An accumulator of the Spark context tells the driver which lanes have finished, and with which problems. A lane that
+Spark runs twice counts once.
 
 With little work, the lanes run in threads of the driver instead (spark/driver_session.py).
 """
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
-# The numbers of the lanes that have finished, keyed by job.
-Lanes: TypeAlias = dict[int, set[int]]
+# The lanes that have finished, by number, each with the problem that ended it, if any, keyed by job.
+Lanes: TypeAlias = dict[int, dict[int, ErrorReport | None]]
 _jobs = itertools.count()
 
 
@@ -60,7 +60,7 @@ class LanesParam:
     def addInPlace(self, total: Lanes, more: Lanes) -> Lanes:  # noqa: N802  # Spark's name
         """Add another task's lanes."""
         for job, lanes in more.items():
-            total.setdefault(job, set()).update(lanes)
+            total.setdefault(job, {}).update(lanes)
         return total
 
 
@@ -73,9 +73,13 @@ class EndedLanes:
 
     def new(self) -> set[int]:
         """Return the lanes that have finished since the last call."""
-        lanes = self.accumulator.value.get(self.job, set()) - self._seen
+        lanes = set(self._ended()) - self._seen
         self._seen |= lanes
         return lanes
+
+    def problems(self) -> list[ErrorReport]:
+        """Return the problems that ended lanes."""
+        return [problem for problem in self._ended().values() if problem]
 
     def left(self, count: int) -> set[int]:
         """Return the lanes not yet returned by any call, once all lanes below `count` have finished."""
@@ -85,10 +89,14 @@ class EndedLanes:
         """Forget the job."""
         self.accumulator.value.pop(self.job, None)
 
+    def _ended(self) -> dict[int, ErrorReport | None]:
+        # A copy, because results of tasks come in at any moment.
+        return dict(self.accumulator.value.get(self.job, {}))
 
-def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int) -> None:
+
+def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int, problem: ErrorReport | None = None) -> None:
     """In an executor, report that the lane has finished, along with the task's result."""
-    accumulator.add({job: {lane}})
+    accumulator.add({job: {lane: problem}})
 
 
 @lru_cache(maxsize=1)
@@ -272,6 +280,7 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 
 Report = TypeVar("Report")
+ProblemOf: TypeAlias = "Callable[[Report], ErrorReport | None]"
 POLL_SECONDS = 0.3
 END_POLL_SECONDS, END_SECONDS_MAX = 0.1, 10.0
 # Spark's message about jobs that were cancelled.
@@ -325,12 +334,16 @@ def run_tasks(
     progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
     watch: Watch | None = None,
+    problem_of: ProblemOf[Report] | None = None,
 ) -> list[Report]:
     """Run `work` on every task in Spark tasks; return the reports in task order.
 
     The tasks are distributed according to `dealing`; without it, each becomes one Spark task. If `watch` finds that a
     node is not responding, the job is cancelled, because a task may be waiting for that node. Reports are small
     (descriptions of objects), so collecting them is bounded by the number of tasks.
+
+    If `problem_of` returns the problem of a report, the job is cancelled, and the problem's error is raised: the other
+    tasks may meet the same one, such as a store that does not answer, and each would wait as long.
     """
     if not tasks:
         return []
@@ -345,14 +358,28 @@ def run_tasks(
             progress.advance(len(done))
 
     if runs_in_driver(spark):
-        in_lanes = _run_in_driver(spark, work, [[tasks[number] for number in lane] for lane in lanes], count, watch)
+        in_lanes = _run_in_driver(
+            spark, work, [[tasks[number] for number in lane] for lane in lanes], count, watch, problem_of
+        )
         return _in_task_order(lanes, in_lanes)
+
+    def follow(ended: EndedLanes) -> None:
+        count(ended.new())
+        if ended.problems():
+            cancel_jobs(spark)
+
     with closing(EndedLanes(spark.sparkContext)) as ended:
-        with job_progress(spark, shown, watch, lambda: count(ended.new())):
-            dealt = spark.sparkContext.parallelize(
-                [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
-            )
-            reports = dealt.map(partial(_run, work, first_work(), ended.accumulator, ended.job)).collect()
+        try:
+            with job_progress(spark, shown, watch, partial(follow, ended)):
+                dealt = spark.sparkContext.parallelize(
+                    [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
+                )
+                run = partial(_run, work, problem_of, first_work(), ended.accumulator, ended.job)
+                reports = dealt.map(run).collect()
+        except Exception:
+            raise_first(ended.problems())
+            raise
+        raise_first(ended.problems())
         # Count the lanes that finished after the last poll.
         count(ended.left(len(lanes)))
     return _in_task_order(lanes, reports)
@@ -373,6 +400,7 @@ def _run_in_driver(
     lanes: Sequence[Sequence[Task]],
     count: Callable[[Iterable[int]], None],
     watch: Watch | None,
+    problem_of: ProblemOf[Report] | None,
 ) -> list[list[Report]]:
     """Run the tasks of each lane in a thread, and `count` the lane when they have ended; return the reports by lane.
 
@@ -394,7 +422,7 @@ def _run_in_driver(
             ends = {end_requests, end_sessions}
             stops.update(ends)
             try:
-                return [_unless_stopped(is_stopped, work, task) for task in lane]
+                return _until_problem(partial(_unless_stopped, is_stopped, work), lane, problem_of)
             finally:
                 stops.difference_update(ends)
 
@@ -420,7 +448,9 @@ def _run_in_driver(
                 thread.start()
             numbers = {future: number for number, future in enumerate(futures)}
             for future in as_completed(futures):
-                future.result()
+                reports = future.result()
+                if problem_of and reports:
+                    raise_first([problem_of(reports[-1])])
                 count([numbers[future]])
         except BaseException:
             _await_ended(threads, stop)
@@ -460,15 +490,29 @@ def run_many(
     tasks: Iterable[Task],
     progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
+    problem_of: ProblemOf[Report] | None = None,
 ) -> Iterator[list[Report]]:
     """Call `run_tasks` for any number of tasks, at most TASKS_PER_JOB_MAX at a time; yield the reports of each job."""
     left = iter(tasks)
     while some := list(islice(left, TASKS_PER_JOB_MAX)):
-        yield run_tasks(spark, work, some, progress, dealing)
+        yield run_tasks(spark, work, some, progress, dealing, problem_of=problem_of)
+
+
+def _until_problem(
+    work: Callable[[Task], Report], tasks: Sequence[Task], problem_of: ProblemOf[Report] | None
+) -> list[Report]:
+    """Run the tasks one after the other; the first report with a problem is the last."""
+    reports: list[Report] = []
+    for task in tasks:
+        reports.append(work(task))
+        if problem_of and problem_of(reports[-1]):
+            break
+    return reports
 
 
 def _run(
     work: Callable[[Task], Report],
+    problem_of: ProblemOf[Report] | None,
     first: FirstWork | None,
     ended: Accumulator[Lanes],
     job: int,
@@ -476,8 +520,8 @@ def _run(
 ) -> list[Report]:
     lane, tasks = dealt
     begin_task(first)
-    reports = [work(task) for task in tasks]
-    say_ended(ended, job, lane)
+    reports = _until_problem(work, tasks, problem_of)
+    say_ended(ended, job, lane, problem_of(reports[-1]) if problem_of else None)
     return reports
 
 
@@ -552,6 +596,20 @@ def polling(count: Callable[[], object]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+class HasProblem(Protocol):
+    """A task's report, which may be about a problem."""
+
+    @property
+    def problem(self) -> ErrorReport | None:
+        """What went wrong, if anything."""
+        ...
+
+
+def reported_problem(report: HasProblem) -> ErrorReport | None:
+    """Return the problem of a report. A `problem_of` for `run_tasks`."""
+    return report.problem
 
 
 def raise_first(problems: Sequence[ErrorReport | None]) -> None:

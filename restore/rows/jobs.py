@@ -53,6 +53,7 @@ from cutline.spark.spark_jobs import (
     job_progress,
     limited_sessions,
     raise_first,
+    reported_problem,
     run_many,
 )
 from cutline.storage.location import StoreLocation
@@ -275,8 +276,7 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
 
 def _run_tasks(session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
     placed: Counter[int] = Counter()
-    for reports in run_many(session, load_task, tasks, Silent(), dealing):
-        raise_first([report.problem for report in reports])
+    for reports in run_many(session, load_task, tasks, Silent(), dealing, reported_problem):
         placed.update(_sum_placed(report.placed for report in reports))
     return placed
 

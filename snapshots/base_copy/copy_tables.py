@@ -26,7 +26,7 @@ from cutline.spark.spark_jobs import (
     SparkSource,
     cores_of,
     limited_sessions,
-    raise_first,
+    reported_problem,
     run_tasks,
     start_session,
 )
@@ -142,8 +142,7 @@ def copy_tables(
     dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     shares = NodeShares[CopyTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.size)
     shares.begin()
-    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch)
-    raise_first([report.problem for report in reports])
+    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch, reported_problem)
     progress.reached(CrashPoint.BASE_COPIED)
     return [entry for report in reports for entry in report.entries]
 

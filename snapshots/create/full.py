@@ -98,7 +98,7 @@ from cutline.spark.spark_jobs import (
     NodeShares,
     SparkSource,
     limited_sessions,
-    raise_first,
+    reported_problem,
     run_tasks,
 )
 from cutline.storage.errors import UsageError
@@ -330,8 +330,7 @@ def _copy_large_objects(
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
     shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
     shares.begin()
-    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch)
-    raise_first([report.problem for report in reports])
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch, reported_problem)
     return [entry for report in reports for entry in report.entries]
 
 

@@ -52,7 +52,6 @@ from cutline.snapshots.records.repair_records import INTACT, ReplacedObject, Rep
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, source_of
 from cutline.snapshots.repair.work import Work
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import raise_first
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -721,7 +720,6 @@ def _write(
     size, count = sum(source.source.size for source in sources), sum(sum(source.rows.values()) for source in sources)
     known = (window.rules, wanted, dict(window.changed))
     reports = work.run(_write_rows, tasks, known, lambda task: task.size, is_local=work.is_local(size, count))
-    raise_first([report.problem for report in reports])
     rows = _StoredRows.of(work.location, node, f"{beginning}-000000")
     for table in _extra_rows(window, wanted):
         if len(table):

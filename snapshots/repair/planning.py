@@ -48,7 +48,7 @@ from cutline.snapshots.repair.base_rows import BaseUnit, list_bases
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, find_overlapping
 from cutline.snapshots.repair.second_store import SecondStore
 from cutline.snapshots.repair.work import Work
-from cutline.spark.spark_jobs import SparkSource, raise_first
+from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -228,7 +228,6 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     is_local = work.is_local(size) or bool(request.objects)
     found: dict[str, Damage] = {}
     for reports in work.run_many(verify_object, tasks, lambda task: task.chain_object.stored.size, is_local=is_local):
-        raise_first([report.problem for _, report in reports])
         unknown -= {task.chain_object.key for task, _ in reports}
         found |= {report.damage.key: report.damage for _, report in reports if report.damage}
     if unknown:

@@ -13,7 +13,16 @@ from cutline.fleet.progress import Progress
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import InDriver, broadcast
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, SparkSource, run_tasks, stage_progress
+from cutline.spark.spark_jobs import (
+    TASKS_PER_JOB_MAX,
+    Dealing,
+    HasProblem,
+    SparkSource,
+    raise_first,
+    reported_problem,
+    run_tasks,
+    stage_progress,
+)
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
@@ -24,6 +33,7 @@ LOCAL_BYTES_MAX, LOCAL_ROWS_MAX = 64 << 20, 2_000_000
 THREADS_MAX = 4
 Task = TypeVar("Task")
 Report = TypeVar("Report")
+Reported = TypeVar("Reported", bound=HasProblem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +64,48 @@ class Work:
 
     def run(
         self,
-        work: Callable[[Task], Report],
+        work: Callable[[Task], Reported],
         tasks: Callable[[Any], Sequence[Task]],
         known: Any,
         bytes_of: Callable[[Task], int],
         *,
         is_local: bool,
-    ) -> list[Report]:
-        """Run the tasks, in this process if `is_local`; `tasks` gets an object whose value is `known`."""
+    ) -> list[Reported]:
+        """Run the tasks, in this process if `is_local`; `tasks` gets an object whose value is `known`.
+
+        Raises the first error that a task reports.
+        """
         if is_local:
-            return self.run_here(work, tasks(InDriver(known)))
+            reports = self.run_here(work, tasks(InDriver(known)))
+            raise_first([report.problem for report in reports])
+            return reports
         sent = broadcast(self.session(), known)
         try:
             dealing = Dealing[Task](bytes_of)
-            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing)
+            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing, problem_of=reported_problem)
         finally:
             sent.unpersist()
 
     def run_many(
         self,
-        work: Callable[[Task], Report],
+        work: Callable[[Task], Reported],
         tasks: Iterable[Task],
         bytes_of: Callable[[Task], int],
         *,
         is_local: bool,
-    ) -> Iterator[list[tuple[Task, Report]]]:
-        """Run any number of tasks; yield some of them at a time, each with its report."""
+    ) -> Iterator[list[tuple[Task, Reported]]]:
+        """Run any number of tasks; yield some of them at a time, each with its report.
+
+        Raises the first error that a task reports.
+        """
         left, dealing = iter(tasks), Dealing[Task](bytes_of)
         while some := list(islice(left, TASKS_PER_JOB_MAX)):
             if is_local:
                 reports = self.run_here(work, some)
+                raise_first([report.problem for report in reports])
                 self.progress.advance(len(some))
             else:
-                reports = run_tasks(self.session(), work, some, self.progress, dealing)
+                reports = run_tasks(self.session(), work, some, self.progress, dealing, problem_of=reported_problem)
             yield list(zip(some, reports, strict=True))
 
     @contextmanager

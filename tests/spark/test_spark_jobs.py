@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from cutline.fleet.progress import Reading, Silent
 from cutline.spark import spark_jobs
 from cutline.spark.spark_jobs import Dealing, NodeShares, run_many, run_tasks
+from cutline.storage.errors import ErrorReport, UnreachableError, report_of
 from tests.unit.test_node_shares import Kept
 
 if TYPE_CHECKING:
@@ -77,3 +79,23 @@ def test_the_tasks_of_all_jobs_count_once(spark: SparkSession, monkeypatch: pyte
         "n0": Reading(10, 10, "objects", "n0"), "n1": Reading(10, 10, "objects", "n1"), "": Reading(20, 20, "objects"),
     }  # fmt: skip
     assert kept.done == 20
+
+
+def test_the_first_problem_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a job whose tasks would take 2,000 s one after the other, the first reports a problem."""
+    problem = report_of(UnreachableError("the store does not answer"))
+
+    def work(number: int) -> ErrorReport | None:
+        (tmp_path / str(number)).touch()
+        if number == 0:
+            return problem
+        time.sleep(100)
+        return None
+
+    began = time.monotonic()
+    with pytest.raises(UnreachableError, match="does not answer"):
+        run_tasks(spark, work, range(20), Silent(), Dealing(lambda _: 1), problem_of=lambda report: report)
+    assert time.monotonic() - began < 90
+    # A lane ends with its first problem, and the session's other tasks were killed.
+    assert len(list(tmp_path.iterdir())) < 6
+    assert run_tasks(spark, str, [1, 2], Silent()) == ["1", "2"]

@@ -13,6 +13,7 @@ from cutline.fleet.progress import Silent
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Cores, Dealing, JobCancelledError, cores_of, limited_sessions, run_tasks
+from cutline.storage.errors import UnreachableError, report_of
 from cutline.storage.store import check_not_stopped
 
 END_SECONDS_MAX = 20.0
@@ -91,6 +92,25 @@ def test_the_first_error_ends_the_job() -> None:
     with pytest.raises(ZeroDivisionError):
         run(work, range(1000))
     assert len(begun) < 100
+
+
+def test_the_first_problem_ends_the_job() -> None:
+    """A task that waits for a store that has fallen silent need not wait as long as the first."""
+    session: Any = DriverSession(not_started, 2)
+    begun = list[int]()
+    problem = report_of(UnreachableError("the first"))
+
+    def work(number: int) -> Any:
+        begun.append(number)
+        if number == 0:
+            return problem
+        await_end()
+        raise AssertionError("nobody has ended the task")
+
+    with pytest.raises(UnreachableError, match="the first"):
+        run_tasks(session, work, range(10), Silent(), EQUAL, problem_of=lambda report: report)
+    # Whoever reported it may have begun the next one.
+    assert set(begun) <= {0, 1, 2}
 
 
 def test_a_cancelled_job_ends_its_tasks_and_begins_no_more() -> None:

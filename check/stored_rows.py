@@ -34,7 +34,14 @@ from cutline.check.table_forms import (
     Numbers,
     TableForms,
 )
-from cutline.check.value_forms import NAMES, OTHERS_OF_FIXED_SIZE, find_misprinted, find_other_composite
+from cutline.check.value_forms import (
+    NAMES,
+    NUMERIC,
+    OTHERS_OF_FIXED_SIZE,
+    find_misprinted,
+    find_other_composite,
+    precision_of,
+)
 from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import (
     Bytes,
@@ -105,7 +112,9 @@ _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = (np.uint64((1 << 8 * count) - 1) for cou
 _POINTS = np.array([0, *((ord(".") ^ ord("0")) << 8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
 _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0])
 # The types with known forms whose usual values are recognised at a glance.
-GLANCED = TIMES
+GLANCED = TIMES | {NUMERIC}
+# Numbers with more decimal places, or more characters, are parsed.
+GLANCED_SCALE_MAX, GLANCED_NUMERIC_MAX = 6, 16
 # To distinguish the keys of different tables, and changes with different positions, by hash.
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
@@ -597,6 +606,8 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
         return _are_uuids(words, starts, lengths)
     if oid in TIMES:
         return _are_usual_times(words, oid, starts, lengths)
+    if oid == NUMERIC:
+        return _are_usual_numerics(words, starts, lengths, limits)
     if isinstance(own, EnumType):
         return _are_short_labels(words, starts, lengths, own)
     return _are_usual_numbers(words, oid, starts, lengths)
@@ -619,6 +630,35 @@ def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Fla
         if digits < digits_max and len(long := np.flatnonzero(is_usual & (lengths > digits))):
             is_usual[long] = _are_digits(words[starts[long] + lengths[long] - digits])
     return is_usual
+
+
+def _are_usual_numerics(words: Any, starts: Ints, lengths: Ints, modifiers: Numbers | None) -> Flags:
+    """Flag numbers with all decimal places of their type, and without more digits before the point than it allows."""
+    found = np.zeros(len(starts), np.bool_)
+    if modifiers is None or not len(modifiers) or (modifiers != modifiers[0]).any():
+        return found
+    precision, scale = precision_of(int(modifiers[0])) or (0, 0)
+    if not 0 < scale <= min(precision - 1, GLANCED_SCALE_MAX):
+        return found
+    begin = words[starts]
+    is_negative = (begin & _BYTE) == ord("-")
+    if is_negative.any():
+        starts, lengths = starts + is_negative, lengths - is_negative
+        begin = words[starts]
+    digits = lengths - scale - 1
+    is_fitting = (digits > 0) & (digits <= precision - scale) & (lengths <= GLANCED_NUMERIC_MAX)
+    is_fitting &= ((begin & _BYTE) != ord("0")) | (digits == 1)
+    # The last eight characters, and those before them; zeros stand for characters that there are not.
+    count = np.clip(lengths, 0, WORD_BYTES)
+    last = (words[starts + lengths - count] << _SHIFTS[count]) | _ZEROS[count]
+    # A point becomes a digit, as some other characters would.
+    place = np.uint64(8 * (WORD_BYTES - 1 - scale))
+    is_fitting &= (last >> place) & _BYTE == ord(".")
+    is_fitting &= _are_digits(last ^ (np.uint64(ord(".") ^ ord("0")) << place))
+    if len(long := np.flatnonzero(is_fitting & (lengths > WORD_BYTES))):
+        more = lengths[long] - WORD_BYTES
+        is_fitting[long] = _are_digits((begin[long] << _SHIFTS[more]) | _ZEROS[more])
+    return is_fitting
 
 
 def _are_digits(words: npt.NDArray[np.uint64]) -> Flags:
@@ -657,8 +697,10 @@ def _are_usual_times(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags
         is_fitting &= _are_values(third, _IN_SECOND) & (_two_digits(third, 1) < 60)
         is_fitting &= (_two_digits(second, 3) < 24) & (_two_digits(second, 6) < 60)
         if fraction.any():
-            last = words[starts + TIMESTAMP_CHARACTERS] << _SHIFTS[fraction]
-            is_fitting &= _are_digits((last | _ZEROS[fraction]) ^ _POINTS[fraction])
+            end = words[starts + TIMESTAMP_CHARACTERS]
+            # A point becomes a digit, as some other characters would.
+            is_fraction = _are_digits(((end << _SHIFTS[fraction]) | _ZEROS[fraction]) ^ _POINTS[fraction])
+            is_fitting &= (fraction == 0) | (is_fraction & (end & _BYTE == ord(".")))
     if offset:
         zone = words[starts + TIMESTAMP_CHARACTERS + fraction] & _THREE_BYTES
         is_fitting &= zone == int.from_bytes(UTC_OFFSET, "little")

@@ -286,7 +286,9 @@ def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None =
         return _find_other_bytea(values)
     if oid in (JSON, JSONB):
         found = _find_malformed(values)
-        return _find_mismatch(values, (_WITHOUT_NUL,)) if found is None and oid == JSONB else found
+        # Without a backslash, there are no escapes.
+        may_have_nul = oid == JSONB and BACKSLASH in values.data
+        return _find_mismatch(values, (_WITHOUT_NUL,)) if found is None and may_have_nul else found
     if modifiers is not None:
         return _find_other_numeric(values, modifiers)
     found = _find_mismatch(values, _TYPES[oid][1])

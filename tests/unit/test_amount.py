@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cutline.spark import settings
-from cutline.spark.amount import PAGE_BYTES_MAX, ROWS_MAX, Amount, is_for_command
+from cutline.spark.amount import CORES, PAGE_BYTES_MAX, ROWS_MAX, Amount, is_for_command
 from cutline.storage.location import StoreLocation
 
-LOCAL, FOLDER = "local[*]", "file:///stores/one"
+LOCAL, FOLDER = "local[2]", "file:///stores/one"
 SMALL = Amount(PAGE_BYTES_MAX, ROWS_MAX, ROWS_MAX)
 
 
@@ -19,10 +19,15 @@ SMALL = Amount(PAGE_BYTES_MAX, ROWS_MAX, ROWS_MAX)
     [
         (SMALL, LOCAL, FOLDER, True),
         (SMALL, "local", "/stores/one", True),
-        (SMALL, "local[2]", "s3://bucket/one", True),
+        (Amount(0), "local[*]", "s3://bucket/one", True),
         (Amount(), LOCAL, FOLDER, False),
         (Amount(PAGE_BYTES_MAX + 1), LOCAL, FOLDER, False),
         (Amount(0, ROWS_MAX + 1), LOCAL, FOLDER, False),
+        # More threads wait for each other.
+        (SMALL, f"local[{CORES}]", FOLDER, True),
+        (SMALL, f"local[{2 * CORES}]", FOLDER, False),
+        (Amount(PAGE_BYTES_MAX // 2, ROWS_MAX // 2), f"local[{2 * CORES}]", FOLDER, True),
+        (Amount(PAGE_BYTES_MAX // 2 + 1), f"local[{2 * CORES}]", FOLDER, False),
         # Executors need no JVM on this machine, and a request to such a store can't be ended.
         (SMALL, "local-cluster[2,1,1024]", FOLDER, False),
         (SMALL, "spark://m1:7077", "s3://bucket/one", False),

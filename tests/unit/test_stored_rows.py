@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,13 @@ import pytest
 from msgspec import structs
 
 from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, own_types
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError, SegmentChecks
+from cutline.check.stored_rows import (
+    BaseChecks,
+    RowsInvalidError,
+    SegmentChecks,
+    _are_usual_numerics,
+    _words_of,
+)
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
 from cutline.nodes.groups import Column, Group
@@ -436,3 +444,40 @@ def test_labels_are_known_of_columns_that_the_table_still_has() -> None:
     changes = DefinitionChanges(groups={"a": (later,)}, gone={"a": (9,)}, successions={"a": {10: 9}})
     dropped = replace(chain, increments=(structs.replace(increment_commit(1), definition_changes=changes),))
     assert own_types(dropped, "a", known) == {}
+
+
+@pytest.mark.parametrize("point", ",/-*+()&' :0")
+def test_only_a_point_is_between_seconds_and_their_fraction(point: str) -> None:
+    check(base(line(at=b"2024-02-28 12:00:00.25+00")))
+    for others in ([], [line(id=b"5", at=b"2024-02-28 12:00:00.25+00"), line(id=b"6", at=b"2024-02-28 12:00:00+00")]):
+        with pytest.raises(RowsInvalidError, match="column at"):
+            check(base(*others, line(at=f"2024-02-28 12:00:00{point}25+00".encode())))
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(12, 2), (3, 2), (10, 1), (14, 6), (16, 4), (16, 6)])
+def test_numbers_that_are_valid_at_a_glance_are_those_that_numeric_prints(precision: int, scale: int) -> None:
+    """Each number is changed at each place, and what the glance says is compared with a pattern and with arithmetic."""
+    wholes = [0, 1, 9, 10, 99, 12345, 1234567, 10 ** (precision - scale) - 1, 10 ** (precision - scale)]
+    printed = [f"{sign}{whole}.{'1234567'[:scale]}" for whole in wholes for sign in ("", "-")]
+    texts = list(printed)
+    for text in printed:
+        for place in range(len(text)):
+            texts += [text[:place] + other + text[place + 1 :] for other in "09.-/:e "]
+            texts += [text[:place] + text[place + 1 :], text[:place] + "0" + text[place:]]
+    texts += ["", "-", ".", "0", "1", "NaN", "1" * 40]
+    data = "\t".join(texts).encode() + b"\n"
+    lengths = np.array([len(text) for text in texts])
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    modifiers = np.full(len(texts), precision << 16 | scale, np.int32)
+    usual = _are_usual_numerics(_words_of(np.frombuffer(data, np.uint8)), starts, lengths, modifiers)
+    form = re.compile(rf"-?(?:0|[1-9][0-9]*)\.[0-9]{{{scale}}}")
+    for text, is_usual in zip(texts, usual.tolist(), strict=True):
+        is_printed = form.fullmatch(text) is not None and abs(Decimal(text)) < 10 ** (precision - scale)
+        assert is_usual == (is_printed and len(text.removeprefix("-")) <= 16), text
+
+
+@pytest.mark.parametrize("modifiers", [[-1, -1], [12 << 16 | 2, 12 << 16 | 3], [5 << 16, 5 << 16], [2 << 16 | 2] * 2])
+def test_numbers_of_other_types_are_parsed(modifiers: list[int]) -> None:
+    words = _words_of(np.frombuffer(b"0.12\t0.12\n", np.uint8))
+    usual = _are_usual_numerics(words, np.array([0, 5]), np.array([4, 4]), np.array(modifiers, np.int32))
+    assert not usual.any()

@@ -177,13 +177,16 @@ class SparkStart:
     def stop(self, *, graceful: bool = True, archive_seconds_max: float = 0) -> None:
         """End the session and its JVM, and delete its files. Safe to repeat, even while the session is starting.
 
-        If not `graceful`, kill the JVM without asking Spark, because after an error nothing in it is needed any more. A
-        JVM that writes its class archive (once per machine) gets `archive_seconds_max`, then finishes unattended.
+        If not `graceful`, kill the JVM without asking Spark, because after an error nothing in it is needed any more.
+        Nor is it after success, unless there are executors, settings (a log of events, a listener) or a class archive
+        that the JVM still has to write, once per machine: Spark and the JVM take a second to end by themselves. The JVM
+        gets `archive_seconds_max` for its archive, then finishes unattended.
         """
         self._is_unwanted.set()
         if not graceful:
             _keep_text(sys.exc_info()[1])
         self._await_jvm(and_session=graceful)
+        graceful = graceful and (has_executors(self._master) or bool(self._settings) or self.is_recording)
         session, self._session = self._session, None
         if session is not None and graceful:
             session.stop()

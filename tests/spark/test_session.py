@@ -239,6 +239,39 @@ def test_an_interrupt_while_spark_ends_does_not_take_the_result(tmp_path: Path) 
     assert_gone(int(jvm))
 
 
+# Prints how the JVM of a session that has done its work ended, its process, and its folder.
+END = """
+import json, sys
+from cutline.spark.start import start_spark_at
+
+with start_spark_at("local[1]", json.loads(sys.argv[1]), "test") as start:
+    assert start.session().sparkContext.parallelize([1, 2], 1).sum() == 3
+    assert not start.is_recording
+    jvm, temporary = start._jvm, start.temporary
+print(jvm.returncode, jvm.pid, temporary)
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_killed"),
+    [({}, True), ({"ui.showConsoleProgress": "false"}, False)],
+    ids=["plain", "with settings"],
+)
+def test_nothing_waits_for_a_jvm_that_has_nothing_left_to_do(settings: dict[str, str], *, is_killed: bool) -> None:
+    """A setting may be about a log or a listener, which the JVM has to end."""
+    done = subprocess.run(
+        [sys.executable, "-c", END, json.dumps(settings)],
+        capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False,
+        # Without this folder, no class archive is recorded.
+        env=os.environ | {"XDG_CACHE_HOME": os.devnull},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    ended, jvm, temporary = done.stdout.split()
+    assert (int(ended) == -signal.SIGKILL) == is_killed
+    assert_gone(int(jvm))
+    assert not Path(temporary).exists()
+
+
 # Kills the JVM before a job, or while one runs, as the system does if it is short of memory.
 LOSE_JVM = """
 import os, signal, sys, threading, time

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutline.check.hashing import Sums, combine_all, combine_hashes
-from cutline.check.required_values import check_required
+from cutline.check.required_values import check_required, find_nulls
 from cutline.check.sequence_values import KeyExtremes, add_extremes
-from cutline.check.stored_rows import BaseChecks, RowsInvalidError, salted
+from cutline.check.stored_rows import NO_FIELDS, BaseChecks, Fields, RowsInvalidError, salted
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -127,13 +127,15 @@ def _hash_batch(
 ) -> Iterator[Sums]:
     """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
     key_hashes = xxhash64(from_arrow(batch.column("key")))
-    checks.add(batch, key_hashes)
+    nulls = checks.add(batch, key_hashes)
     if task.base.mapping is None:
-        yield _hash(task, batch, changed, key_hashes, extremes, deleted)
+        yield _hash(task, batch, changed, key_hashes, nulls, extremes, deleted)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
         for to_batch in table.to_batches():
-            yield _hash(task, to_batch, changed, xxhash64(from_arrow(to_batch.column("key"))), extremes, deleted)
+            to_hashes = xxhash64(from_arrow(to_batch.column("key")))
+            nulls = find_nulls(from_arrow(to_batch.column("row"))) if task.required is not None else NO_FIELDS
+            yield _hash(task, to_batch, changed, to_hashes, nulls, extremes, deleted)
 
 
 def _hash(
@@ -141,12 +143,12 @@ def _hash(
     batch: pa.RecordBatch,
     changed: Mapping[int, Keys],
     key_hashes: npt.NDArray[np.uint64],
+    nulls: Fields,
     extremes: KeyExtremes,
     deleted: list[Ints],
 ) -> Sums:
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
     partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
-    rows = from_arrow(batch.column("row"))
     holds: npt.NDArray[np.bool_] | None = None
     if changed or task.base.truncated:
         holds = find_valid_rows(batch, task.base, changed, key_hashes)
@@ -155,11 +157,11 @@ def _hash(
             deleted.append(task.expected.value.find(salted(key_hashes[~holds], group[~holds])))
     add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
     if task.required is not None:
-        check_required(task.forms.value, group, rows, task.required.value, holds)
+        check_required(task.forms.value, group, nulls, task.required.value, holds)
     if not task.is_compared:
         return combine_all([], 3)
     # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
-    hashes = xxhash64(rows, key_hashes)
+    hashes = xxhash64(from_arrow(batch.column("row")), key_hashes)
     node = np.full(len(hashes), task.base.source.number, np.int64)
     places = np.stack([node, group, partition], axis=1)
     return combine_hashes(places, hashes) if holds is None else combine_hashes(places[holds], hashes[holds])

@@ -34,8 +34,8 @@ from cutline.snapshots.fold.sources import (
     read_at_cut,
     sources_of,
 )
-from cutline.spark.spark_jobs import Dealing, run_tasks
-from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
+from cutline.spark.spark_jobs import Dealing, run_tasks, shared_problem
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
@@ -301,10 +301,9 @@ def _run(
     """Return the tasks' rows by node; raise _NotSearchedError if an object can't be read any more."""
     dealing = Dealing[NamingTask](lambda task: task.source.source.size)
     streams: dict[str, list[pa.Table]] = {node: [schema.empty_table()] for node in search.nodes}
-    for task, report in zip(tasks, run_tasks(session, read_rows, tasks, progress, dealing), strict=True):
+    reports = run_tasks(session, read_rows, tasks, progress, dealing, problem_of=shared_problem)
+    for task, report in zip(tasks, reports, strict=True):
         if report.problem is not None:
-            if report.problem["exit_code"] in NOT_OF_THE_OBJECT:
-                raise error_of(report.problem)
             raise _NotSearchedError(report.problem["message"])
         streams[search.nodes[task.source.source.number]].append(from_stream(report.rows))
     return {node: pa.concat_tables(tables) for node, tables in streams.items()}

@@ -30,7 +30,7 @@ from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, stage_progress
+from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, shared_problem, stage_progress
 from cutline.storage.errors import report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError, OpensStore
@@ -221,7 +221,8 @@ def _hash_bases(
     Also flags, by node number, the expected rows that are `seen`.
     """
     sums = combine_all([], 3)
-    for reports in run_many(session, hash_base, tasks, shares, Dealing(lambda task: task.base.source.size)):
+    dealing = Dealing[BaseHashTask](lambda task: task.base.source.size)
+    for reports in run_many(session, hash_base, tasks, shares, dealing, shared_problem):
         for report in reports:
             if report.problem is not None:
                 findings.damage(report.problem)

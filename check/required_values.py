@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.stored_rows import RowsInvalidError
+from cutline.check.stored_rows import NO_FIELDS, Fields, RowsInvalidError
 from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_arrow
@@ -58,16 +58,14 @@ def places_of(required: Required) -> Ints:
 
 
 def check_required(
-    forms: TableForms, groups: npt.NDArray[Any], rows: BytesColumn, required: Ints, chosen: Flags | None = None
+    forms: TableForms, groups: npt.NDArray[Any], nulls: Fields, required: Ints, chosen: Flags | None = None
 ) -> None:
     """Raise RowsInvalidError if a line has NULL in a column of `required` (from places_of).
 
-    The lines are those of COPY, and `groups` are the numbers of their tables at the last commit. With `chosen`, only
-    the flagged lines are checked.
+    `nulls` are the fields that are NULL, and `groups` the numbers of the lines' tables at the last commit. With
+    `chosen`, only the flagged lines are checked.
     """
-    if not len(required) or not len(rows):
-        return
-    line, place = find_nulls(rows)
+    line, place = nulls
     if chosen is not None:
         line, place = line[chosen[line]], place[chosen[line]]
     group = np.asarray(groups, np.int64)[line]
@@ -143,8 +141,8 @@ def check_changes(forms: TableForms, table: pa.Table, segment: SegmentSource, re
             )
 
 
-def find_nulls(rows: BytesColumn) -> tuple[Ints, Ints]:
-    r"""Return the line and the place of every field that is NULL, which COPY prints as \N.
+def find_nulls(rows: BytesColumn) -> Fields:
+    r"""Return the fields of COPY lines that are NULL, which COPY prints as \N.
 
     COPY prints a backslash in a value as two, so an N after a single backslash is part of nothing else.
     """
@@ -153,14 +151,14 @@ def find_nulls(rows: BytesColumn) -> tuple[Ints, Ints]:
     slashes = find_byte(data, int(BACKSLASH))
     at = slashes[data[np.minimum(slashes + 1, len(data) - 1)] == N]
     if not len(at):
-        return at, at
+        return NO_FIELDS
     starts = rows.offsets[:-1] - begin
     line = np.searchsorted(starts, at, side="right") - 1
     first, after = starts[line], np.minimum(at + 2, len(data) - 1)
     is_null = ((at == first) | (data[at - 1] == TAB)) & ((data[after] == TAB) | (data[after] == LINE_END))
     at, line, first = at[is_null], line[is_null], first[is_null]
     tabs = np.flatnonzero(data == TAB)
-    return line, np.searchsorted(tabs, at) - np.searchsorted(tabs, first)
+    return Fields(line, np.searchsorted(tabs, at) - np.searchsorted(tabs, first))
 
 
 def required_by_node(

@@ -21,7 +21,7 @@ from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, run_tasks
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, Dealing, NodeShares, SparkSource, if_shared, run_tasks
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -176,4 +176,5 @@ class Rereading:
             self.progress, tasks, lambda task: task.entry.node, lambda task: task.entry.size
         )
         shares.begin()
-        return run_tasks(self.spark.session(), reread, tasks, shares, Dealing(lambda task: task.entry.size))
+        dealing = Dealing[RereadTask](lambda task: task.entry.size)
+        return run_tasks(self.spark.session(), reread, tasks, shares, dealing, problem_of=if_shared)

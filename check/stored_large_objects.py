@@ -25,8 +25,8 @@ from cutline.snapshots.records.commit import (
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.spark.spark_jobs import Dealing, NodeShares, run_tasks
-from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
+from cutline.spark.spark_jobs import Dealing, NodeShares, if_shared, run_tasks
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
@@ -92,15 +92,14 @@ def check_large_objects(
     )
     shares.begin()
     ranges: dict[str, list[OidRange]] = {}
-    for task, readings in zip(tasks, run_tasks(session, read_large, tasks, shares, dealing), strict=True):
+    found = run_tasks(session, read_large, tasks, shares, dealing, problem_of=_shared_problem)
+    for task, readings in zip(tasks, found, strict=True):
         for stored, (problem, low, high) in zip(task.objects, readings, strict=True):
             if problem is None:
                 findings.count(objects=1, size_bytes=stored.size)
                 findings.report.large_objects += stored.rows.get(LARGE_OBJECTS_COUNT, 0)
                 if high:
                     ranges.setdefault(stored.node, []).append(OidRange(low, high, stored.key))
-            elif problem["exit_code"] in NOT_OF_THE_OBJECT:
-                raise error_of(problem)
             else:
                 findings.conflict(replace(conflict_of(problem), node=stored.node, object=stored.key))
     for node, of_node in ranges.items():
@@ -123,6 +122,10 @@ def overlaps(ranges: Iterable[OidRange]) -> Iterator[tuple[str, str]]:
             )
         if highest is None or one.high > highest.high:
             highest = one
+
+
+def _shared_problem(readings: list[LargeReading]) -> ErrorReport | None:
+    return next(filter(None, (if_shared(reading.problem) for reading in readings)), None)
 
 
 def read_large(task: LargeCheckTask) -> list[LargeReading]:

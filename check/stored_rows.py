@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -114,9 +114,19 @@ _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0])
 # The types with known forms whose usual values are recognised at a glance.
 GLANCED = TIMES | {NUMERIC}
 # Numbers with more decimal places, or more characters, are parsed.
-GLANCED_SCALE_MAX, GLANCED_NUMERIC_MAX = 6, 16
+GLANCED_SCALE_MAX, GLANCED_CHARACTERS_MAX = 6, 16
 # To distinguish the keys of different tables, and changes with different positions, by hash.
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+
+
+class Fields(NamedTuple):
+    """Fields of some lines: the number of each one's line, and the place of its column."""
+
+    line: Ints
+    place: Ints
+
+
+NO_FIELDS = Fields(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowsInvalidError(ValueError):
@@ -137,18 +147,19 @@ class BaseChecks:
     forms: TableForms
     _keys: list[Hashes] = field(default_factory=list)
 
-    def add(self, batch: pa.RecordBatch, key_hashes: Hashes) -> None:
-        """Check rows (BASE_SCHEMA); `key_hashes` are the XXH64 of their keys."""
+    def add(self, batch: pa.RecordBatch, key_hashes: Hashes) -> Fields:
+        """Check rows (BASE_SCHEMA) and return their fields that are NULL; `key_hashes` are the XXH64 of their keys."""
         if not len(batch):
-            return
+            return NO_FIELDS
         group, partition = to_numpy(batch.column("group")), to_numpy(batch.column("partition"))
         rows, keys = from_arrow(batch.column("row")), from_arrow(batch.column("key"))
         forms = _find_forms(self.forms, group, "rows of group {}, which no commit defines")
         _check_places(self.forms, forms, rows, key_hashes, partition)
-        _check_lines(self.forms, forms, rows, keys)
+        nulls = _check_lines(self.forms, forms, rows, keys)
         has_key = self.forms.key_widths[forms] > 0
         hashes = salted(key_hashes, group)
         self._keys.append(hashes if has_key.all() else hashes[has_key])
+        return nulls
 
     def end(self, read_again: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         """Check that no key occurs twice; `read_again` yields the batches once more, to compare keys of equal hash."""
@@ -368,11 +379,12 @@ class _Block:
 
 def _check_lines(
     forms: TableForms, form: Ints, lines: BytesColumn, keys: BytesColumn | None, *, unchanged: bool = False
-) -> None:
-    """Check lines and, unless `keys` is None, that each key is the first fields of its line.
+) -> Fields:
+    """Check lines and, unless `keys` is None, that each key is the first fields of its line; return fields with marks.
 
-    If `unchanged`, fields may have the mark for values that an UPDATE left unchanged.
+    If `unchanged`, fields may have the mark for values that an UPDATE left unchanged; otherwise the mark is NULL's.
     """
+    found = [NO_FIELDS]
     # A line of a table without columns has one empty field.
     widths = np.maximum(forms.widths, 1)[form]
     for at in _block_slices(lines.offsets, widths):
@@ -381,7 +393,10 @@ def _check_lines(
         block = _split(forms, form[at], lines.part(at), widths[at])
         if keys is not None:
             _check_keys(block, keys.part(at))
-        _check_values(block, unchanged=unchanged)
+        fields = _check_values(block, unchanged=unchanged)
+        line = np.searchsorted(block.first, fields, side="right") - 1
+        found.append(Fields(line + at.start, fields - block.first[line]))
+    return Fields(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def _check_encoding(forms: TableForms, form: Ints, lines: BytesColumn) -> None:
@@ -504,10 +519,10 @@ def _are_equal(block: _Block, starts: Ints, keys: BytesColumn) -> Flags:
     return is_equal
 
 
-def _check_values(block: _Block, *, unchanged: bool) -> None:
-    """Check the escapes of all fields, and the values of the types that are cheap to check."""
+def _check_values(block: _Block, *, unchanged: bool) -> Ints:
+    """Check all escapes, and the values of the types that are cheap to check; return the fields with marks."""
     marks = (NULL_MARK, UNCHANGED_MARK) if unchanged else (NULL_MARK,)
-    _check_escapes(block, marks)
+    marked = _check_escapes(block, marks)
     for oid in block.forms.types:
         fields, limits = block.fields_of(oid)
         if not len(fields):
@@ -533,6 +548,7 @@ def _check_values(block: _Block, *, unchanged: bool) -> None:
                 f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
                 f" {type_} does not accept or print"
             )
+    return marked
 
 
 def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limits: Numbers | None) -> int | None:
@@ -562,27 +578,31 @@ def _are_marks(data: Bytes, starts: Ints, lengths: Ints, marks: tuple[bytes, ...
     return found
 
 
-def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> None:
-    """Check that each backslash begins an escape that COPY prints, or one of the marks, which is a whole field."""
+def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
+    """Check that each backslash begins an escape that COPY prints, or one of the marks, which is a whole field.
+
+    Returns the numbers of the fields with marks.
+    """
     data = block.data
     slashes = find_byte(data, BACKSLASH)
     if not len(slashes):
-        return
+        return slashes
     # In a run of backslashes, each pair is an escape. The last one of an odd run escapes the next byte.
     begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
     counts = np.diff(np.append(begins, len(slashes)))
     last = slashes[begins + counts - 1][counts % 2 == 1]
-    is_known = _IS_LETTER[data[last + 1]]
+    is_known: Flags = _IS_LETTER[data[last + 1]]
     if is_known.all():
-        return
+        return slashes[:0]
     unknown = last[~is_known]
     # Fields are in order, so the field that contains a backslash is the last one that starts at or before it.
-    places = np.searchsorted(block.starts, unknown, side="right") - 1
+    places: Ints = np.searchsorted(block.starts, unknown, side="right") - 1
     starts = block.starts[places]
     is_mark = (starts == unknown) & _are_marks(data, starts, block.ends[places] - starts, marks)
     if not is_mark.all():
         form, _ = block.locate(int(places[is_mark.argmin()]))
         raise RowsInvalidError(f"a row of {block.forms.table(form)} contains an escape that COPY does not print")
+    return places
 
 
 def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Numbers | None) -> Flags:
@@ -635,23 +655,27 @@ def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Fla
 def _are_usual_numerics(words: Any, starts: Ints, lengths: Ints, modifiers: Numbers | None) -> Flags:
     """Flag numbers with all decimal places of their type, and without more digits before the point than it allows."""
     found = np.zeros(len(starts), np.bool_)
-    if modifiers is None or not len(modifiers) or (modifiers != modifiers[0]).any():
-        return found
-    precision, scale = precision_of(int(modifiers[0])) or (0, 0)
-    if not 0 < scale <= min(precision - 1, GLANCED_SCALE_MAX):
-        return found
+    for modifier in () if modifiers is None else np.unique(modifiers).tolist():
+        precision, scale = precision_of(modifier) or (0, 0)
+        if 0 < scale <= min(precision - 1, GLANCED_SCALE_MAX):
+            rows: Any = slice(None) if (modifiers == modifier).all() else np.flatnonzero(modifiers == modifier)
+            found[rows] = _are_decimals(words, starts[rows], lengths[rows], precision, scale)
+    return found
+
+
+def _are_decimals(words: Any, starts: Ints, lengths: Ints, precision: int, scale: int) -> Flags:
     begin = words[starts]
     is_negative = (begin & _BYTE) == ord("-")
     if is_negative.any():
         starts, lengths = starts + is_negative, lengths - is_negative
         begin = words[starts]
     digits = lengths - scale - 1
-    is_fitting = (digits > 0) & (digits <= precision - scale) & (lengths <= GLANCED_NUMERIC_MAX)
+    is_fitting = (digits > 0) & (digits <= precision - scale) & (lengths <= GLANCED_CHARACTERS_MAX)
     is_fitting &= ((begin & _BYTE) != ord("0")) | (digits == 1)
-    # The last eight characters, and those before them; zeros stand for characters that there are not.
+    # Compare the last eight characters, and those before them; a shorter number begins with zeros.
     count = np.clip(lengths, 0, WORD_BYTES)
     last = (words[starts + lengths - count] << _SHIFTS[count]) | _ZEROS[count]
-    # A point becomes a digit, as some other characters would.
+    # Turn the point into a digit; other characters could become digits, too, so the point itself is compared first.
     place = np.uint64(8 * (WORD_BYTES - 1 - scale))
     is_fitting &= (last >> place) & _BYTE == ord(".")
     is_fitting &= _are_digits(last ^ (np.uint64(ord(".") ^ ord("0")) << place))
@@ -698,7 +722,7 @@ def _are_usual_times(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags
         is_fitting &= (_two_digits(second, 3) < 24) & (_two_digits(second, 6) < 60)
         if fraction.any():
             end = words[starts + TIMESTAMP_CHARACTERS]
-            # A point becomes a digit, as some other characters would.
+            # As above: the point becomes a digit, and is compared itself.
             is_fraction = _are_digits(((end << _SHIFTS[fraction]) | _ZEROS[fraction]) ^ _POINTS[fraction])
             is_fitting &= (fraction == 0) | (is_fraction & (end & _BYTE == ord(".")))
     if offset:

@@ -50,7 +50,7 @@ from cutline.snapshots.fold.sources import (
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.sent_values import InDriver, broadcast
-from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks
+from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore, read_listed
@@ -572,7 +572,8 @@ def _is_primary(segment: SegmentSource, copies: Copies) -> bool:
 
 
 def _run_tasks(session: SparkSession, tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:
-    return run_tasks(session, hash_stream, tasks, shares, Dealing(lambda task: task.segment.source.size))
+    dealing = Dealing[StreamTask](lambda task: task.segment.source.size)
+    return run_tasks(session, hash_stream, tasks, shares, dealing, problem_of=shared_problem)
 
 
 def _run_here(tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:

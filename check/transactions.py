@@ -58,7 +58,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Dealing, SparkSource, run_tasks
+from cutline.spark.spark_jobs import Dealing, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import COMMIT, PREPARE, Segment, read_events
@@ -126,7 +126,8 @@ def reading_in_jobs(spark: SparkSource, store: StoreLocation, progress: Progress
         sent = broadcast(session, query)
         try:
             tasks = [PartTask(segment, sent, store) for segment in segments]
-            return run_tasks(session, find_in_store, tasks, progress, Dealing(lambda task: task.segment.size))
+            dealing = Dealing[PartTask](lambda task: task.segment.size)
+            return run_tasks(session, find_in_store, tasks, progress, dealing, problem_of=shared_problem)
         finally:
             sent.unpersist()
 

@@ -8,9 +8,11 @@ from cutline.spark.settings import cores_of
 from cutline.storage.location import S3_PROTOCOLS, StoreLocation
 
 # Up to this amount, threads of the command take less time than a JVM and its workers: on two cores, with 3.9 million
-# rows in 1.2 GB, 2 to 4 s less of 11 to 20 s. With more cores, Python's lock makes the threads wait for each other, so
-# the amount is smaller.
-PAGE_BYTES_MAX, ROWS_MAX, CORES = 1536 << 20, 6_000_000, 4
+# rows in 1.2 GB, 2 to 4 s less of 11 to 20 s. With more threads than CORES_AT_MOST, Python's lock makes them wait for
+# each other, so the amount is smaller. More than THREADS_MAX would mostly wait.
+PAGE_BYTES_MAX, ROWS_MAX, CORES_AT_MOST, THREADS_MAX = 1536 << 20, 6_000_000, 4, 8
+# Spark may have to shuffle more changes (snapshots/fold/limits.py).
+CHANGES_MAX = 4_000_000
 # An interrupt can't end a task's requests to other stores.
 FOLDERS = ("file", "local")
 
@@ -42,5 +44,6 @@ def is_for_command(amount: Amount, master: str, store: StoreLocation) -> bool:
     cores = cores_of(master)
     if cores is None or not is_stoppable or amount.page_bytes is None:
         return False
-    share = min(CORES / cores, 1)
-    return amount.page_bytes <= PAGE_BYTES_MAX * share and amount.rows <= ROWS_MAX * share
+    share = min(CORES_AT_MOST / min(cores, THREADS_MAX), 1)
+    is_small = amount.page_bytes <= PAGE_BYTES_MAX * share and amount.rows <= ROWS_MAX * share
+    return is_small and amount.changes <= CHANGES_MAX

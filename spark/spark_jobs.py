@@ -16,13 +16,12 @@ import heapq
 import itertools
 import math
 import re
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -38,7 +37,7 @@ from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
 from cutline.spark.preflight import awaiting_executors
-from cutline.storage.errors import ErrorReport, error_of
+from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, error_of
 from cutline.storage.store import stoppable_requests
 from cutline.storage.waits import pass_on
 
@@ -281,11 +280,8 @@ def _spread(numbers: Sequence[int], sizes: Sequence[int], count: int) -> list[li
 
 
 Report = TypeVar("Report")
-ProblemOf: TypeAlias = "Callable[[Report], ErrorReport | None]"
+ProblemOf: TypeAlias = Callable[[Report], ErrorReport | None]
 POLL_SECONDS = 0.3
-# Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
-# call took: a check of four million rows took 8 % more time.
-SWITCH_SECONDS = 0.0001
 END_POLL_SECONDS, END_SECONDS_MAX = 0.1, 10.0
 # Spark's message about jobs that were cancelled.
 CANCELLED = "cancellation of all jobs"
@@ -346,8 +342,8 @@ def run_tasks(
     node is not responding, the job is cancelled, because a task may be waiting for that node. Reports are small
     (descriptions of objects), so collecting them is bounded by the number of tasks.
 
-    If `problem_of` returns the problem of a report, the job is cancelled, and the problem's error is raised: the other
-    tasks may meet the same one, such as a store that does not answer, and each would wait as long.
+    If `problem_of` returns a problem of a report, the job is cancelled, and the problem's error is raised. This is for
+    problems that the other tasks would have, too, after waiting as long: see `shared_problem`.
     """
     if not tasks:
         return []
@@ -368,8 +364,11 @@ def run_tasks(
         return _in_task_order(lanes, in_lanes)
 
     def follow(ended: EndedLanes) -> None:
-        count(ended.new())
-        if ended.problems():
+        if not ended.problems():
+            count(ended.new())
+            return
+        # The job may end in this moment, and Spark with it.
+        with suppress(Exception):
             cancel_jobs(spark)
 
     with closing(EndedLanes(spark.sparkContext)) as ended:
@@ -446,31 +445,20 @@ def _run_in_driver(
         threading.Thread(target=run_some, name=f"task {number}", daemon=True)
         for number in range(min(len(lanes), session.cores))
     ]
-    with session.stoppable(stop), watch.on_silence(stop) if watch else nullcontext(), _taking_turns():
+    with session.stoppable(stop), watch.on_silence(stop) if watch else nullcontext():
         try:
             for thread in threads:
                 thread.start()
             numbers = {future: number for number, future in enumerate(futures)}
             for future in as_completed(futures):
                 reports = future.result()
-                if problem_of and reports:
+                if problem_of:
                     raise_first([problem_of(reports[-1])])
                 count([numbers[future]])
         except BaseException:
             _await_ended(threads, stop)
             raise
     return [future.result() for future in futures]
-
-
-@contextmanager
-def _taking_turns() -> Iterator[None]:
-    """Let threads take turns at short intervals."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _await_ended(threads: Iterable[threading.Thread], stop: Callable[[], None]) -> None:
@@ -622,9 +610,17 @@ class HasProblem(Protocol):
         ...
 
 
-def reported_problem(report: HasProblem) -> ErrorReport | None:
-    """Return the problem of a report. A `problem_of` for `run_tasks`."""
-    return report.problem
+def shared_problem(report: HasProblem) -> ErrorReport | None:
+    """Return the problem of a report if other tasks would have it, too: a node or the store can't be reached.
+
+    It is a `problem_of` for `run_tasks`.
+    """
+    return if_shared(report.problem)
+
+
+def if_shared(problem: ErrorReport | None) -> ErrorReport | None:
+    """Return the problem if it is not one of a single object or table."""
+    return problem if problem and problem["exit_code"] in NOT_OF_THE_OBJECT else None
 
 
 def raise_first(problems: Sequence[ErrorReport | None]) -> None:

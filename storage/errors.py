@@ -127,7 +127,7 @@ class UnreachableError(SnapshotError):
 
 
 # Codes of errors that prove nothing about an object: the store did not answer, or fleet.toml is wrong, or names a file
-# that an executor lacks.
+# that an executor lacks. Other tasks of a job would have the same problem.
 NOT_OF_THE_OBJECT = (UnreachableError.exit_code, UsageError.exit_code)
 
 

@@ -292,6 +292,7 @@ COSTS: Mapping[RestoreStep, StepCost] = {
 BY_COMMAND = {**COSTS, RestoreStep.ROWS: StepCost(0.2, 1e-6)}
 # With more changes than the driver folds, the fold starts Spark's workers; otherwise the load starts them.
 BY_SEGMENT = {**COSTS, RestoreStep.FOLD: StepCost(3.0, 2e-6), RestoreStep.ROWS: StepCost(0.3, 5.5e-7)}
+BY_SEGMENT_IN_COMMAND = {**BY_SEGMENT, RestoreStep.FOLD: StepCost(0.03, 1.3e-6), RestoreStep.ROWS: StepCost(0.2, 1e-6)}
 # With more keys than the driver can compare in memory (approximately this many), all changes are shuffled.
 KEYS_MAX = 4_000_000
 BY_ROWS = {**COSTS, RestoreStep.FOLD: StepCost(8.0, 3.6e-6), RestoreStep.ROWS: StepCost(1.0, 1.3e-6)}
@@ -393,4 +394,6 @@ def costs_of(changes: int, *, needs_spark: bool = True) -> Mapping[RestoreStep, 
     """Return the costs of a restore, given the kind of fold that this many changes need (snapshots/fold/limits.py)."""
     if changes <= CHANGES_MAX:
         return COSTS if needs_spark else BY_COMMAND
-    return BY_SEGMENT if changes <= KEYS_MAX else BY_ROWS
+    if changes > KEYS_MAX:
+        return BY_ROWS
+    return BY_SEGMENT if needs_spark else BY_SEGMENT_IN_COMMAND

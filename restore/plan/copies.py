@@ -31,7 +31,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.snapshots.records.proven_chains import increment_label, read_chain
 from cutline.snapshots.records.tombstones import SnapshotDeletedError
-from cutline.spark.spark_jobs import Dealing, reported_problem, run_many
+from cutline.spark.spark_jobs import Dealing, raise_first, run_many, shared_problem
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -355,7 +355,8 @@ def _needed(chain: Chain, listed: Iterable[ChainObject], wanted: Wanted) -> Iter
 
 def _verify(session: SparkSession, tasks: Iterable[VerifyTask], progress: Progress, total: int) -> dict[str, Damage]:
     damages, left, dealing = dict[str, Damage](), total, Dealing[VerifyTask](lambda task: task.chain_object.stored.size)
-    for reports in run_many(session, verify_object, tasks, progress, dealing, reported_problem):
+    for reports in run_many(session, verify_object, tasks, progress, dealing, shared_problem):
+        raise_first([report.problem for report in reports])
         damages |= {report.damage.key: report.damage for report in reports if report.damage}
         left -= len(reports)
     # Also count the skipped objects: those of other groups, and those already known to be damaged.

@@ -53,8 +53,8 @@ from cutline.spark.spark_jobs import (
     job_progress,
     limited_sessions,
     raise_first,
-    reported_problem,
     run_many,
+    shared_problem,
 )
 from cutline.storage.location import StoreLocation
 
@@ -276,7 +276,8 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
 
 def _run_tasks(session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
     placed: Counter[int] = Counter()
-    for reports in run_many(session, load_task, tasks, Silent(), dealing, reported_problem):
+    for reports in run_many(session, load_task, tasks, Silent(), dealing, shared_problem):
+        raise_first([report.problem for report in reports])
         placed.update(_sum_placed(report.placed for report in reports))
     return placed
 

@@ -31,7 +31,7 @@ from cutline.snapshots.records.commit import (
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.spark.spark_jobs import Dealing, limited_sessions, reported_problem, run_tasks
+from cutline.spark.spark_jobs import Dealing, limited_sessions, raise_first, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import read_listed
@@ -88,7 +88,8 @@ def load_large_objects(
         session, {load_target.node.id: load_target.task_sessions for load_target in targets.values()}
     )
     dealing = Dealing[LargeLoadTask](lambda task: task.size, lambda task: (task.node.id,), limited)
-    run_tasks(session, load_large, tasks, progress, dealing, problem_of=reported_problem)
+    reports = run_tasks(session, load_large, tasks, progress, dealing, problem_of=shared_problem)
+    raise_first([report.problem for report in reports])
     counts = count_by_node(full)
     for shard, target in targets.items():
         with raising_unreachable(target.node), connect(target.node) as connection:
@@ -130,8 +131,9 @@ def find_actors(
         tasks,
         progress,
         Dealing(lambda task: sum(stored_object.size for stored_object in task.objects)),
-        problem_of=reported_problem,
+        problem_of=shared_problem,
     )
+    raise_first([report.problem for report in reports])
     actors: dict[str, dict[str, list[str]]] = {}
     for report in reports:
         for role, oid in report.oids.items():

@@ -26,8 +26,9 @@ from cutline.spark.spark_jobs import (
     SparkSource,
     cores_of,
     limited_sessions,
-    reported_problem,
+    raise_first,
     run_tasks,
+    shared_problem,
     start_session,
 )
 
@@ -142,7 +143,8 @@ def copy_tables(
     dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     shares = NodeShares[CopyTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.size)
     shares.begin()
-    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch, reported_problem)
+    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch, shared_problem)
+    raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
     return [entry for report in reports for entry in report.entries]
 

@@ -98,8 +98,9 @@ from cutline.spark.spark_jobs import (
     NodeShares,
     SparkSource,
     limited_sessions,
-    reported_problem,
+    raise_first,
     run_tasks,
+    shared_problem,
 )
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
@@ -330,7 +331,8 @@ def _copy_large_objects(
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
     shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
     shares.begin()
-    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch, reported_problem)
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch, shared_problem)
+    raise_first([report.problem for report in reports])
     return [entry for report in reports for entry in report.entries]
 
 

@@ -26,7 +26,7 @@ from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row, read_at_cut
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Dealing, run_tasks
+from cutline.spark.spark_jobs import Dealing, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import OpensStore
@@ -301,7 +301,8 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     tasks = [
         SegmentTask(source, sources.multisets, share, store) for source, share in zip(segments, shares, strict=True)
     ]
-    reports = run_tasks(spark, find_last_changes, tasks, Silent(), Dealing(lambda task: task.segment.source.size))
+    dealing = Dealing[SegmentTask](lambda task: task.segment.source.size)
+    reports = run_tasks(spark, find_last_changes, tasks, Silent(), dealing, problem_of=shared_problem)
     problems = [report.problem for report in reports if report.problem]
     if problems:
         return ChosenChanges(LAST_SCHEMA.append(pa.field("node", pa.int32())).empty_table(), {}, problems)

@@ -19,8 +19,8 @@ from cutline.spark.spark_jobs import (
     HasProblem,
     SparkSource,
     raise_first,
-    reported_problem,
     run_tasks,
+    shared_problem,
     stage_progress,
 )
 from cutline.storage.location import StoreLocation
@@ -82,7 +82,7 @@ class Work:
         sent = broadcast(self.session(), known)
         try:
             dealing = Dealing[Task](bytes_of)
-            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing, problem_of=reported_problem)
+            return run_tasks(self.session(), work, tasks(sent), self.progress, dealing, problem_of=shared_problem)
         finally:
             sent.unpersist()
 
@@ -105,7 +105,7 @@ class Work:
                 raise_first([report.problem for report in reports])
                 self.progress.advance(len(some))
             else:
-                reports = run_tasks(self.session(), work, some, self.progress, dealing, problem_of=reported_problem)
+                reports = run_tasks(self.session(), work, some, self.progress, dealing, problem_of=shared_problem)
             yield list(zip(some, reports, strict=True))
 
     @contextmanager

@@ -95,7 +95,8 @@ def test_the_first_problem_ends_the_job(spark: SparkSession, tmp_path: Path) -> 
     began = time.monotonic()
     with pytest.raises(UnreachableError, match="does not answer"):
         run_tasks(spark, work, range(20), Silent(), Dealing(lambda _: 1), problem_of=lambda report: report)
-    assert time.monotonic() - began < 90
-    # A lane ends with its first problem, and the session's other tasks were killed.
+    # A lane ends with its first problem.
     assert len(list(tmp_path.iterdir())) < 6
+    # The other tasks were killed: otherwise these would wait for them.
     assert run_tasks(spark, str, [1, 2], Silent()) == ["1", "2"]
+    assert time.monotonic() - began < 90

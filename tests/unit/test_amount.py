@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cutline.spark import settings
-from cutline.spark.amount import CORES, PAGE_BYTES_MAX, ROWS_MAX, Amount, is_for_command
+from cutline.spark.amount import CHANGES_MAX, CORES_AT_MOST, PAGE_BYTES_MAX, ROWS_MAX, Amount, is_for_command
 from cutline.storage.location import StoreLocation
 
 LOCAL, FOLDER = "local[2]", "file:///stores/one"
-SMALL = Amount(PAGE_BYTES_MAX, ROWS_MAX, ROWS_MAX)
+SMALL, HALF = Amount(PAGE_BYTES_MAX, ROWS_MAX, CHANGES_MAX), Amount(PAGE_BYTES_MAX // 2, ROWS_MAX // 2)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,14 @@ SMALL = Amount(PAGE_BYTES_MAX, ROWS_MAX, ROWS_MAX)
         (Amount(PAGE_BYTES_MAX + 1), LOCAL, FOLDER, False),
         (Amount(0, ROWS_MAX + 1), LOCAL, FOLDER, False),
         # More threads wait for each other.
-        (SMALL, f"local[{CORES}]", FOLDER, True),
-        (SMALL, f"local[{2 * CORES}]", FOLDER, False),
-        (Amount(PAGE_BYTES_MAX // 2, ROWS_MAX // 2), f"local[{2 * CORES}]", FOLDER, True),
-        (Amount(PAGE_BYTES_MAX // 2 + 1), f"local[{2 * CORES}]", FOLDER, False),
+        (SMALL, f"local[{CORES_AT_MOST}]", FOLDER, True),
+        (SMALL, f"local[{2 * CORES_AT_MOST}]", FOLDER, False),
+        (HALF, f"local[{2 * CORES_AT_MOST}]", FOLDER, True),
+        (Amount(PAGE_BYTES_MAX // 2 + 1), f"local[{2 * CORES_AT_MOST}]", FOLDER, False),
+        (Amount(0, ROWS_MAX // 2 + 1), f"local[{2 * CORES_AT_MOST}]", FOLDER, False),
+        # But there are never more than 8.
+        (HALF, "local[64]", FOLDER, True),
+        (Amount(0, 0, CHANGES_MAX + 1), LOCAL, FOLDER, False),
         # Executors need no JVM on this machine, and a request to such a store can't be ended.
         (SMALL, "local-cluster[2,1,1024]", FOLDER, False),
         (SMALL, "spark://m1:7077", "s3://bucket/one", False),

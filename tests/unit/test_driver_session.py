@@ -109,7 +109,7 @@ def test_the_first_problem_ends_the_job() -> None:
 
     with pytest.raises(UnreachableError, match="the first"):
         run_tasks(session, work, range(10), Silent(), EQUAL, problem_of=lambda report: report)
-    # Whoever reported it may have begun the next one.
+    # The thread that reported it may have begun the next task.
     assert set(begun) <= {0, 1, 2}
 
 

@@ -59,11 +59,11 @@ def test_a_null_is_wrong_only_in_a_required_column_of_a_row_of_the_state() -> No
         [Group(7, "public", "t", "default", 1, columns), Group(9, "public", "u", "default", 1, columns)]
     )
     required = places_of({7: frozenset({1})})
-    rows = from_list([b"1\ta\t\\N\n", b"2\t\\N\tb\n", b"3\t\\N\t\\N\n"])
-    check_required(forms, np.array([7, 9, 9]), rows, required)
-    check_required(forms, np.array([7, 7, 9]), rows, required, np.array([True, False, True]))
+    nulls = find_nulls(from_list([b"1\ta\t\\N\n", b"2\t\\N\tb\n", b"3\t\\N\t\\N\n"]))
+    check_required(forms, np.array([7, 9, 9]), nulls, required)
+    check_required(forms, np.array([7, 7, 9]), nulls, required, np.array([True, False, True]))
     with pytest.raises(RowsInvalidError, match="has NULL in column needed, which is NOT NULL"):
-        check_required(forms, np.array([7, 7, 9]), rows, required, np.array([True, True, True]))
+        check_required(forms, np.array([7, 7, 9]), nulls, required, np.array([True, True, True]))
 
 
 def test_a_change_has_a_value_where_the_column_was_not_null_when_it_was_made() -> None:

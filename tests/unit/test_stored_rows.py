@@ -446,6 +446,24 @@ def test_labels_are_known_of_columns_that_the_table_still_has() -> None:
     assert own_types(dropped, "a", known) == {}
 
 
+def test_a_batch_has_its_nulls_counted_across_all_blocks() -> None:
+    """Two tables, and more lines than a block has; every third line has NULL in one column, every fifth in another."""
+    count = 20_000
+    lines = [
+        line(
+            id=str(number).encode(),
+            **({"text": rb"\N"} if number % 3 == 0 else {}),
+            **({"flag": rb"\N"} if number % 5 == 0 else {}),
+        )
+        for number in range(count)
+    ]
+    expected = [(number, place) for number in range(count) for place, n in ((4, 5), (9, 3)) if number % n == 0]
+    for group in (KEYED, BAG):
+        batch = base(*lines, group=group)
+        nulls = BaseChecks(FORMS).add(batch, xxhash64(from_list(batch.column("key").to_pylist())))
+        assert list(zip(nulls.line.tolist(), nulls.place.tolist(), strict=True)) == expected
+
+
 @pytest.mark.parametrize("point", ",/-*+()&' :0")
 def test_only_a_point_is_between_seconds_and_their_fraction(point: str) -> None:
     check(base(line(at=b"2024-02-28 12:00:00.25+00")))
@@ -456,7 +474,7 @@ def test_only_a_point_is_between_seconds_and_their_fraction(point: str) -> None:
 
 @pytest.mark.parametrize(("precision", "scale"), [(12, 2), (3, 2), (10, 1), (14, 6), (16, 4), (16, 6)])
 def test_numbers_that_are_valid_at_a_glance_are_those_that_numeric_prints(precision: int, scale: int) -> None:
-    """Each number is changed at each place, and what the glance says is compared with a pattern and with arithmetic."""
+    """Each number is changed at each place, and the result is compared with a pattern and with arithmetic."""
     wholes = [0, 1, 9, 10, 99, 12345, 1234567, 10 ** (precision - scale) - 1, 10 ** (precision - scale)]
     printed = [f"{sign}{whole}.{'1234567'[:scale]}" for whole in wholes for sign in ("", "-")]
     texts = list(printed)
@@ -476,8 +494,18 @@ def test_numbers_that_are_valid_at_a_glance_are_those_that_numeric_prints(precis
         assert is_usual == (is_printed and len(text.removeprefix("-")) <= 16), text
 
 
-@pytest.mark.parametrize("modifiers", [[-1, -1], [12 << 16 | 2, 12 << 16 | 3], [5 << 16, 5 << 16], [2 << 16 | 2] * 2])
-def test_numbers_of_other_types_are_parsed(modifiers: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("modifiers", "expected"),
+    [
+        ([-1, -1], [False, False]),
+        ([5 << 16, 5 << 16], [False, False]),
+        ([2 << 16 | 2] * 2, [False, False]),
+        # Columns of two types.
+        ([12 << 16 | 2, 12 << 16 | 3], [True, False]),
+        ([12 << 16 | 3, 4 << 16 | 2], [False, True]),
+    ],
+)
+def test_each_number_is_looked_at_by_its_own_type(modifiers: list[int], expected: list[bool]) -> None:
     words = _words_of(np.frombuffer(b"0.12\t0.12\n", np.uint8))
     usual = _are_usual_numerics(words, np.array([0, 5]), np.array([4, 4]), np.array(modifiers, np.int32))
-    assert not usual.any()
+    assert usual.tolist() == expected

@@ -37,7 +37,7 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.documents import parse_document, seal, unseal
 from cutline.snapshots.records.proven_chains import check_commit, commit_key, count_listed
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 # Nodes, and tables of each.
 SIZES = ((10, 20), (100, 20), (1000, 20), (1, 5000), (20, 5000), (100, 5000), (1, 100_000))

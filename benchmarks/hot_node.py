@@ -32,7 +32,8 @@ from cutline.wal.drain.drain import SEGMENT_BYTES_MAX, drain
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.drain.peek import peek, peek_query
 from cutline.wal.drain.slots import create_exported_slot
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition, SegmentRange, create_segment
+from cutline.wal.segments.archive import Definition, SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 
 CHANGES, TEXT_BYTES, REPEATS = 1_000_000, 12, 3
 # Changes per transaction.

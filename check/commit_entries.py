@@ -27,7 +27,7 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.ids import time_of_id
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 NAMED_MAX = 5
 

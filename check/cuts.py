@@ -32,8 +32,9 @@ from cutline.wal.cut.cut_events import FleetEvents, fleet_events
 from cutline.wal.cut.cut_values import InDoubt, Undecided
 from cutline.wal.cut.markers import Marker, marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve_events
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, Segment, read_events
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
 
 # Reading a small segment consists mostly of waiting for the store.
 READS_AT_ONCE = 8

@@ -31,7 +31,7 @@ from cutline.snapshots.records.commit import BASE, Commit, DefinitionChanges
 from cutline.spark.amount import Amount
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from cutline.fleet.progress import Progress
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.segments import MARKER, Segment, read_events
+from cutline.wal.segments.segments import MARKER, read_events
 
 
 def check_restore_point(

@@ -20,17 +20,8 @@ from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.wal.segments.segments import (
-    CHANGES,
-    COMMIT,
-    COMMIT_PREPARED,
-    DELETE,
-    PARTIAL,
-    PREPARE,
-    OpenTransaction,
-    Segment,
-    SegmentRange,
-)
+from cutline.wal.segments.archive import OpenTransaction, Segment, SegmentRange
+from cutline.wal.segments.segments import CHANGES, COMMIT, COMMIT_PREPARED, DELETE, PARTIAL, PREPARE
 
 # In place of the hash of a global id.
 NO_GLOBAL_ID = 0

@@ -22,7 +22,7 @@ from cutline.snapshots.operations.ended_operations import AHEAD_SECONDS_MAX
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LostList, NamedObject, listed_objects
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 Entry: TypeAlias = Segment | NamedObject
 # Objects are looked up by key so many at a time.

@@ -58,15 +58,7 @@ from cutline.columns.bytes_column import (
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
 from cutline.nodes.groups import Group, copy_line
-from cutline.wal.segments.segments import (
-    CHANGES,
-    DELETE,
-    EVERY_PARTITION,
-    INSERT,
-    PARTIAL,
-    TRUNCATE,
-    UPSERT,
-)
+from cutline.wal.segments.segments import CHANGES, DELETE, EVERY_PARTITION, INSERT, PARTIAL, TRUNCATE, UPSERT
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
 DATE_CHARACTERS, TIMESTAMP_CHARACTERS, UTC_OFFSET = len("2000-01-01"), len("2000-01-01 00:00:00"), b"+00"

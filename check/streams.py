@@ -53,6 +53,7 @@ from cutline.spark.sent_values import InDriver, broadcast
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import OpenTransaction, Segment, SegmentMetadata, has_place_of
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore, read_listed
 from cutline.wal.segments.segments import (
     CHANGES,
@@ -63,11 +64,7 @@ from cutline.wal.segments.segments import (
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
     TRUNCATE,
-    OpenTransaction,
-    Segment,
-    SegmentMetadata,
     events_offset,
-    has_place_of,
     read_events,
     seal_fits,
 )

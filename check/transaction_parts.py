@@ -25,7 +25,8 @@ from cutline.columns.bytes_column import BytesColumn, Flags, Hashes, Ints, colum
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.participants import split_names
 from cutline.snapshots.records.chain import Chain
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, Segment
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE
 
 # The kinds of combined hashes, which are the second of their keys (node, kind, other, bucket):
 #   PAIR        parts on the node that name the shard `other` as a participant

@@ -61,7 +61,8 @@ from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Dealing, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.segments import COMMIT, PREPARE, Segment, read_events
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import COMMIT, PREPARE, read_events
 
 # At most this many transactions are named for each pair of nodes.
 NAMED_MAX = 100

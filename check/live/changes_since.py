@@ -38,16 +38,8 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.drain.peek import SlotCopy, copied_slot
 from cutline.wal.drain.slots import slot_name
-from cutline.wal.segments.segments import (
-    CHANGES,
-    COMMIT,
-    DELETE,
-    PREPARE,
-    SEGMENT_SCHEMA,
-    TRUNCATE,
-    Definition,
-    read_events,
-)
+from cutline.wal.segments.archive import Definition
+from cutline.wal.segments.segments import CHANGES, COMMIT, DELETE, PREPARE, SEGMENT_SCHEMA, TRUNCATE, read_events
 
 # The newest segments in which transactions are looked up that sessions do not see yet, and how many are read at a time.
 SEGMENTS_READ_MAX, SEGMENTS_AT_ONCE = 2048, 16

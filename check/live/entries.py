@@ -57,9 +57,7 @@ from cutline.spark.spark_jobs import cores_of
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import (
-    NO_GROUP,
-)
+from cutline.wal.segments.segments import NO_GROUP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -35,8 +35,8 @@ from cutline.spark.spark_jobs import Dealing, raise_first, run_many, shared_prob
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import Segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

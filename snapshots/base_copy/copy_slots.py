@@ -32,12 +32,12 @@ from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, create_exported_slot, drop_slots
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.segments import (
     COMMIT_PREPARED,
     PREPARE,
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
-    Segment,
     read_events,
     read_positions_and_groups,
 )

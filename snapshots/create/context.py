@@ -37,7 +37,7 @@ from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import drop_slots, slot_name
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 
 @dataclass(frozen=True, slots=True)

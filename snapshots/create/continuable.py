@@ -39,7 +39,7 @@ from cutline.snapshots.records.proven_chains import commit_missing_error, point_
 from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import check_slot, slot_name, slot_state
-from cutline.wal.segments.segments import Segment, archive_prefix, last_number, segment_key
+from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
 # The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
 # make each increment slower than the one before. More are needed only if a single node has more segments.

@@ -40,7 +40,7 @@ from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.drain.lags import is_for_spark, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, slot_name
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 
 # Ends all writes to the fleet; returns the WAL positions after which nothing may be written, keyed by primary. The
 # argument is the source of the Spark session that archives the WAL afterwards, or None if this process does.

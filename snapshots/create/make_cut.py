@@ -41,7 +41,8 @@ from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
 from cutline.wal.drain.lags import drains_at_once
 from cutline.wal.drain.waiting import ReplayLagError, await_standbys
-from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, ArchivedSegment, Segment, read_events
+from cutline.wal.segments.archive import ArchivedSegment, Segment
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
 
 
 class AttemptFailedError(Exception):

@@ -40,7 +40,8 @@ from cutline.snapshots.records.documents import ddl_prefix
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name
-from cutline.wal.segments.segments import Definition, archive_prefix, last_number, list_unlisted, segment_key
+from cutline.wal.segments.archive import Definition, archive_prefix, last_number, segment_key
+from cutline.wal.segments.segments import list_unlisted
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from cutline.nodes.groups import Group, copy_line, copy_text
 from cutline.nodes.table_state import LABEL_STAMP, TableState
 from cutline.snapshots.ddl.table_changes import ShardPlan, TableBefore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT, Segment, read_changes
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT, read_changes
 
 COMPOSITE_STAMP = "fields "
 MARKS = (NULL_MARK, UNCHANGED_MARK)

@@ -42,7 +42,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
 if TYPE_CHECKING:
-    from cutline.wal.segments.segments import Definition
+    from cutline.wal.segments.archive import Definition
 
 # text and varchar: their values have the same text form, and changing a column from one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})

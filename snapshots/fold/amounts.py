@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import NamedObject, ObjectList
 from cutline.spark.amount import Amount
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 # Rows of realistic tables take four times as many bytes in pages as stored.
 PAGE_BYTES_PER_STORED_BYTE = 4

@@ -35,14 +35,13 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LostList, ObjectList, StoredObject, listed_objects
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment, SegmentMetadata
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import (
     CHANGES,
     METADATA_KEY,
     SEGMENT_SCHEMA,
     TRUNCATE,
-    Segment,
-    SegmentMetadata,
     check_rows,
     expand_global_ids,
     open_parquet,

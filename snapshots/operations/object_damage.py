@@ -13,8 +13,8 @@ from cutline.snapshots.records.commit import LostList, NamedObject, ObjectList, 
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.segments import Segment
 
 
 @dataclass(frozen=True, slots=True)

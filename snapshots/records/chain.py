@@ -37,7 +37,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.snapshots.records.repair_records import Repair
 from cutline.storage.digest import digest
-from cutline.wal.segments.segments import Segment, check_contiguous
+from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
 

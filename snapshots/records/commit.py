@@ -27,7 +27,7 @@ from cutline.nodes.left_out import LeftOut, mark_large_objects
 from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.documents import shortened
 from cutline.wal.cut.cut_values import NodeCut
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 LIST_FORMAT = "cutline/objects/1"
 BASE = "base"

@@ -29,7 +29,7 @@ from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
 from cutline.snapshots.records.tombstones import Mark
 from cutline.storage.encryption.key_documents import KeyDocument
-from cutline.wal.segments.segments import SegmentMetadata
+from cutline.wal.segments.archive import SegmentMetadata
 
 EXTENSION_ROWS_FORMAT = "cutline/extension-rows/1"
 

@@ -67,7 +67,7 @@ from cutline.storage.errors import ChainEnd, RefusedError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.safe_time import safe_time_of_nodes
-from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 
 PARTITIONS_MAX = 1024
 # The identities of groups with a key, and of groups without a key.

@@ -28,7 +28,7 @@ from cutline.snapshots.records.documents import (
     unseal,
 )
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 REPAIR_FORMAT, REPAIR_VOID_FORMAT = "cutline/repair/1", "cutline/repair-void/1"
 # The `damage` of an object that was replaced together with a damaged object, although it is intact.

@@ -28,7 +28,7 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.repair_records import Repair, Replacement, read_repairs, repair_key
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 C = TypeVar("C", bound=Commit)
 Entry: TypeAlias = NamedObject | Segment

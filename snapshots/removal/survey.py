@@ -21,7 +21,7 @@ from cutline.snapshots.records.repair_records import Repair
 from cutline.snapshots.records.tombstones import RestorePoint
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import Inventory, Listed, ObjectMissingError, ObjectStore
-from cutline.wal.segments.segments import ArchiveError
+from cutline.wal.segments.archive import ArchiveError
 
 
 @dataclass(slots=True)

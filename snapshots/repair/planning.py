@@ -51,8 +51,8 @@ from cutline.snapshots.repair.work import Work
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import Segment
 
 Entry: TypeAlias = StoredObject | ObjectList | Segment
 TABLES_NAMED_MAX = 5

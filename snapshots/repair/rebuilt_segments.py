@@ -23,19 +23,8 @@ from cutline.fleet.record import from_json
 from cutline.snapshots.fold.sources import Source, open_object, read_opened
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import (
-    CHANGES,
-    COMMIT,
-    METADATA_KEY,
-    PREPARE,
-    SEGMENT_SCHEMA,
-    Definition,
-    Segment,
-    SegmentMetadata,
-    SegmentRange,
-    archive_prefix,
-    create_segment,
-)
+from cutline.wal.segments.archive import Definition, Segment, SegmentMetadata, SegmentRange, archive_prefix
+from cutline.wal.segments.segments import CHANGES, COMMIT, METADATA_KEY, PREPARE, SEGMENT_SCHEMA, create_segment
 
 
 class NotRebuildableError(Exception):

@@ -54,8 +54,8 @@ from cutline.storage.errors import RefusedError, SnapshotError, StoppedError, Un
 from cutline.storage.store import ObjectMissingError, ObjectStore, WritingRefusedError
 from cutline.storage.stored_form import UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
+from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
-from cutline.wal.segments.segments import Segment
 
 
 class RepairCrashPoint(StrEnum):

@@ -18,8 +18,8 @@ from cutline.storage.location import StoreLocation, with_environment
 from cutline.storage.store import ObjectStore
 from cutline.storage.stored_form import stored_form
 from cutline.storage.storing import create_or_find
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 from cutline.wal.segments.damage import read_listed
-from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
 
 FLEET_FILE = ".toml"
 

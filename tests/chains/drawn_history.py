@@ -24,6 +24,7 @@ from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import BaseSource, BaseSources, SegmentSource, Source, Sources, truncations
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segments import (
     DELETE,
     EVERY_PARTITION,
@@ -32,7 +33,6 @@ from cutline.wal.segments.segments import (
     SEGMENT_SCHEMA,
     TRUNCATE,
     UPSERT,
-    SegmentRange,
     create_segment,
     parquet_options,
 )

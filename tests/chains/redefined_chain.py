@@ -18,14 +18,12 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges, StoredObject
 from cutline.storage.digest import digest
 from cutline.storage.store import ObjectStore
+from cutline.wal.segments.archive import Definition, Segment, SegmentRange
 from cutline.wal.segments.segments import (
     COMMIT,
     EVERY_PARTITION,
     NO_GROUP,
     SEGMENT_SCHEMA,
-    Definition,
-    Segment,
-    SegmentRange,
     create_segment,
     parquet_options,
 )

@@ -35,14 +35,13 @@ from cutline.storage.local import LocalStore
 from cutline.storage.stored_form import stored_form
 from cutline.wal.cut.resolve import resolve
 from cutline.wal.cut.safe_time import safe_time_of_nodes
+from cutline.wal.segments.archive import NO_SEAL, SegmentMetadata
 from cutline.wal.segments.segments import (
     CHANGES,
     METADATA_KEY,
-    NO_SEAL,
     PARTIAL,
     SEGMENT_SCHEMA,
     TRUNCATE,
-    SegmentMetadata,
     _first_changes,
     _read_archived,
     parquet_options,

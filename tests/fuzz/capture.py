@@ -12,7 +12,7 @@ import psycopg
 from cutline.nodes.groups import number_groups, read_tables
 from cutline.nodes.publications import ensure_publications, publication_names
 from cutline.wal.cut.markers import Marker
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.fuzz.captured import Captured, store
 from tests.integration.wal_follower import FLEET, RULES
 from tests.wal.markers import write_marker

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cutline.fleet.record import from_json, to_builtins
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.unit.made_changes import ALL_MESSAGES, VERSIONS
 
 

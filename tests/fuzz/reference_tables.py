@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cutline.nodes.groups import Group
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.fuzz.reference_cursor import Cursor, RefusedError
 
 MOVED = "moved"

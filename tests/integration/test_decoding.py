@@ -14,7 +14,7 @@ import cutline.wal.drain.drain
 from cutline.nodes.connections import connect
 from cutline.wal.cut.markers import Marker, marker_from_bytes
 from cutline.wal.drain.slots import drop_slot
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.integration.wal_follower import Follower
 from tests.integration.wal_place import Place, create_one_table, groups_of, place, shrink_chunks
 from tests.run.soak import SEED, SOAK_SECONDS

@@ -28,7 +28,8 @@ from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import BusyError, SnapshotError
 from cutline.storage.local import LocalStore
-from cutline.wal.segments.segments import Segment, read_metadata
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import read_metadata
 from tests.commands.snapshot_runs import Ready, Runs, command_line, configure_fleet, sorted_copies
 from tests.integration.conftest import FleetFactory
 from tests.run.soak import SOAK_SECONDS

@@ -30,7 +30,7 @@ from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.storage.errors import IndeterminateError
 from cutline.wal.drain.slots import create_exported_slot
-from cutline.wal.segments.segments import SegmentMetadata
+from cutline.wal.segments.archive import SegmentMetadata
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.commands.watching import Reached, Watching
 from tests.faults.effects import LOGGING, Effects

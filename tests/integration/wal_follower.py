@@ -23,7 +23,7 @@ from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
 from cutline.wal.drain.slots import create_exported_slot
-from cutline.wal.segments.segments import Definition, check_contiguous
+from cutline.wal.segments.archive import Definition, check_contiguous
 
 FLEET = "test"
 RULES = GroupRules(append_only=("*.append_only",))

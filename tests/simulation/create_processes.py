@@ -51,7 +51,7 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError
 from cutline.storage.storing import create_or_find
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.drain.slots import SlotLostError, slot_name
-from cutline.wal.segments.segments import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
+from cutline.wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
 from tests.simulation.repository_model import NODES, CreateRun
 from tests.simulation.store_processes import ModelLock, Process, exclusive
 from tests.unit.made_commits import MARKED_AT

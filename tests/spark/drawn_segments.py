@@ -13,7 +13,8 @@ from cutline.snapshots.fold.changed_keys import KeySet
 from cutline.snapshots.fold.fold import Fold
 from cutline.snapshots.fold.sources import BaseSource, BaseSources, SegmentSource, Source, Sources
 from cutline.storage.open import open_store
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 from tests.run.soak import SEED
 
 INSERTED, UPDATED, DELETED, PARTIAL = (ord(letter) for letter in "IUDu")

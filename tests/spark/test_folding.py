@@ -24,7 +24,8 @@ from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Seg
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment, parquet_options
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment, parquet_options
 from tests.run.soak import first
 from tests.stores.damage import flip_byte
 

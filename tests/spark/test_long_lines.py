@@ -32,13 +32,13 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
+from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segments import (
     DELETE,
     INSERT,
     PARTIAL,
     SEGMENT_SCHEMA,
     UPSERT,
-    SegmentRange,
     create_segment,
     parquet_options,
 )

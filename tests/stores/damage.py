@@ -16,14 +16,8 @@ from cutline.snapshots.records.commit import LARGE_OBJECTS
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.digest import digest
-from cutline.wal.segments.segments import (
-    SEGMENT_SCHEMA,
-    Segment,
-    SegmentMetadata,
-    events_offset,
-    parquet_options,
-    segment_bytes,
-)
+from cutline.wal.segments.archive import Segment, SegmentMetadata
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, events_offset, parquet_options, segment_bytes
 from tests.stores.history import relink
 
 Document = dict[str, Any]

@@ -16,7 +16,8 @@ from cutline.snapshots.records.documents import read_sealed, seal
 from cutline.snapshots.records.kinds import KINDS, DocumentKind
 from cutline.storage.encryption.key_documents import KEY_DOCUMENT
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import METADATA_KEY, SegmentMetadata
+from cutline.wal.segments.archive import SegmentMetadata
+from cutline.wal.segments.segments import METADATA_KEY
 
 SUFFIX = ".json"
 # The form of the keys of each kind.

@@ -7,7 +7,8 @@ from typing import Any
 from cutline.columns.bytes_column import from_list
 from cutline.nodes.groups import Column, Group
 from cutline.wal.decoding.decoder import Decoded, Decoder
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, Definition
+from cutline.wal.segments.archive import Definition
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.wal import pgoutput_messages as pgoutput
 
 # The stored order is a, b (the key), c, d. The order in WAL is c, a, d, b.

@@ -17,7 +17,7 @@ from cutline.snapshots.records.proven_chains import count_listed
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import NodeCut, Undecided
-from cutline.wal.segments.segments import Segment
+from cutline.wal.segments.archive import Segment
 
 STORES = count()
 MARKED_AT = Time("2026-11-20T00:00:00.500Z")

@@ -33,7 +33,7 @@ from cutline.snapshots.removal.gc import GarbageReason, GcReport, find_garbage, 
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import Segment, archive_prefix, segment_key
+from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 from tests.unit.made_commits import commit as made_commit
 from tests.unit.made_commits import counted, mark, memory
 

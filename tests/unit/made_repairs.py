@@ -32,14 +32,8 @@ from cutline.snapshots.repair.work import Work
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.wal.cut.cut_values import NodeCut, Undecided
-from cutline.wal.segments.segments import (
-    CHANGES,
-    SEGMENT_SCHEMA,
-    Segment,
-    SegmentRange,
-    archive_prefix,
-    create_segment,
-)
+from cutline.wal.segments.archive import Segment, SegmentRange, archive_prefix
+from cutline.wal.segments.segments import CHANGES, SEGMENT_SCHEMA, create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit, unused_url
 from tests.unit.made_garbage import StoreBuilder
 

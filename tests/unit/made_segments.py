@@ -7,7 +7,8 @@ import pyarrow as pa
 from cutline.fleet.lsn import Lsn
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, Segment, SegmentRange, create_segment
+from cutline.wal.segments.archive import Segment, SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 
 NAMES = count()
 HELD = SegmentRange("n1", "op", Lsn(100), Lsn(200))

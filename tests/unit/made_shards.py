@@ -19,7 +19,8 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Cut, InDoubt, Undecided
 from cutline.wal.cut.resolve import NodeWindow, resolve
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, Segment, SegmentRange, create_segment
+from cutline.wal.segments.archive import Segment, SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, identity, increment_commit
 
 PER_COMMIT, START, FINISH = 1000, 900, 950

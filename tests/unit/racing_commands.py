@@ -19,7 +19,7 @@ from cutline.snapshots.records.proven_chains import find_place, free_turn, read_
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError
-from cutline.wal.segments.segments import archive_prefix, segment_key
+from cutline.wal.segments.archive import archive_prefix, segment_key
 from tests.unit.made_commits import memory
 from tests.unit.made_garbage import NODES, StoreBuilder, needed_by
 

@@ -20,7 +20,8 @@ from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.markers import Marker
-from cutline.wal.segments.segments import Segment, SegmentRange, create_segment
+from cutline.wal.segments.archive import Segment, SegmentRange
+from cutline.wal.segments.segments import create_segment
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit, memory, unused_url
 from tests.unit.made_segments import event, table
 from tests.unit.made_shards import MadeShards, Row, rolled_back, transaction

@@ -36,7 +36,7 @@ from cutline.snapshots.records.commit import (
 from cutline.snapshots.records.documents import ManifestError, parse_document, seal, unseal
 from cutline.snapshots.records.proven_chains import commit_key, read_commit
 from cutline.wal.cut.cut_values import NodeCut, Undecided
-from cutline.wal.segments.segments import OpenTransaction, Segment
+from cutline.wal.segments.archive import OpenTransaction, Segment
 from tests.unit.made_commits import as_read, commit, memory
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, list_large_objects
-from cutline.wal.segments.segments import OpenTransaction, Segment
+from cutline.wal.segments.archive import OpenTransaction, Segment
 from tests.unit.made_definitions import MadeChain
 
 

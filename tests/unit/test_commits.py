@@ -28,7 +28,7 @@ from cutline.snapshots.removal.survey import survey_snapshot
 from cutline.storage.errors import UsageError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
-from cutline.wal.segments.segments import ArchiveError
+from cutline.wal.segments.archive import ArchiveError
 from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
 
 

@@ -28,7 +28,8 @@ from cutline.snapshots.records.chain import Chain
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
-from cutline.wal.segments.segments import COMMIT_PREPARED, Segment
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import COMMIT_PREPARED
 from tests.stores.damage import flip_byte
 from tests.unit.made_commits import memory
 from tests.unit.made_shards import MadeShards, Row, rolled_back, row, transaction

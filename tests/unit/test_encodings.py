@@ -15,7 +15,7 @@ from cutline.nodes.encodings import ADAPTERS, raw_bytes, raw_text, texts_of_raw
 from cutline.nodes.groups import Column, Group, copy_line, copy_text
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 
 LATIN1_NAME = "größe"
 GROUP = Group(1, "public", LATIN1_NAME, "default", 1, (Column("é", "text", 25, -1, 0, 1),))

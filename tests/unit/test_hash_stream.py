@@ -37,17 +37,17 @@ from cutline.spark.sent_values import InDriver
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import HeldObjects
-from cutline.wal.segments.segments import (
+from cutline.wal.segments.archive import (
     Definition,
     OpenTransaction,
     Segment,
     SegmentRange,
     archive_prefix,
-    create_segment,
     has_place_of,
     segment_key,
 )
+from cutline.wal.segments.damage import HeldObjects
+from cutline.wal.segments.segments import create_segment
 from tests.unit.made_commits import full_commit, identity, increment_commit
 from tests.unit.made_segments import HELD, event, table
 

@@ -11,7 +11,8 @@ import pytest
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.base_copy.copy_slots import find_late_writers
 from cutline.storage.memory import InMemoryStore
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, create_segment
+from cutline.wal.segments.archive import SegmentRange
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 
 NAMES = count()
 COPIED, OTHER = 5, 6

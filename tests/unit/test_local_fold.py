@@ -18,13 +18,13 @@ from cutline.snapshots.fold.local_fold import LocalFold, fold_locally
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, SegmentSource, Source, Sources
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
+from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segments import (
     DELETE,
     INSERT,
     PARTIAL,
     SEGMENT_SCHEMA,
     UPSERT,
-    SegmentRange,
     create_segment,
     parquet_options,
 )

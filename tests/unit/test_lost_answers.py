@@ -31,7 +31,8 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError, ObjectExistsError, ObjectStore, StoreUnreachableError
 from cutline.storage.storing import StoreAnswersLostError, create_or_find
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, SegmentRange, archive_prefix, create_segment, segment_key
+from cutline.wal.segments.archive import SegmentRange, archive_prefix, segment_key
+from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
 from tests.commands.watching import Watching
 from tests.unit.made_commits import commit, identity, unused_url
 

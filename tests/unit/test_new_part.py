@@ -13,7 +13,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, DefinitionChanges, StoredObject
 from cutline.wal.cut.cut_values import NodeCut, Undecided
-from cutline.wal.segments.segments import OpenTransaction, Segment
+from cutline.wal.segments.archive import OpenTransaction, Segment
 from tests.chains.redefined_chain import group
 from tests.unit.made_commits import MARKED_AT, full_commit, increment_commit
 

@@ -36,7 +36,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.tombstones import only_full_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import ArchiveError
+from cutline.wal.segments.archive import ArchiveError
 from tests.unit.made_commits import commit, counted, mark, unused_url
 
 BLOCK = 64

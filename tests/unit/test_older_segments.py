@@ -9,7 +9,7 @@ from cutline.snapshots.create.continuable import ChainObjectMissingError, check_
 from cutline.snapshots.records.proven_chains import read_newest_part
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import Inventory
-from cutline.wal.segments.segments import archive_prefix, segment_key
+from cutline.wal.segments.archive import archive_prefix, segment_key
 from tests.unit.made_garbage import NODES, StoreBuilder
 
 NAME, INCREMENTS = "daily", 4

@@ -9,7 +9,7 @@ from cutline.fleet.participants import is_single_name, split_names
 from cutline.nodes.encodings import Texts
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.decoding.transactions import PARTICIPANTS_BYTES_MAX
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.unit.made_changes import FULL, FULL_OID, RELATIONS
 from tests.wal import pgoutput_messages as pgoutput
 

@@ -9,7 +9,8 @@ from cutline.nodes.table_state import TableState
 from cutline.snapshots.create.printed_values import NewForms, find_outdated, new_forms
 from cutline.snapshots.ddl.table_changes import ChangedTable, ShardPlan, TableBefore
 from cutline.storage.store import ObjectStore
-from cutline.wal.segments.segments import Segment, create_segment
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.segments import create_segment
 from tests.unit.made_segments import HELD, event, memory, table
 
 MOOD, OID = 70_000, 9

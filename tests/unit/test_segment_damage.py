@@ -12,16 +12,9 @@ import cutline.wal.segments.segments as module
 from cutline.fleet.record import fields_of, from_json
 from cutline.storage.encryption.encrypted_store import EncryptedStore
 from cutline.storage.local import LocalStore
+from cutline.wal.segments.archive import ArchiveError, Segment, segment_key
 from cutline.wal.segments.damage import ObjectDamagedError
-from cutline.wal.segments.segments import (
-    ArchiveError,
-    Segment,
-    create_segment,
-    list_unlisted,
-    read_events,
-    read_metadata,
-    segment_key,
-)
+from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 from tests.unit.made_segments import HELD, event, memory, small_segment, store_with, table
 
 

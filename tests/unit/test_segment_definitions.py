@@ -17,7 +17,7 @@ from cutline.nodes.groups import Column, Group, SchemaChangedError
 from cutline.storage.errors import error_of, report_of
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.known_definitions import SchemaMovedError
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.unit.made_changes import FULL, FULL_OID, KEYED, list_changes
 from tests.wal import pgoutput_messages as pgoutput
 

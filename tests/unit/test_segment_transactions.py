@@ -9,7 +9,7 @@ from cutline.check.stored_rows import RowsInvalidError
 from cutline.check.table_forms import TableForms
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
-from cutline.wal.segments.segments import OpenTransaction, SegmentRange
+from cutline.wal.segments.archive import OpenTransaction, SegmentRange
 from tests.unit.made_segments import table
 
 Row = dict[str, object]

@@ -18,8 +18,7 @@ from cutline.storage.memory import InMemoryStore
 from cutline.storage.open import open_store
 from cutline.storage.store import ObjectExistsError
 from cutline.storage.stored_form import stored_form
-from cutline.wal.segments.segments import (
-    SEGMENT_SCHEMA,
+from cutline.wal.segments.archive import (
     ArchiveError,
     Definition,
     OpenTransaction,
@@ -27,12 +26,15 @@ from cutline.wal.segments.segments import (
     SegmentRange,
     archive_prefix,
     check_contiguous,
+    segment_key,
+)
+from cutline.wal.segments.segments import (
+    SEGMENT_SCHEMA,
     check_rows,
     create_segment,
     list_unlisted,
     read_events,
     read_metadata,
-    segment_key,
 )
 from tests.unit.made_changes import FULL, KEYED
 from tests.unit.made_segments import HELD, event, memory, table

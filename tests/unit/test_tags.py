@@ -6,7 +6,7 @@ import pytest
 
 from cutline.columns.bytes_column import from_list
 from cutline.wal.decoding.decoder import Decoder
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 from tests.unit.made_changes import FULL, FULL_OID, RELATIONS, decode, new_decoder
 from tests.wal import pgoutput_messages as pgoutput
 

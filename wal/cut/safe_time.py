@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType, structs
 
-from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.bytes_column import Ints
 from cutline.fleet.record import Time
-from cutline.wal.cut.cut_events import NodeWindow
 from cutline.wal.cut.cut_values import Cut, NodeCut
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
 
 if TYPE_CHECKING:
+    from cutline.columns.bytes_column import Ints
+    from cutline.wal.cut.cut_events import NodeWindow
     from cutline.wal.cut.markers import WrittenMarker
 
 # If clocks differ by more than this, comparing commit times from different nodes is pointless.
@@ -85,6 +83,10 @@ def with_last_commits(windows: Mapping[str, NodeWindow], cut: Cut) -> Cut:
 
 
 def _with_last_commit(window: NodeWindow, cut: NodeCut) -> NodeCut:
+    # Imported here: commands that only read documents do without Arrow.
+    from cutline.columns.arrow_numbers import to_numpy
+    from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED
+
     op, lsn, times = (to_numpy(window.events[name]) for name in ("op", "lsn", "seq"))
     is_commit = ((op == COMMIT) | (op == COMMIT_PREPARED)) & (lsn >= window.previous) & (lsn < cut.position)
     is_early = lsn < window.start

@@ -31,7 +31,8 @@ from cutline.wal.decoding.known_definitions import EVERYWHERE, KnownDefinitions,
 from cutline.wal.decoding.message_forms import BEGINS, ENDS, check_forms, check_nesting, check_order, truncated_tables
 from cutline.wal.decoding.pgoutput import DecodingError, Messages, messages_of, read_relation
 from cutline.wal.decoding.transactions import ROW_KINDS, OpenTransactionHead, Transactions, events_of
-from cutline.wal.segments.segments import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE, Definition
+from cutline.wal.segments.archive import Definition
+from cutline.wal.segments.segments import EVERY_PARTITION, SEGMENT_SCHEMA, TRUNCATE
 
 # PostgreSQL's MaxAllocSize minus the terminating byte: the longest line, including its newline, that COPY TO and COPY
 # FROM accept. A row from WAL may yield a longer line, because WAL does not escape characters.

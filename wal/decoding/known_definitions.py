@@ -16,7 +16,7 @@ from cutline.fleet.table_names import table_name
 from cutline.nodes.groups import ColumnSignature, Group, SchemaChangedError, Signature
 from cutline.storage.errors import ChainEnd
 from cutline.wal.decoding.pgoutput import Relation
-from cutline.wal.segments.segments import Definition
+from cutline.wal.segments.archive import Definition
 
 # Higher than any position.
 EVERYWHERE = 1 << 63

@@ -39,19 +39,16 @@ from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
 from cutline.wal.drain.waiting import check_replayed
-from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.segments.segments import (
-    MARKER,
-    SEGMENT_SCHEMA,
+from cutline.wal.segments.archive import (
     ArchivedSegment,
     OpenTransaction,
     Segment,
     SegmentRange,
     archive_prefix,
     check_contiguous,
-    create_segment,
-    list_unlisted,
 )
+from cutline.wal.segments.own_store import check_own_store
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, create_segment, list_unlisted
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000

@@ -10,7 +10,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.storage.errors import BusyError, ErrorReport
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.segments import ArchivedSegment, Definition, Segment
+from cutline.wal.segments.archive import ArchivedSegment, Definition, Segment
 
 
 class DrainBusyError(BusyError):

@@ -1,4 +1,4 @@
-"""Segments: decoded WAL as Parquet objects, and the archive of a node that they form in a chain.
+"""Segments: decoded WAL as Parquet objects, which form the archive of a node in a chain (wal/segments/archive.py).
 
 A segment holds row changes and transaction events, in separate row groups. The `lsn` of a change is the position where
 the commit record of its transaction begins (for a prepared transaction, its PREPARE record), and so is its `end_lsn`.
@@ -10,12 +10,9 @@ With a dictionary, a few kilobytes can expand to gigabytes, because a value is s
 Cutline writes keys, rows and the data of large objects without dictionaries, so that their size is the size of the
 pages; only columns of short values have dictionaries.
 
-A segment is created once, under the number that follows the last segment's. Its metadata names the operation that wrote
-it and the range of the node's WAL that it holds. Segment n + 1 begins where segment n ends. This is checked whenever an
-archive is read, never assumed.
-
-The metadata also contains those definitions of its tables that no commit lists yet. If a failed attempt leaves the
-segment at the end of an archive, the definitions tell the next attempt what its group numbers mean.
+The metadata names the operation that wrote the segment and the range of the node's WAL that it holds. It also contains
+those definitions of its tables that no commit lists yet. If a failed attempt leaves the segment at the end of an
+archive, the definitions tell the next attempt what its group numbers mean.
 
 A segment that a commit lists is verified against the commit. Until then it is verified by its seal: the digest of the
 whole file, with the seal replaced by zeros.
@@ -26,9 +23,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -39,16 +35,25 @@ import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Ints
-from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.record import Count, Integer, Record, fields_of, from_json
-from cutline.nodes.groups import Group
+from cutline.fleet.record import fields_of, from_json
 from cutline.storage.digest import digest
-from cutline.storage.errors import ChainEnd, SnapshotError
+from cutline.storage.errors import ChainEnd
 from cutline.storage.process_limits import says_no_memory
 from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from cutline.storage.stored_form import StoredForm, UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
+from cutline.wal.segments.archive import (
+    NO_SEAL,
+    ArchivedSegment,
+    ArchiveError,
+    Definition,
+    Segment,
+    SegmentMetadata,
+    SegmentRange,
+    segment_key,
+)
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE = (ord(letter) for letter in "IUuDT")
@@ -193,121 +198,7 @@ class TailFile(io.RawIOBase):
         return bytes(zeros) + self._tail[max(begin, 0) : max(begin + wanted, 0)]
 
 
-class Definition(Record, frozen=True):
-    """A definition of the table `oid`; if `oid` is 0, the table is identified by its name.
-
-    `copied_from` is the position of the node's base copy under this definition; None if there is no separate base copy.
-    `is_gone`: the table no longer exists.
-    """
-
-    oid: Count
-    group: Group
-    copied_from: Lsn | None = None
-    is_gone: bool = False
-
-
-class ArchiveError(SnapshotError):
-    """The archive of a node does not match its commits or its own metadata."""
-
-    exit_code = 3
-
-
-class OpenTransaction(Record, frozen=True):
-    """The point where a segment ends inside a transaction that is too large for one segment: after the change `seq`."""
-
-    lsn: Lsn
-    seq: Integer
-
-
-class SegmentRange(Record, frozen=True):
-    """The WAL of `node` that a segment holds: all records that end after `after`, up to `through`.
-
-    With `open`, the segment also holds the beginning of the next transaction.
-    """
-
-    node: str
-    operation: str
-    after: Lsn
-    through: Lsn
-    open: OpenTransaction | None = None
-
-
-class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored segment, as commits list it. The counts cover its whole content, regardless of any cut.
-
-    `node` to `open` describe its range. The events can be read from the end of the object alone, which begins at
-    `events_at` and has the digest `events_digest`. Older commits have neither field.
-    """
-
-    key: str
-    number: Count
-    size: Count
-    digest: str
-    events_at: Count | None = None
-    events_digest: str = ""
-    changes: Count
-    events: Count
-    partials: Count
-    truncates: Count
-    node: str
-    operation: str
-    after: Lsn
-    through: Lsn
-    open: OpenTransaction | None
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedSegment:
-    """A segment with the metadata that commits don't contain.
-
-    `definitions` are the ones that no commit listed yet when the segment was written. `first_changes` are the positions
-    of the first changes under them, keyed by group number.
-    """
-
-    segment: Segment
-    definitions: tuple[Definition, ...] = ()
-    first_changes: Mapping[int, Lsn] = field(default_factory=dict)
-
-
-def archive_prefix(snapshot: str, node: str, chain: str) -> str:
-    """Return the folder of one node's archive in one chain."""
-    return f"snapshots/{snapshot}/wal/{node}/{chain}"
-
-
-def segment_key(prefix: str, number: int) -> str:
-    """Return the key of segment `number` of the archive; numbers start at 1."""
-    return f"{prefix}/{number:020d}.parquet"
-
-
-def last_number(segments: Sequence[Segment]) -> int:
-    """Return the number of a node's last segment, or 0 if there is none; `segments` are in order."""
-    return segments[-1].number if segments else 0
-
-
-def check_contiguous(node: str, base: Lsn, segments: Iterable[Segment], finish: Lsn = ORIGIN, first: int = 1) -> None:
-    """Raise ArchiveError unless the segments, numbered from `first` on, reach from `base` to `finish` without a gap."""
-    through = base
-    for expected, segment in enumerate(segments, start=first):
-        if segment.number != expected or segment.after != through or segment.node != node:
-            raise ArchiveError(
-                f"node {node}: the archive has a gap at {through}, before segment {segment.key}",
-                hint=NEW_CHAIN,
-                ends_chain=ChainEnd.FOR_GOOD,
-                details={"node": node, "object": segment.key},
-            )
-        through = segment.through
-    if through < finish:
-        raise ArchiveError(
-            f"node {node}: the archive ends at {through}, before the end of the cut at {finish}",
-            hint=NEW_CHAIN,
-            ends_chain=ChainEnd.FOR_GOOD,
-            details={"node": node},
-        )
-
-
 METADATA_KEY = b"cutline"
-FORMAT = "cutline/segment/3"
-NO_SEAL = "0" * 64
 # A reader of changes holds one row group in memory at a time.
 ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
 # The maximum size of a segment. A segment ends soon after 40 MiB of changes (drain.py); its last message is at most 1
@@ -315,27 +206,6 @@ ROWS_PER_ROW_GROUP, ROW_GROUP_BYTES = 1 << 18, 32 << 20
 SEGMENT_BYTES_MAX = 4 << 30
 # A segment up to this size is read in one request even if only its events are needed.
 READ_WHOLE_BYTES_MAX = 4 << 20
-
-
-class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
-    """The metadata in a segment (docs/store-format.md).
-
-    `seal` is the digest of the file with the seal itself replaced by zeros.
-    """
-
-    key: str
-    node: str
-    operation: str
-    after: Lsn
-    through: Lsn
-    open: OpenTransaction | None
-    definitions: tuple[Definition, ...]
-    first_changes: dict[int, Lsn]
-    changes: Count
-    events: Count
-    partials: Count
-    truncates: Count
-    seal: str = NO_SEAL
 
 
 def create_segment(
@@ -472,12 +342,6 @@ def seal_fits(metadata: SegmentMetadata, body: bytes) -> bool:
     computed.update(NO_SEAL.encode())
     computed.update(view[offset + len(NO_SEAL) :])
     return computed.hexdigest() == metadata.seal
-
-
-def has_place_of(one: str, other: str) -> bool:
-    """Whether two keys of segments differ at most in the operation: a repair stores segments under one of its own."""
-    parts, others = one.split("/"), other.split("/")
-    return parts[:-2] == others[:-2] and parts[-1] == others[-1]
 
 
 def _read_archived(

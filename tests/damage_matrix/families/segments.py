@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cutline.fleet.lsn import Lsn
 from cutline.wal.cut.markers import marker_from_bytes
+from cutline.wal.segments.archive import OpenTransaction
 from cutline.wal.segments.segments import (
     COMMIT,
     COMMIT_PREPARED,
@@ -25,7 +26,6 @@ from cutline.wal.segments.segments import (
     ROLLBACK_PREPARED,
     TRUNCATE,
     UPSERT,
-    OpenTransaction,
 )
 from tests.damage_matrix.damaged import Damaged, OpenSegment, Row, TableForm
 from tests.damage_matrix.families.rows import BOTH, ONLY, PLACES, PRIMARY, STANDBY, Place, by_copies

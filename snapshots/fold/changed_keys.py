@@ -10,7 +10,7 @@ keys. Base rows that it does not match are unchanged; the others are compared wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -76,57 +76,62 @@ def key_filters(changed: DataFrame, count: int, groups: Iterable[tuple[int, int]
     return filters
 
 
-# Hashes are sorted into slots by their highest bits. Sets of up to 2^18 keys have 16 to 32 slots per key, larger sets
-# fewer.
-SLOTS_PER_KEY_BITS, SLOT_BITS_MAX = 4, 22
+# Hashes are in slots by their highest bits: one or two for each key, or fewer in larger sets.
+SLOT_BITS_MAX = 22
+# With fewer hashes to find than one for this many keys, a search takes less time than numbering the slots.
+SEARCHED_KEYS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Keys sorted by their hashes. `run_max` is the largest number of keys with the same hash."""
+    """Keys sorted by their hashes.
+
+    `_slots` holds the index of the first key of each slot, and the number of keys at the end, once they are needed.
+    """
 
     hashes: npt.NDArray[np.uint64]
     keys: BytesColumn
-    run_max: int
+    _slots: npt.NDArray[np.int32] | None = field(default=None, init=False, repr=False, compare=False)
 
     def find(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Ints:
         """Return the index of each key in this set, or -1; pass the keys' `hashes` if they are known."""
         if hashes is None:
             hashes = xxhash64(keys)
         indexes = np.full(len(keys), -1, np.int64)
-        some = self._maybe_contained(hashes)
-        hashes = hashes[some]
-        place = np.searchsorted(self.hashes, hashes)
-        for step in range(self.run_max):
-            here = np.minimum(place + step, len(self.hashes) - 1)
-            chosen = np.flatnonzero((self.hashes[here] == hashes) & (indexes[some] < 0))
-            if len(chosen) == 0:
-                break
-            rows = some[chosen]
-            same = keys.take(rows).equals(self.keys.take(here[chosen]))
-            indexes[rows[same]] = here[chosen[same]]
+        # The keys that may be equal to each key, and those that are still to be compared.
+        low, high = self._ranges(hashes)
+        rows = np.flatnonzero(low < high)
+        low, high, wanted = low[rows], high[rows], hashes[rows]
+        while len(rows):
+            is_found = self.hashes[low] == wanted
+            if is_found.any():
+                chosen = np.flatnonzero(is_found)
+                same = keys.take(rows[chosen]).equals(self.keys.take(low[chosen]))
+                indexes[rows[chosen[same]]] = low[chosen[same]]
+                is_found[chosen[~same]] = False
+            low = low + 1
+            left = np.flatnonzero(~is_found & (low < high))
+            rows, low, high, wanted = rows[left], low[left], high[left], wanted[left]
         return indexes
 
-    def _maybe_contained(self, hashes: npt.NDArray[np.uint64]) -> Ints:
-        """Return the indexes of the hashes that may be in this set, so that most of the others need no search."""
-        bits = min(len(self.hashes).bit_length() + SLOTS_PER_KEY_BITS, SLOT_BITS_MAX)
-        if len(hashes) << SLOTS_PER_KEY_BITS < len(self.hashes):
-            return np.arange(len(hashes))
+    def _ranges(self, hashes: npt.NDArray[np.uint64]) -> tuple[Ints, Ints]:
+        """Return, for each hash, the range of this set's keys that contains all keys with this hash, perhaps others."""
+        if self._slots is None and len(hashes) * SEARCHED_KEYS < len(self.hashes):
+            return np.searchsorted(self.hashes, hashes), np.searchsorted(self.hashes, hashes, side="right")
+        bits = min(len(self.hashes).bit_length(), SLOT_BITS_MAX)
         shift = np.uint64(64 - bits)
-        slots = np.zeros(1 << bits, np.bool_)
-        slots[self.hashes >> shift] = True
-        return np.flatnonzero(slots[hashes >> shift])
+        slots = self._slots
+        if slots is None:
+            slots = np.zeros((1 << bits) + 1, np.int32)
+            np.cumsum(np.bincount((self.hashes >> shift).astype(np.int64), minlength=1 << bits), out=slots[1:])
+            # Tasks look up the keys of many batches in the same set.
+            object.__setattr__(self, "_slots", slots)
+        slot = (hashes >> shift).view(np.int64)
+        return slots[slot].astype(np.int64), slots[slot + 1].astype(np.int64)
 
     def contains(self, keys: BytesColumn, hashes: npt.NDArray[np.uint64] | None = None) -> Flags:
         """Return flags marking the `keys` that are in this set."""
         return self.find(keys, hashes) >= 0
-
-
-def _in_order(hashes: npt.NDArray[np.uint64], keys: BytesColumn) -> KeySet:
-    """Build a set from keys that are already sorted by hash."""
-    starts = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
-    lengths = np.diff(np.concatenate([[0], starts, [len(hashes)]]))
-    return KeySet(hashes, keys, int(lengths.max(initial=0)))
 
 
 def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
@@ -142,7 +147,7 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
         sets = result.setdefault(int(node[of_node.start]), {})
         for run in runs(group[of_node]):
             rows = slice(of_node.start + run.start, of_node.start + run.stop)
-            sets[int(group[rows.start])] = _in_order(hashes[rows], keys.part(rows))
+            sets[int(group[rows.start])] = KeySet(hashes[rows], keys.part(rows))
     return result
 
 

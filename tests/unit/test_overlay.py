@@ -34,10 +34,21 @@ def test_a_key_is_found_if_and_only_if_it_is_in_the_set(
     assert [held[place] for place in places if place >= 0] == [key for key in wanted + keys if key in keys]
 
 
-def test_keys_that_share_a_hash_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "xxhash64", colliding)
-    keys = [b"%d" % number for number in range(30)]
-    assert key_set(keys).run_max >= 10
+@pytest.mark.parametrize("searched", [0, 16], ids=["by search", "in slots"])
+@pytest.mark.parametrize("bits", [1, 22])
+def test_keys_are_found_in_slots_of_any_size_and_without(
+    monkeypatch: pytest.MonkeyPatch, searched: int, bits: int
+) -> None:
+    """Half of the keys are in the set. With one bit, a slot has hundreds of keys, which have different hashes."""
+    monkeypatch.setattr(module, "SEARCHED_KEYS", searched)
+    monkeypatch.setattr(module, "SLOT_BITS_MAX", bits)
+    count = 20_000 if bits > 1 else 2_000
+    keys = [b"key %d" % number for number in range(count)]
+    known = key_set(keys[::2])
+    for _ in range(2):
+        assert known.contains(from_list(keys)).tolist() == [True, False] * (count // 2)
+        assert (known._slots is None) == (searched == 0)
+    assert known.keys.take(known.find(from_list(keys[::2]))).to_arrow().to_pylist() == keys[::2]
 
 
 def test_overlays_are_by_node_and_group() -> None:

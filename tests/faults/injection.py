@@ -20,6 +20,7 @@ import psycopg
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, stop_server
+from tests.faults.awaited import await_none
 from tests.faults.pg_proxy import Mode, PgProxy
 from tests.s3.proxy import Fault, S3Proxy
 from tests.servers.disasters import kill_server
@@ -140,7 +141,16 @@ def disk_full(targets: FaultTargets) -> Repair:
 
     def repair() -> None:
         ballast.unlink()
+        # Its recovery may still be about to fail, because the disk was full when it began.
+        await_none(lambda: not accepts_sessions())
+
+    def accepts_sessions() -> bool:
         targets.servers.start_node(node)
+        try:
+            psycopg.connect(node.dsn()).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     return repair
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from cutline.check.hashing import Sums, combine_all, combine_hashes
 from cutline.check.required_values import check_required, find_nulls
 from cutline.check.sequence_values import KeyExtremes, add_extremes
-from cutline.check.stored_rows import NO_FIELDS, BaseChecks, Fields, RowsInvalidError, salted
+from cutline.check.stored_rows import NO_FIELDS, BaseChecks, MarkedFields, RowsInvalidError, salted
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -143,7 +143,7 @@ def _hash(
     batch: pa.RecordBatch,
     changed: Mapping[int, Keys],
     key_hashes: npt.NDArray[np.uint64],
-    nulls: Fields,
+    nulls: MarkedFields,
     extremes: KeyExtremes,
     deleted: list[Ints],
 ) -> Sums:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutline.check.stored_rows import NO_FIELDS, Fields, RowsInvalidError
+from cutline.check.stored_rows import NO_FIELDS, MarkedFields, RowsInvalidError
 from cutline.check.table_forms import TableForms
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_arrow
@@ -58,7 +58,7 @@ def places_of(required: Required) -> Ints:
 
 
 def check_required(
-    forms: TableForms, groups: npt.NDArray[Any], nulls: Fields, required: Ints, chosen: Flags | None = None
+    forms: TableForms, groups: npt.NDArray[Any], nulls: MarkedFields, required: Ints, chosen: Flags | None = None
 ) -> None:
     """Raise RowsInvalidError if a line has NULL in a column of `required` (from places_of).
 
@@ -141,7 +141,7 @@ def check_changes(forms: TableForms, table: pa.Table, segment: SegmentSource, re
             )
 
 
-def find_nulls(rows: BytesColumn) -> Fields:
+def find_nulls(rows: BytesColumn) -> MarkedFields:
     r"""Return the fields of COPY lines that are NULL, which COPY prints as \N.
 
     COPY prints a backslash in a value as two, so an N after a single backslash is part of nothing else.
@@ -158,7 +158,7 @@ def find_nulls(rows: BytesColumn) -> Fields:
     is_null = ((at == first) | (data[at - 1] == TAB)) & ((data[after] == TAB) | (data[after] == LINE_END))
     at, line, first = at[is_null], line[is_null], first[is_null]
     tabs = np.flatnonzero(data == TAB)
-    return Fields(line, np.searchsorted(tabs, at) - np.searchsorted(tabs, first))
+    return MarkedFields(line, np.searchsorted(tabs, at) - np.searchsorted(tabs, first))
 
 
 def required_by_node(

@@ -111,14 +111,14 @@ GLANCED_SCALE_MAX, GLANCED_CHARACTERS_MAX = 6, 16
 _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
-class Fields(NamedTuple):
-    """Fields of some lines: the number of each one's line, and the place of its column."""
+class MarkedFields(NamedTuple):
+    """Fields with a mark, such as that of NULL: the number of each one's line, and the place of its column."""
 
     line: Ints
     place: Ints
 
 
-NO_FIELDS = Fields(np.empty(0, np.int64), np.empty(0, np.int64))
+NO_FIELDS = MarkedFields(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 class RowsInvalidError(ValueError):
@@ -139,7 +139,7 @@ class BaseChecks:
     forms: TableForms
     _keys: list[Hashes] = field(default_factory=list)
 
-    def add(self, batch: pa.RecordBatch, key_hashes: Hashes) -> Fields:
+    def add(self, batch: pa.RecordBatch, key_hashes: Hashes) -> MarkedFields:
         """Check rows (BASE_SCHEMA) and return their fields that are NULL; `key_hashes` are the XXH64 of their keys."""
         if not len(batch):
             return NO_FIELDS
@@ -371,7 +371,7 @@ class _Block:
 
 def _check_lines(
     forms: TableForms, form: Ints, lines: BytesColumn, keys: BytesColumn | None, *, unchanged: bool = False
-) -> Fields:
+) -> MarkedFields:
     """Check lines and, unless `keys` is None, that each key is the first fields of its line; return fields with marks.
 
     If `unchanged`, fields may have the mark for values that an UPDATE left unchanged; otherwise the mark is NULL's.
@@ -387,8 +387,8 @@ def _check_lines(
             _check_keys(block, keys.part(at))
         fields = _check_values(block, unchanged=unchanged)
         line = np.searchsorted(block.first, fields, side="right") - 1
-        found.append(Fields(line + at.start, fields - block.first[line]))
-    return Fields(*map(np.concatenate, zip(*found, strict=True)))
+        found.append(MarkedFields(line + at.start, fields - block.first[line]))
+    return MarkedFields(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def _check_encoding(forms: TableForms, form: Ints, lines: BytesColumn) -> None:

@@ -45,6 +45,7 @@ class SparkOnDemand:
         self._start: SparkStart | None = None
         self._is_checked = False
         self._amount = Amount(0)
+        self._switch_seconds = sys.getswitchinterval()
         self.is_small = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
@@ -92,6 +93,7 @@ class SparkOnDemand:
     def __exit__(
         self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        sys.setswitchinterval(self._switch_seconds)
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
+from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
+from cutline.spark.needs import ExecutorNeeds
+from cutline.spark.on_demand import SWITCH_SECONDS, SparkOnDemand
 from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Cores, Dealing, JobCancelledError, cores_of, limited_sessions, run_tasks
 from cutline.storage.errors import UnreachableError, report_of
@@ -251,3 +257,14 @@ def test_anything_else_starts_spark_once() -> None:
     # The jobs that follow run in Spark, too.
     assert not runs_in_driver(session)
     assert cores_of(session) == Cores(7, 7)
+
+
+def test_threads_take_turns_at_short_intervals_until_the_command_has_ended(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(f'name = "f"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "s1"\ndsn = "dbname=bank"\n')
+    fleet, before = load_fleet(file), sys.getswitchinterval()
+    with SparkOnDemand(fleet, "test") as spark:
+        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(0))
+        assert runs_in_driver(spark.session())
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS, rel=0.1)
+    assert sys.getswitchinterval() == before

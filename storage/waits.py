@@ -22,6 +22,8 @@ Listener: TypeAlias = Callable[[str], None]
 VARIABLE = "CUTLINE_STORE_WAITS"
 # All of a command's processes run into the same problem, which is reported once a minute.
 SAME_SECONDS = 60.0
+# A task's process may run tasks of several commands, each of which has to be told; the driver leaves out repetitions.
+SAME_SECONDS_OF_TASKS = 5.0
 # How long the clean-up requests of a stopped command are repeated.
 HURRY_SECONDS = 5.0
 
@@ -53,7 +55,8 @@ def tell(text: str) -> None:
     """Report `text` to the operator, unless it was already reported in the last SAME_SECONDS."""
     now = time.monotonic()
     with _lock:
-        for old in [key for key, at in _told.items() if now - at >= SAME_SECONDS]:
+        same_seconds = SAME_SECONDS if _listeners else SAME_SECONDS_OF_TASKS
+        for old in [key for key, at in _told.items() if now - at >= same_seconds]:
             del _told[old]
         if text in _told:
             return

@@ -112,7 +112,7 @@ _SALT, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class MarkedFields(NamedTuple):
-    """Fields with a mark, such as that of NULL: the number of each one's line, and the place of its column."""
+    """Fields with a mark, such as that of NULL: the number of each field's line, and the place of its column."""
 
     line: Ints
     place: Ints

@@ -30,7 +30,7 @@ from cutline.storage.s3_failures import (
     reason_of,
     retry_after_seconds,
 )
-from cutline.storage.waits import HURRY_SECONDS, hurried_seconds, tell
+from cutline.storage.waits import HURRY_SECONDS, hurried_seconds, is_urgent, tell
 
 RETRY_SECONDS_MAX = 600.0
 BYTES_PER_SECOND_MIN = 256 * 2**10  # a slower transfer is aborted
@@ -89,7 +89,9 @@ class Pace:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def turn(self) -> None:
-        """Wait until a request may start; requests start in the order of the calls."""
+        """Wait until a request may start; requests start in the order of the calls, but urgent requests don't wait."""
+        if is_urgent():
+            return
         if self.rate < math.inf or self.free_at > time.monotonic():
             began = time.monotonic()
             async with self._turn:

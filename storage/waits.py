@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,6 +35,7 @@ _told: dict[str, float] = {}
 _lock, _reading = threading.Lock(), threading.Lock()
 _hurried_at: list[float] = []
 _read_bytes: dict[str, int] = {}
+_is_urgent: ContextVar[bool] = ContextVar("is_urgent", default=False)
 
 
 @contextmanager
@@ -84,6 +86,21 @@ def pass_on() -> None:
             if line.endswith(b"\n"):
                 _read_bytes[file] = _read_bytes.get(file, 0) + len(line)
                 tell(line.decode(errors="replace").rstrip())
+
+
+@contextmanager
+def urgent_requests() -> Iterator[None]:
+    """Let this thread's requests in the block pass others that wait because the store has asked for fewer requests."""
+    before = _is_urgent.set(True)
+    try:
+        yield
+    finally:
+        _is_urgent.reset(before)
+
+
+def is_urgent() -> bool:
+    """Whether the request is one of `urgent_requests`."""
+    return _is_urgent.get()
 
 
 def hurry() -> None:

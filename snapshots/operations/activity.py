@@ -48,6 +48,7 @@ from cutline.snapshots.records.operation_records import (
 )
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.waits import urgent_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,11 @@ class Activity(Forwarding):
             self._own = operation
 
     def _run(self) -> None:
+        # Otherwise signs of life, and requests to stop, would wait behind what the command's own tasks store.
+        with urgent_requests():
+            self._follow_operations()
+
+    def _follow_operations(self) -> None:
         signs: list[_Signs] = []
         while not self._ended.wait(LOOK_SECONDS):
             # If this fails, the next round tries again.

@@ -47,7 +47,7 @@ from cutline.storage.s3_retries import (
     Tries,
     retries_of,
 )
-from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying, tell
+from cutline.storage.waits import HURRY_SECONDS, hurry, listening, stop_hurrying, tell, urgent_requests
 
 URL = "http://127.0.0.1:9"
 HOST: Any = SimpleNamespace(host="127.0.0.1", port=9, ssl=None)
@@ -437,3 +437,13 @@ def test_a_user_may_set_the_number_of_attempts_as_in_botocore() -> None:
     assert retries_of({"retries": {"total_max_attempts": 0}}).attempts_max == 1
     assert retries_of({"retries": {"mode": "standard"}}) == Retries()
     assert retries_of({}, 90.0) == Retries(seconds_max=90.0)
+
+
+def test_a_sign_of_life_passes_requests_that_wait_for_their_turn(clock: Callable[[], float]) -> None:
+    pace = Pace()
+    pace.slow_down(30)
+    with urgent_requests():
+        drive(pace.turn())
+    assert clock() == 0
+    drive(pace.turn())
+    assert clock() >= 30

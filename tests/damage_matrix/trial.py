@@ -36,6 +36,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.records.proven_chains import read_chain
+from cutline.spark.spark_jobs import JobCancelledError
 from cutline.storage.errors import SnapshotError
 from tests.commands.in_process import shared_session
 from tests.damage_matrix.damaged import Damaged, copy_store
@@ -279,6 +280,8 @@ class Trials:
         """Restore while other restores run; the result is CANCELLED if one of them has cancelled the jobs."""
         try:
             return self._restore(result, folder)
+        except JobCancelledError:
+            return replace(result, restored=CANCELLED)
         except Py4JJavaError as error:
             if JOB_CANCELLED not in str(error):
                 raise

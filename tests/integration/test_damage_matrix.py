@@ -1,11 +1,13 @@
 """Check finds every kind of damage that a reader can tell, and a restore brings back whatever check accepts.
 
-tests/damage_matrix declares the kinds and tries them. `make test` tries a fixed sample.
+tests/damage_matrix declares the kinds and tries them. `make test` tries a fixed sample by Spark jobs; the whole matrix
+runs in the driver, as commands on so few rows do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,8 @@ from tests.damage_matrix.kinds import Kind
 from tests.damage_matrix.missed import read_missed
 from tests.damage_matrix.sample import fixed_sample
 from tests.damage_matrix.trial import Trials
-from tests.damage_matrix.world import RESULTS, made_world
+from tests.damage_matrix.world import RESULTS, World, made_world
+from tests.run.by_spark import in_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,11 +45,21 @@ TESTS = _tests()
 
 
 @pytest.fixture(scope="module")
-def trials(
+def world(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Trials]:
+) -> Iterator[World]:
     with made_world(shared_fleet, tmp_path_factory.mktemp("matrix"), Ready(spark)) as world:
-        yield Trials(world)
+        yield world
+
+
+@pytest.fixture(scope="module")
+def trials(world: World) -> Trials:
+    return Trials(world)
+
+
+@pytest.fixture(scope="module")
+def in_driver_trials(world: World, spark: SparkSession) -> Trials:
+    return Trials(replace(world, spark=Ready(in_driver(spark))))
 
 
 def wrong_results(trials: Trials, kinds: Sequence[Kind]) -> list[str]:
@@ -69,6 +82,6 @@ def test_the_fixed_sample_of_damage_is_found(trials: Trials) -> None:
 @pytest.mark.rest
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TESTS)
-def test_every_kind_of_damage_is_found_or_can_not_be_told(trials: Trials, name: str) -> None:
-    wrong = wrong_results(trials, TESTS[name])
+def test_every_kind_of_damage_is_found_or_can_not_be_told(in_driver_trials: Trials, name: str) -> None:
+    wrong = wrong_results(in_driver_trials, TESTS[name])
     assert not wrong, "\n".join(wrong)

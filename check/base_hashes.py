@@ -2,12 +2,16 @@
 
 The task that reads base rows also hashes them, so the rows are never shuffled. Rows whose key changed after the copy
 are left out, because the folded changes contain them.
+
+A table that nobody writes while its nodes are copied has equal rows on the same pages of all of them, so its objects
+have equal digests (`equal_bases`). A task verifies the digests of all these objects, but expands only one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -19,39 +23,57 @@ from cutline.check.required_values import check_required, find_nulls
 from cutline.check.sequence_values import KeyExtremes, add_extremes
 from cutline.check.stored_rows import NO_FIELDS, BaseChecks, MarkedFields, RowsInvalidError, salted
 from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.bytes_column import Ints, from_arrow, xxhash64
+from cutline.columns.bytes_column import Flags, Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
-from cutline.snapshots.fold.sources import BaseSource, converted_to_cut, read_tables
+from cutline.snapshots.fold.sources import BaseSource, BaseSources, NodeBases, converted_to_cut, read_tables
+from cutline.spark.spark_jobs import if_shared
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBase:
+    """A base object of a node; `changed` is a broadcast of the node's changed keys by group.
+
+    `fed` are the groups at the cut whose smallest and largest keys are wanted. `expected` is a broadcast of the
+    ExpectedRows, which changes delete.
+    """
+
+    base: BaseSource
+    changed: Any = None
+    fed: frozenset[int] = frozenset()
+    expected: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class BaseHashTask:
-    """A base object to hash; `changed` is a broadcast of the node's changed keys by group.
+    """Base objects to hash, which have equal content, of different nodes of a shard.
 
-    `forms` is a broadcast of the TableForms of the node's tables. `fed` are the groups at the cut whose smallest and
-    largest keys are wanted, and `required` a broadcast of the columns that are NOT NULL (required_values.places_of).
-    `expected` is a broadcast of the ExpectedRows, which changes delete. Without `is_compared`, no other copy has the
-    rows: they are checked, but not hashed.
+    `forms` is a broadcast of the TableForms of the shard's tables, and `required` one of the columns that are NOT NULL
+    (required_values.places_of). Without `is_compared`, no other copy has the rows: they are checked, but not hashed.
+    With `is_everywhere`, all copies of the shard have the object.
     """
 
-    base: BaseSource
+    objects: tuple[NodeBase, ...]
     forms: Any
-    changed: Any
     store: StoreLocation
-    fed: frozenset[int] = frozenset()
     required: Any = None
-    expected: Any = None
     is_compared: bool = True
+    is_everywhere: bool = False
+
+    @property
+    def shares(self) -> list[tuple[str, int]]:
+        """The node and the size in bytes of every object."""
+        return [(one.base.source.node, one.base.source.size) for one in self.objects]
 
 
 @dataclass(frozen=True, slots=True)
 class BaseHashReport:
-    """The object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
+    """An object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
 
+    Rows that all copies of the shard have in equal objects, and that have changed in none, count with a hash of 0.
     `deleted` are the indexes of those of the node's expected rows that it has; `number` is the node's.
     """
 
@@ -64,37 +86,91 @@ class BaseHashReport:
     deleted: Ints | None = None
 
 
-def hash_base(task: BaseHashTask) -> BaseHashReport:
-    """Hash the object's rows, except those whose key changed after the copy."""
-    changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
-    parts: list[Sums] = []
-    rows: dict[int, int] = {}
-    checks, extremes, deleted = BaseChecks(task.forms.value), KeyExtremes(), list[Ints]()
+@dataclass(slots=True)
+class _Found:
+    """What a task finds in an object."""
+
+    object: NodeBase
+    parts: list[Sums] = field(default_factory=list)
+    extremes: KeyExtremes = field(default_factory=dict)
+    deleted: list[Ints] = field(default_factory=list)
+
+    def report(self, rows: int) -> BaseHashReport:
+        source = self.object.base.source
+        return BaseHashReport(
+            combine_all(self.parts, 3),
+            rows,
+            source.size,
+            extremes=self.extremes,
+            number=source.number,
+            deleted=np.concatenate(self.deleted) if self.deleted else None,
+        )
+
+
+def equal_bases(bases: BaseSources, shards: Mapping[int, str]) -> Iterator[tuple[BaseSource, ...]]:
+    """Yield all base objects: those of different nodes of a shard that have equal content together.
+
+    `shards` is keyed by node number. Holds one part (BasePart) of each node of a shard at a time, and compares only
+    those: nodes whose tables have equal sizes have equal parts.
+    """
+    by_shard: dict[str, list[NodeBases]] = {}
+    for node in bases.nodes:
+        by_shard.setdefault(shards[node.number], []).append(node)
+    for nodes in by_shard.values():
+        for parts in zip_longest(*(node.parts for node in nodes)):
+            yield from _group_equal([part.read() for part in parts if part is not None])
+
+
+def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSource, ...]]:
+    """Group the objects of different nodes that have equal digests, and whose rows are treated in the same way."""
+    groups: dict[tuple[str, int], list[list[BaseSource]]] = {}
+    for part in parts:
+        for one in part:
+            known = groups.setdefault((one.source.digest, one.source.size), [])
+            for group in known:
+                first, last = group[0], group[-1]
+                if last.source.number != one.source.number and (first.rows, first.mapping) == (one.rows, one.mapping):
+                    group.append(one)
+                    break
+            else:
+                known.append([one])
+    return (tuple(group) for known in groups.values() for group in known)
+
+
+def hash_base(task: BaseHashTask) -> list[BaseHashReport]:
+    """Check and hash the rows of the objects, except those whose key changed after the copy; report on each object."""
     try:
-        for table in _read(task):
-            _count_rows(table, rows)
-            for batch in table.to_batches():
-                parts += _hash_batch(task, batch, changed, checks, extremes, deleted)
-        _check_rows(task, rows)
-        checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
-    except RowsInvalidError as error:
-        source = task.base.source
-        damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
-        return BaseHashReport(None, problem=report_of(damage))
-    except SnapshotError as error:
-        return BaseHashReport(None, problem=report_of(error))
-    return BaseHashReport(
-        combine_all(parts, 3),
-        sum(rows.values()),
-        task.base.source.size,
-        extremes=extremes,
-        number=task.base.source.number,
-        deleted=np.concatenate(deleted) if deleted else None,
-    )
+        return _hash_objects(task)
+    except (RowsInvalidError, SnapshotError) as error:
+        source = task.objects[0].base.source
+        if isinstance(error, RowsInvalidError):
+            error = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
+        problem = report_of(error)
+        if len(task.objects) == 1 or if_shared(problem):
+            return [BaseHashReport(None, problem=problem)]
+        # Find out which of them are damaged, and how.
+        return [
+            report for one in task.objects for report in hash_base(replace(task, objects=(one,), is_everywhere=False))
+        ]
+
+
+def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
+    store, rows = task.store.open(), dict[int, int]()
+    for other in task.objects[1:]:
+        source = other.base.source
+        read_listed(store, source.node, source.key, (source.size, source.digest))
+    checks, found = BaseChecks(task.forms.value), [_Found(one) for one in task.objects]
+    for table in _read(task):
+        _count_rows(table, rows)
+        for batch in table.to_batches():
+            _hash_batch(task, batch, checks, found)
+    _check_rows(task, rows)
+    checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
+    return [one.report(sum(rows.values())) for one in found]
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:
-    return read_tables(task.store.open(), task.base.source, BASE_SCHEMA)
+    return read_tables(task.store.open(), task.objects[0].base.source, BASE_SCHEMA)
 
 
 def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
@@ -107,61 +183,83 @@ def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
 
 
 def _check_rows(task: BaseHashTask, rows: Mapping[int, int]) -> None:
-    if rows != {group: count for group, count in task.base.rows.items() if count}:
-        raise _rows_differ(task, f"rows {rows}")
+    base = task.objects[0].base
+    if rows != {group: count for group, count in base.rows.items() if count}:
+        detail = f"it contains rows {rows} instead of {dict(base.rows)}"
+        raise ObjectDamagedError(key=base.source.key, kind="rows", node=base.source.node, detail=detail)
 
 
-def _rows_differ(task: BaseHashTask, found: str) -> ObjectDamagedError:
-    source, expected = task.base.source, dict(task.base.rows)
-    detail = f"it contains {found} instead of {expected}"
-    return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=detail)
-
-
-def _hash_batch(
-    task: BaseHashTask,
-    batch: pa.RecordBatch,
-    changed: Mapping[int, Keys],
-    checks: BaseChecks,
-    extremes: KeyExtremes,
-    deleted: list[Ints],
-) -> Iterator[Sums]:
-    """Check the rows of a stored batch against the definitions of their tables, and yield their combined hashes."""
-    key_hashes = xxhash64(from_arrow(batch.column("key")))
+def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, checks: BaseChecks, found: Iterable[_Found]) -> None:
+    """Check the rows of a stored batch against the definitions of their tables, and add what it finds to `found`."""
+    base, key_hashes = task.objects[0].base, xxhash64(from_arrow(batch.column("key")))
     nulls = checks.add(batch, key_hashes)
-    if task.base.mapping is None:
-        yield _hash(task, batch, changed, key_hashes, nulls, extremes, deleted)
+    if base.mapping is None:
+        _hash(task, batch, key_hashes, nulls, found)
         return
-    for table in converted_to_cut(pa.Table.from_batches([batch]), task.base):
+    for table in converted_to_cut(pa.Table.from_batches([batch]), base):
         for to_batch in table.to_batches():
             to_hashes = xxhash64(from_arrow(to_batch.column("key")))
             nulls = find_nulls(from_arrow(to_batch.column("row"))) if task.required is not None else NO_FIELDS
-            yield _hash(task, to_batch, changed, to_hashes, nulls, extremes, deleted)
+            _hash(task, to_batch, to_hashes, nulls, found)
 
 
 def _hash(
     task: BaseHashTask,
     batch: pa.RecordBatch,
-    changed: Mapping[int, Keys],
     key_hashes: npt.NDArray[np.uint64],
     nulls: MarkedFields,
-    extremes: KeyExtremes,
-    deleted: list[Ints],
-) -> Sums:
+    found: Iterable[_Found],
+) -> None:
     group = np.asarray(batch.column("group").to_numpy(), np.int64)
-    partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
-    holds: npt.NDArray[np.bool_] | None = None
-    if changed or task.base.truncated:
-        holds = find_valid_rows(batch, task.base, changed, key_hashes)
-        if task.expected is not None:
-            # Every row that a change deletes has changed.
-            deleted.append(task.expected.value.find(salted(key_hashes[~holds], group[~holds])))
-    add_extremes(extremes, task.base.source.number, group, batch.column("key"), task.fed, holds)
-    if task.required is not None:
-        check_required(task.forms.value, group, nulls, task.required.value, holds)
+    valid = [_find_valid(task, one, batch, group, key_hashes, nulls) for one in found]
     if not task.is_compared:
-        return combine_all([], 3)
+        return
+    partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
+    places = np.stack([group, partition], axis=1)
+    if task.is_everywhere and all(_are_same(one, valid[0]) for one in valid[1:]):
+        sums = _combine(places, np.zeros(len(places), np.uint64), valid[0])
+        for one in found:
+            one.parts.append(_of_node(one.object, sums))
+        return
     # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
     hashes = xxhash64(from_arrow(batch.column("row")), key_hashes)
-    node = np.full(len(hashes), task.base.source.number, np.int64)
-    places = np.stack([node, group, partition], axis=1)
-    return combine_hashes(places, hashes) if holds is None else combine_hashes(places[holds], hashes[holds])
+    for one, rows in zip(found, valid, strict=True):
+        one.parts.append(_of_node(one.object, _combine(places, hashes, rows)))
+
+
+def _find_valid(
+    task: BaseHashTask,
+    found: _Found,
+    batch: pa.RecordBatch,
+    group: Ints,
+    key_hashes: npt.NDArray[np.uint64],
+    nulls: MarkedFields,
+) -> Flags | None:
+    """Flag the rows that are part of the node's state; None if all are. Add what else the node wants of the batch."""
+    one, valid = found.object, None
+    changed: Mapping[int, Keys] = one.changed.value if one.changed is not None else {}
+    if changed or one.base.truncated:
+        valid = find_valid_rows(batch, one.base, changed, key_hashes)
+        if one.expected is not None:
+            # Every row that a change deletes has changed.
+            found.deleted.append(one.expected.value.find(salted(key_hashes[~valid], group[~valid])))
+    add_extremes(found.extremes, one.base.source.number, group, batch.column("key"), one.fed, valid)
+    if task.required is not None:
+        check_required(task.forms.value, group, nulls, task.required.value, valid)
+    return valid
+
+
+def _are_same(one: Flags | None, other: Flags | None) -> bool:
+    if one is not None and other is not None:
+        return bool((one == other).all())
+    return all(rows.all() for rows in (one, other) if rows is not None)
+
+
+def _combine(places: Ints, hashes: npt.NDArray[np.uint64], rows: Flags | None) -> Sums:
+    return combine_hashes(places, hashes) if rows is None else combine_hashes(places[rows], hashes[rows])
+
+
+def _of_node(one: NodeBase, sums: Sums) -> Sums:
+    """Return sums by (group, partition) as those of the node, by (node number, group, partition)."""
+    number = np.full((len(sums.keys), 1), one.base.source.number, np.int64)
+    return Sums(np.concatenate([number, sums.keys], axis=1), sums.values)

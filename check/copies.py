@@ -64,3 +64,9 @@ class Copies:
     def pairs(self) -> list[tuple[str, str]]:
         """A pair (primary, backup) for every standby that has a copy."""
         return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]
+
+    @property
+    def alone(self) -> frozenset[int]:
+        """The numbers of the nodes that have the only copy of their shard, with which no rows are compared."""
+        compared = {node for pair in self.pairs for node in pair}
+        return frozenset(number for number, node in enumerate(self.nodes) if node not in compared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from cutline.check.base_hashes import BaseHashTask, hash_base
+from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, equal_bases, hash_base
 from cutline.check.copies import Copies
 from cutline.check.deleted_rows import note_missing
 from cutline.check.hashing import Sums, combine_all, combine_hashes, hash_aggregates, sums_of_table
@@ -28,10 +29,10 @@ from cutline.snapshots.fold.changed_keys import Keys, exact_keys
 from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
-from cutline.snapshots.fold.sources import PROBLEM, BaseSources, Sources
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources
 from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, shared_problem, stage_progress
-from cutline.storage.errors import report_of
+from cutline.storage.errors import ErrorReport, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError, OpensStore
 from cutline.wal.segments.segments import DELETE
@@ -114,19 +115,23 @@ def hash_partitions(
             for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
         }
         expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
-        compared = {node for pair in copies.pairs for node in pair}
+        alone, numbers = copies.alone, Counter(copies.shard.values())
+        shards = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}
+
+        def node_base(base: BaseSource) -> NodeBase:
+            number = base.source.number
+            return NodeBase(base, changed.get(number), fed.get(number, frozenset()), expected.get(number))
+
         tasks = (
             BaseHashTask(
-                base,
-                forms[copies.shard[base.source.node]],
-                changed.get(base.source.number),
+                tuple(map(node_base, equal)),
+                forms[shards[equal[0].source.number]],
                 store,
-                fed.get(base.source.number, frozenset()),
-                required.get(base.source.number),
-                expected.get(base.source.number),
-                base.source.node in compared,
+                required.get(equal[0].source.number),
+                equal[0].source.number not in alone,
+                len(equal) == numbers[shards[equal[0].source.number]],
             )
-            for base in bases
+            for equal in equal_bases(bases, shards)
         )
         seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
         base = _hash_bases(session, tasks, findings, shares, extremes, seen)
@@ -164,7 +169,7 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
 
     Removes the entries of `reports` that it uses.
     """
-    reported, keys_bytes = Reported(), 0
+    reported, keys_bytes, alone, fed = Reported(), 0, copies.alone, fed_by_node(copies)
     for last in last_by_node(sources, reports):
         if last is None:
             return None
@@ -176,6 +181,9 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
         reported.changed |= exact_keys(in_base).keys
         rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
         del in_base, last
+        if len(rows) and (number := rows["node"][0].as_py()) in alone:
+            add_extremes(reported.extremes, number, to_numpy(rows["group"]), keys_of(rows), fed.get(number, ()))
+            continue
         for start in range(0, len(rows), HASHED_AT_ONCE):
             hashes = hash_local(rows.slice(start, HASHED_AT_ONCE), copies)
             reported.rows.append(hashes.rows)
@@ -201,9 +209,7 @@ def _all_bases(copies: Copies, part: NewPart, sources: Sources) -> BaseSources:
 
 def _base_shares(copies: Copies, bases: BaseSources, progress: Progress) -> NodeShares[BaseHashTask]:
     totals = {copies.nodes[node.number]: sum(part.size for part in node.parts) for node in bases.nodes}
-    shares = NodeShares[BaseHashTask](
-        progress, totals, lambda task: task.base.source.node, lambda task: task.base.source.size
-    )
+    shares = NodeShares[BaseHashTask](progress, totals, lambda task: task.shares)
     shares.begin()
     return shares
 
@@ -221,8 +227,10 @@ def _hash_bases(
     Also flags, by node number, the expected rows that are `seen`.
     """
     sums = combine_all([], 3)
-    dealing = Dealing[BaseHashTask](lambda task: task.base.source.size)
-    for reports in run_many(session, hash_base, tasks, shares, dealing, shared_problem):
+    # Of equal objects, only one is expanded.
+    dealing = Dealing[BaseHashTask](lambda task: task.objects[0].base.source.size)
+    for by_task in run_many(session, hash_base, tasks, shares, dealing, _shared_problem):
+        reports = [report for of_task in by_task for report in of_task]
         for report in reports:
             if report.problem is not None:
                 findings.damage(report.problem)
@@ -233,6 +241,10 @@ def _hash_bases(
                     seen[report.number][report.deleted] = True
         sums = combine_all([sums, *(report.sums for report in reports if report.sums is not None)], 3)
     return sums
+
+
+def _shared_problem(reports: Iterable[BaseHashReport]) -> ErrorReport | None:
+    return next(filter(None, map(shared_problem, reports)), None)
 
 
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:

@@ -465,6 +465,11 @@ def _separators(data: Bytes) -> Ints:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
+def _count_byte(data: Bytes, byte: int) -> int:
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return sum(int(np.count_nonzero(data[low : low + BLOCK_BYTES] == byte)) for low in blocks)
+
+
 def _find_misfit(lines: BytesColumn, separators: Ints, widths: Ints) -> int:
     """Find the first line that has other separators than a line of its table."""
     tabs, zeros = separators[lines.data[separators] == TAB], find_byte(lines.data, 0)
@@ -576,9 +581,15 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
     Returns the numbers of the fields with marks.
     """
     data = block.data
+    count = _count_byte(data, BACKSLASH)
+    if not count:
+        return np.empty(0, np.int64)
+    short = np.flatnonzero(block.ends - block.starts == len(NULL_MARK))
+    marked = short[_are_marks(data, block.starts[short], np.full(len(short), len(NULL_MARK)), marks)]
+    # Most tables have no other backslashes than those of NULLs.
+    if len(marked) == count:
+        return marked
     slashes = find_byte(data, BACKSLASH)
-    if not len(slashes):
-        return slashes
     # In a run of backslashes, each pair is an escape. The last one of an odd run escapes the next byte.
     begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
     counts = np.diff(np.append(begins, len(slashes)))

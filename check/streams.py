@@ -118,13 +118,13 @@ class LastChanges:
         return to_stream(pa.concat_tables(self.tables)) if self.is_complete else None
 
 
-def last_tasks(sources: Sources) -> dict[str, LastTask]:
-    """Return the tasks by object key; an empty dictionary if Spark has to fold the changes."""
+def last_tasks(sources: Sources, alone: frozenset[int] = frozenset()) -> dict[str, LastTask]:
+    """Return the tasks by object key; an empty dictionary if Spark has to fold the changes. `alone`: see Copies."""
     if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
         return {}
     if (shares := reported_shares(sources.segments)) is None:
         return {}
-    form = ChangeForm.of(sources, hashed=True)
+    form = ChangeForm.of(sources, hashed=True, alone=alone)
     return {
         source.source.key: LastTask(source, form, share) for source, share in zip(sources.segments, shares, strict=True)
     }
@@ -167,7 +167,8 @@ class StreamTask:
     the columns that are NOT NULL. `continued` is the transaction that the segment before it has begun, and `base` the
     position at which the node's slot was created. `last`, `with_events` and `with_deletes` request additional results,
     and so does `parts`, a broadcast of the rules for the parts of global transactions. An earlier check has compared
-    the segment's changes and events before `checked_to`, except those of the transactions at `decided`.
+    the segment's changes and events before `checked_to`, except those of the transactions at `decided`. Without
+    `is_compared`, no other copy has them: they are checked, but not hashed.
     """
 
     segment: SegmentSource
@@ -183,6 +184,7 @@ class StreamTask:
     base: Lsn = ORIGIN
     with_deletes: bool = False
     required: Any = None
+    is_compared: bool = True
 
 
 class MarkerMessage(NamedTuple):
@@ -243,7 +245,8 @@ def hash_stream(task: StreamTask) -> StreamReport:
             positions = map(Lsn, messages["lsn"].to_pylist())
             markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
             for converted in converted_to_cut(table, task.segment):
-                parts.append(_hash_table(task, converted))
+                if task.is_compared:
+                    parts.append(_hash_table(task, converted))
                 if task.required:
                     check_changes(forms, converted, task.segment, task.required.value)
                 if deletes:
@@ -422,7 +425,7 @@ def hash_streams(
     ]
     since = {node: copies.since(node) for node in copies.nodes}
     decided = {node: part.decided(node) for node in copies.nodes}
-    before = _segments_before(copies)
+    before, alone = _segments_before(copies), copies.alone
     is_here = isinstance(store, HeldObjects)
     forms = forms_of_shards(
         copies.chain,
@@ -436,7 +439,7 @@ def hash_streams(
         if len(found.columns)
     }
     of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
-    wanted = last_tasks(sources) if sources else {}
+    wanted = last_tasks(sources, alone) if sources else {}
     of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
     with_events = sources is not None and of_primaries <= EVENTS_MAX
     # For a part of a chain, the base copies are not read again, so nothing shows whether they have deleted rows.
@@ -457,6 +460,7 @@ def hash_streams(
             copies.chain.full.base[segment.source.node],
             with_deletes,
             required.get(copies.shard[segment.source.node]),
+            segment.source.number not in alone,
         )
         for segment in segments
     ]

@@ -110,27 +110,22 @@ def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
 Task = TypeVar("Task")
 
 
-def _one(_: object) -> int:
-    return 1
-
-
 class NodeShares(Generic[Task]):
     """As tasks finish, reports to `progress` how much work is done on each node and in total. Thread-safe.
 
-    `totals` is the amount of work in `unit`, keyed by node; `node_of` and `amount_of` return a task's node and amount.
-    `progress` is also advanced by the number of tasks.
+    `totals` is the amount of work in `unit`, keyed by node; `shares_of` returns the node and the amount of each part of
+    a task. `progress` is also advanced by the number of parts.
     """
 
     def __init__(
         self,
         progress: Progress,
         totals: Mapping[str, int],
-        node_of: Callable[[Task], str],
-        amount_of: Callable[[Task], int],
+        shares_of: Callable[[Task], Sequence[tuple[str, int]]],
         unit: str = "bytes",
     ) -> None:
         self.progress, self._totals, self._unit = progress, totals, unit
-        self._node_of, self._amount_of = node_of, amount_of
+        self._shares_of = shares_of
         self._done = Counter[str]()
         self._lock = threading.Lock()
 
@@ -143,11 +138,15 @@ class NodeShares(Generic[Task]):
         bytes_of: Callable[[Task], int] | None = None,
     ) -> NodeShares[Task]:
         """Create the shares of a job with exactly these tasks; if their bytes are unknown, count tasks instead."""
-        amount_of, unit = (bytes_of, "bytes") if bytes_of else (_one, "tasks")
+
+        def shares_of(task: Task) -> Sequence[tuple[str, int]]:
+            return [(node_of(task), bytes_of(task) if bytes_of else 1)]
+
         totals = Counter[str]()
         for task in tasks:
-            totals[node_of(task)] += amount_of(task)
-        return cls(progress, totals, node_of, amount_of, unit)
+            ((node, amount),) = shares_of(task)
+            totals[node] += amount
+        return cls(progress, totals, shares_of, "bytes" if bytes_of else "tasks")
 
     def begin(self) -> None:
         """Report the total amount of work."""
@@ -158,11 +157,12 @@ class NodeShares(Generic[Task]):
         """Count tasks that have finished."""
         if not tasks:
             return
-        self.progress.advance(len(tasks))
+        shares = [share for task in tasks for share in self._shares_of(task)]
+        self.progress.advance(len(shares))
         with self._lock:
-            for task in tasks:
-                self._done[self._node_of(task)] += self._amount_of(task)
-            self._tell(dict.fromkeys(map(self._node_of, tasks)))
+            for node, amount in shares:
+                self._done[node] += amount
+            self._tell(dict.fromkeys(node for node, _ in shares))
 
     def _tell(self, nodes: Mapping[str, object]) -> None:
         for node in nodes:

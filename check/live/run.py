@@ -523,9 +523,7 @@ class _LiveRun:
             return
         self.progress.step("compare standbys", total=sum(len(check.left) for check in self.checks), unit="tasks")
         totals = Counter[str]()
-        shares = NodeShares[CompareTask](
-            self.progress, totals, lambda task: task.primary.node.id, lambda task: task.size
-        )
+        shares = NodeShares[CompareTask](self.progress, totals, lambda task: [(task.primary.node.id, task.size)])
         done = Counter[str]()
         while any(check.left for check in self.checks):
             # Units that could not be read, and tables that were rewritten, are read again.

@@ -96,19 +96,21 @@ class ChangeForm:
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
     line identifies the row, and on nodes with partial images (`whole`), which may have to be completed from earlier
-    rows. If `has_stand_ins`, stand-ins and places replace long lines; otherwise there is no `place`.
+    rows. On nodes that are `alone`, nothing is compared with the ENTRY, so it is 0. If `has_stand_ins`, stand-ins and
+    places replace long lines; otherwise there is no `place`.
     """
 
     multisets: frozenset[int]
     hashed: bool = False
     whole: frozenset[int] = frozenset()
     has_stand_ins: bool = True
+    alone: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, sources: Sources, *, hashed: bool) -> ChangeForm:
+    def of(cls, sources: Sources, *, hashed: bool, alone: frozenset[int] = frozenset()) -> ChangeForm:
         """Return the form for changes from these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
-        return cls(sources.multisets, hashed, whole)
+        return cls(sources.multisets, hashed, whole, alone=alone)
 
     @property
     def schema(self) -> pa.Schema:
@@ -176,7 +178,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     entries = None
     if form.hashed:
         is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
-        table, entries = _with_entries(table, is_hashed)
+        table, entries = _with_entries(table, is_hashed, is_alone=one.source.number in form.alone)
     if form.has_stand_ins:
         # A DELETE by key has no line: its `row` may contain the row's new key.
         table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
@@ -207,12 +209,12 @@ def are_moves(changes: pa.Table) -> Flags:
     return are_moved
 
 
-def _with_entries(table: pa.Table, is_hashed: Flags) -> tuple[pa.Table, pa.Array[Any]]:
-    """Hash these rows: return the table with the rows emptied, and the ENTRY column."""
+def _with_entries(table: pa.Table, is_hashed: Flags, *, is_alone: bool) -> tuple[pa.Table, pa.Array[Any]]:
+    """Hash these rows: return the table with the rows emptied, and the ENTRY column, which is 0 if `is_alone`."""
     hashes = np.zeros(len(table), np.int64)
     # Avoid a copy if possible: a row may be 1 GB.
     chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
-    if len(chosen):
+    if len(chosen) and not is_alone:
         hashes[is_hashed] = xxhash64(column_of(chosen["row"]), xxhash64(column_of(chosen["key"]))).view(np.int64)
     row = table.column_names.index("row")
     kept = pc.if_else(to_mask(is_hashed), pa.scalar(b"", pa.binary()), table["row"])

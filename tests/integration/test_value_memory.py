@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from cutline.check.base_hashes import BaseHashReport, BaseHashTask, hash_base
+from cutline.check.base_hashes import BaseHashTask, NodeBase, hash_base
 from cutline.check.table_forms import TableForms
 from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
@@ -145,10 +145,9 @@ def test_a_large_value_takes_a_few_times_its_row_through_every_task(place: Place
 
     bases = [base_sources(report) for report in copied]
     forms = InDriver(TableForms.of(groups.values()))
-    hashes = [BaseHashTask(one, forms, None, store) for one in (*bases[0], *bases[1])]
-    hashed: list[BaseHashReport]
+    hashes = [BaseHashTask((NodeBase(one),), forms, store) for one in (*bases[0], *bases[1])]
     hashed, times["hash"] = run_measured(hash_base, hashes, printed)
-    assert sum(one.rows for one in hashed) == 1 + ROWS
+    assert sum(report.rows for reports in hashed for report in reports) == 1 + ROWS
 
     ledger = create_ledger(place.connection)
     feed = Feed({0: LoadTarget(place.primary, {one.number: one for one in groups.values()}, ledger)})

@@ -73,7 +73,7 @@ def test_while_a_job_runs_it_is_known_how_far_each_node_is(spark: SparkSession, 
 def test_the_tasks_of_all_jobs_count_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_jobs, "TASKS_PER_JOB_MAX", 7)
     kept = Kept()
-    shares = NodeShares[int](kept, {"n0": 10, "n1": 10}, lambda one: f"n{one % 2}", lambda _: 1, "objects")
+    shares = NodeShares[int](kept, {"n0": 10, "n1": 10}, lambda one: [(f"n{one % 2}", 1)], "objects")
     assert len(list(run_many(spark, str, range(20), shares, Dealing(lambda _: 1)))) == 3
     assert kept.last == {
         "n0": Reading(10, 10, "objects", "n0"), "n1": Reading(10, 10, "objects", "n1"), "": Reading(20, 20, "objects"),

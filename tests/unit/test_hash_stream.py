@@ -100,6 +100,20 @@ def test_the_events_are_reported_as_they_are_stored(location: StoreLocation) -> 
     assert report.changes == 1
 
 
+def test_what_no_other_copy_has_is_checked_but_not_hashed(location: StoreLocation) -> None:
+    segment = stored_segment(location)
+    source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
+    one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
+    last = LastTask(one, ChangeForm(frozenset(), hashed=True, alone=frozenset({0})), 1000)
+    report = hash_stream(StreamTask(one, Lsn(0), location, forms(), last, is_compared=False))
+    assert report.sums is not None
+    assert report.sums.as_dict() == {}
+    assert report.last is not None
+    assert from_stream(report.last).select(["key", "entry"]).to_pylist() == [{"key": b"1", "entry": 0}]
+    refused = hash_stream(StreamTask(one, Lsn(0), location, forms(width=3), last, is_compared=False))
+    assert refused.problem is not None
+
+
 def test_whatever_is_wanted_of_a_segment_is_found_in_one_read(
     location: StoreLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

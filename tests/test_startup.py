@@ -30,6 +30,12 @@ def test_commands_that_read_no_rows_import_nothing_for_rows(name: str) -> None:
     assert not modules_after(f"import {COMMANDS[name].module}") & {"pyspark", "pandas", "pyarrow", "numpy"}
 
 
+def test_a_check_of_snapshots_imports_nothing_of_restores_and_running_databases() -> None:
+    """A third of the processor time of its imports was theirs."""
+    loaded = modules_after(f"import {COMMANDS['check'].module}")
+    assert not {name for name in loaded if name.startswith(("cutline.restore", "cutline.check.live", "http.server"))}
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_command_imports_spark_before_it_starts_a_session(name: str) -> None:
     assert "pyspark" not in modules_after(f"import {COMMANDS[name].module}")

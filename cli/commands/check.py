@@ -6,7 +6,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,18 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import UNSET
 
-from cutline.check.live.repair_script import repair_script
-from cutline.check.live.report import (
-    APPEND_ONLY,
-    CUT_ROWS,
-    STANDBY_ROWS,
-    LiveCompared,
-    LiveConflict,
-    LiveReport,
-    ShardReport,
-    row_lines,
-)
-from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
@@ -34,13 +21,12 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import SECONDS_MAX, Increment, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
-from cutline.cli.output.junit import junit_of, junit_of_live, reporting_errors, write_report
+from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
-from cutline.fleet.own_files import replaced_file
 from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, CheckedPoint, CheckResult
@@ -51,16 +37,10 @@ if TYPE_CHECKING:
     from cutline.restore.drill.restorable import RestorableReport
 
 CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
-# The kind of operation in `history`: it does not count as a check of snapshots.
-LIVE_KIND = "check-live"
-WHAT_TO_DO_LIVE = "find out which side is right before you change anything"
-HOW_TO_SEE_ROWS, HOW_TO_REPAIR = "to see rows: --rows 20", "to get statements for repairs: --repair-script FILE"
-REPEAT_LATER = "check that these nodes are running, and that their dsns are correct, then repeat the check"
 WITH_LIVE = (
     "--live NAME compares the newest cut; the options that go with it: --rows, --max-rate, --indexes, --repair-script,"
     " --junit"
 )
-WITH_ROWS = (STANDBY_ROWS, CUT_ROWS, APPEND_ONLY)
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 # The kinds of conflicts about objects that a repair may replace, and about copies that differ.
 DAMAGED = ("missing", "size", "digest", "unreadable")
@@ -192,6 +172,9 @@ def check(
         )
         options.refuse_misuse(request, restorable=restorable, metrics=metrics)
         if live:
+            # Imported here: other checks need nothing of it.
+            from cutline.cli.commands.check_live import run_live
+
             run_live(context, options, name, rows, junit)
             return
         check_request(request, restorable=restorable)
@@ -252,35 +235,6 @@ class LiveOptions:
                 f"--max-rate must be a size above 0 with its unit, not {self.max_rate[:100]!r}",
                 hint="for example: --max-rate 20MB",
             ) from None
-
-
-def run_live(context: typer.Context, options: LiveOptions, name: str | None, rows: int, junit: Path | None) -> None:
-    """Run a check of running databases, and report its result."""
-    bytes_per_second = options.bytes_per_second
-    fleet = command_context(context).load_fleet()
-    name = newest_name(fleet, name) if name is not None else None
-    script = options.repair_script
-    request = LiveRequest(name, rows, bytes_per_second, options.indexes, script is not None)
-    # A file that can't be written is refused before the work.
-    with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
-        with (
-            SparkOnDemand(fleet, f"check live {name or ''}") as spark,
-            recorded_activity(context, fleet, LIVE_KIND, name or "") as recorded,
-        ):
-            report = check_live(fleet, request, spark, recorded.activity)
-            recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, report.volumes
-        if write is not None:
-            write(repair_script(report))
-    problems = write_report(junit, junit_of_live(report))
-    lines = [*live_lines(report, script, rows), *(f"{WARNING}{problem}" for problem in problems)]
-    code = report.exit_code or (UNWRITTEN if problems else DONE)
-    emit(context, report.to_json() | {"warnings": [*recorded.warnings, *problems]}, lines, code=code)
-    raise typer.Exit(code)
-
-
-def script_mode(script: Path) -> int | None:
-    """Return the permissions of a new repair script, which contains rows: only its user's. None: keep a file's own."""
-    return None if script.exists() else 0o600
 
 
 def parse_subset(text: str | None) -> tuple[int, int] | None:
@@ -569,63 +523,3 @@ def conflict_text(conflict: Conflict) -> str:
         place += f" partition {conflict.partition}"
     names = [name for name in (nodes, place, conflict.global_id or "") if name]
     return f"{conflict.kind}" + (f" ({', '.join(names)})" if names else "") + f": {conflict.detail}"
-
-
-def live_lines(report: LiveReport, script: Path | None = None, rows: int = 0) -> list[str]:
-    """Return the human-readable output of a check of running databases; `rows` and `script` are the options given."""
-    lines = [line for shard in report.shards for line in _shard_lines(shard, report)]
-    for conflict in report.conflicts[:CONFLICTS_SHOWN_MAX]:
-        lines.append(f"  conflict: {live_conflict_text(conflict)}")
-        lines += [f"    {line}" for row in conflict.rows for line in row_lines(row)]
-    if len(report.conflicts) > CONFLICTS_SHOWN_MAX:
-        lines.append(f"  … {len(report.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
-    lines += [f"  skipped: {skipped.what} ({skipped.why})" for skipped in report.skipped]
-    for unproven in report.unproven:
-        if unproven.rows:
-            lines.append(f"  unproven: {unproven.group} on {unproven.node}: these rows differ from the cut")
-            lines += [f"    {line}" for row in unproven.rows for line in row_lines(row)]
-    lines += [f"  unreachable: {node} ({why})" for node, why in report.unreachable.items()]
-    if report.unreachable:
-        lines.append(REPEAT_LATER)
-    hints = [WHAT_TO_DO_LIVE] if report.conflicts else []
-    if not rows and (report.unproven or any(conflict.kind in WITH_ROWS for conflict in report.conflicts)):
-        hints.append(HOW_TO_SEE_ROWS)
-    if script is None and report.conflicts:
-        hints.append(HOW_TO_REPAIR)
-    if hints:
-        lines.append("; ".join(hints))
-    if script is not None:
-        lines.append(f"statements for repairs: {script}")
-    return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]
-
-
-def _shard_lines(shard: ShardReport, report: LiveReport) -> Iterator[str]:
-    compared = shard.compared
-    if shard.standbys:
-        amounts = f"{quantity_text(compared.rows, 'rows')}, {size_text(compared.bytes)}"
-        yield f"shard {shard.shard}: compared {live_tables_text(compared)} with {', '.join(shard.standbys)}: {amounts}"
-    else:
-        yield f"shard {shard.shard}: {'no standby can be reached' if shard.away else 'no standby'}"
-    if compared.indexes:
-        yield f"  checked {quantity_text(compared.indexes, 'indexes')}"
-    if (cut := shard.cut) is not None:
-        differing = f"{cut.differing:,} different" if cut.differing or not cut.unproven else ""
-        unproven = f"{cut.unproven:,} not equal, perhaps because they were written since" if cut.unproven else ""
-        counts = [f"{quantity_text(cut.equal, 'rows')} equal", f"{cut.written:,} written since", differing, unproven]
-        yield (
-            f"  compared {quantity_text(cut.tables, 'tables')} with {report.snapshot} at increment {report.increment}:"
-            f" {', '.join(filter(None, counts))}"
-        )
-
-
-def live_tables_text(compared: LiveCompared) -> str:
-    """Return how many tables were compared with standbys, and how many of them in part."""
-    partial = compared.partial_tables
-    but = f" (in {partial:,} of them, not the pages that can't be read)" if partial else ""
-    return f"{quantity_text(compared.tables, 'tables')}{but}"
-
-
-def live_conflict_text(conflict: LiveConflict) -> str:
-    """Describe a conflict in a running database on one line."""
-    names = ", ".join(name for name in (conflict.nodes, conflict.group or "") if name)
-    return f"{conflict.kind} ({names}): {conflict.detail}"

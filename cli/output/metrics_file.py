@@ -19,9 +19,6 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_files import replaced_file
-from cutline.snapshots.listing import metrics
-from cutline.snapshots.listing.metrics_endpoint import render
-from cutline.snapshots.listing.metrics_gathering import GATHERING_SECONDS_MAX, gather_once
 from cutline.snapshots.operations.operation import code_of
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError, find_behind
@@ -46,7 +43,7 @@ class _Run:
     command: str
     began: float = field(default_factory=time.monotonic)
     code: int = DONE
-    seconds_max: float = GATHERING_SECONDS_MAX
+    seconds_max: float | None = None
 
 
 @contextmanager
@@ -80,10 +77,15 @@ def replace_metrics(path: Path, text: bytes) -> None:
 
 
 def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
+    # Imported here: only commands that leave metrics need it.
+    from cutline.snapshots.listing import metrics
+    from cutline.snapshots.listing.metrics_endpoint import render
+    from cutline.snapshots.listing.metrics_gathering import GATHERING_SECONDS_MAX, gather_once
+
     seconds, ended_at = time.monotonic() - run.began, utc_now().timestamp()
     warn = command_context(context).warn
     try:
-        gathered = gather_once(fleet, run.seconds_max)
+        gathered = gather_once(fleet, run.seconds_max or GATHERING_SECONDS_MAX)
         own = [
             metrics.COMMAND_END.of(ended_at, run.command),
             metrics.COMMAND_SECONDS.of(seconds, run.command),

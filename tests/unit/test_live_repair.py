@@ -29,8 +29,8 @@ from cutline.check.live.report import (
     pages_text,
 )
 from cutline.check.live.run import other_database
-from cutline.cli.commands.check import live_lines, script_mode
-from cutline.cli.output.junit import junit_of_live
+from cutline.cli.commands.check_live import live_lines, script_mode
+from cutline.cli.output.junit_live import junit_of_live
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group

@@ -906,7 +906,7 @@ def test_a_check_of_running_databases_whose_result_can_t_be_recorded_says_so(mon
     shard = new_shard()
     shard.take()
     monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
-    monkeypatch.setattr("cutline.cli.commands.check.check_live", lambda *_: LiveReport())
+    monkeypatch.setattr("cutline.cli.commands.check_live.check_live", lambda *_: LiveReport())
     refuse_creates(shard, monkeypatch, FULL)
     code, document = run_here(shard.fleet, "check", "--live")
     assert (code, document["warnings"]) == (

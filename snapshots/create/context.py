@@ -18,7 +18,7 @@ from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.make_cut import LastCut
-from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection, known_tables
+from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
@@ -147,12 +147,12 @@ class ChainState:
     last_at: datetime | None = None
 
 
-def state_of(chain: Chain, rules: GroupRules, seen: Mapping[str, NodeTables]) -> ChainState:
-    """Return the state of a chain that continues under `rules`."""
+def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
+    """Return the state of a chain that continues under `rules`; `known` are the tables at its last commit."""
     return ChainState(
         chain.full.operation,
         TableSelection(chain.full.fleet_id, rules),
-        known_tables(chain),
+        known,
         seen,
         chain.full.base,
         {node.node: chain.newest_segments(node.node) for node in chain.nodes},

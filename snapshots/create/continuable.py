@@ -28,8 +28,9 @@ from cutline.snapshots.create.counters import check_append_only, last_commit_lab
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     TableSelection,
+    known_tables,
     plan_ddl,
-    read_fleet_tables,
+    read_continued_tables,
 )
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
@@ -118,7 +119,9 @@ def check_continuable(
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
-    state = state_of(chain, rules, read_fleet_tables(sessions, TableSelection(chain.full.fleet_id, rules)))
+    known = known_tables(chain)
+    seen = read_continued_tables(sessions, TableSelection(chain.full.fleet_id, rules), known)
+    state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)

@@ -105,9 +105,9 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin
  ORDER BY 2, 3
 """
 # pg_sequence_last_value, given an oid, locks the sequence until the transaction ends; nothing else does. The lock is
-# ROW EXCLUSIVE, which waits for locks in these modes.
+# ROW EXCLUSIVE, which waits for locks in these modes. The function returns NULL for a sequence that was never used.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
-LOCK_QUERY = "SELECT pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
+LOCK_QUERY = "SELECT oid, pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
  WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S')
@@ -150,7 +150,7 @@ def _read(
             f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
             hint="GRANT SELECT on the sequences, or pg_read_all_data, TO the role",
         )
-    values: list[tuple[int, bool]] = []
+    values: dict[int, tuple[int, bool]] = {}
     for start in range(0, len(rows), READ_AT_ONCE):
         some = rows[start : start + READ_AT_ONCE]
         relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
@@ -162,8 +162,9 @@ def _read(
                     refuse_views(connection)
                     connection.execute("SET TRANSACTION READ ONLY")
                     bound_lock_waits(connection, max(left, 0))
-                    _lock(connection, relations)
-                    values += _values(connection, [(schema, name) for _, schema, name, *_ in some])
+                    used = _lock(connection, relations)
+                    unused = {oid: (schema, name) for oid, schema, name, *_ in some if oid not in used}
+                    values |= used | _unused_values(connection, unused)
                 break
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
@@ -175,32 +176,36 @@ def _read(
                     raise locked from error
                 tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
     return tuple(
-        Sequence(schema, name, last_value, is_called, increment, cycles, smallest, largest)
-        for (_, schema, name, increment, cycles, smallest, largest, _), (last_value, is_called) in zip(
-            rows, values, strict=True
-        )
+        Sequence(schema, name, *values[oid], increment, cycles, smallest, largest)
+        for oid, schema, name, increment, cycles, smallest, largest, _ in rows
     )
 
 
-def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> None:
-    """Lock the sequences in `planned` (oid by name); raise WrongObjectType if a name now belongs to another relation.
+def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> dict[int, tuple[int, bool]]:
+    """Lock the sequences in `planned` (oid by name); return the values of those that were used, keyed by oid.
 
-    Without this check, an owner could replace a sequence with a view whose functions would run as our role.
+    Raises WrongObjectType if a name now belongs to another relation. Without this check, an owner could replace a
+    sequence with a view whose functions would run as our role.
     """
     names, oids = list(planned), list(planned.values())
-    connection.execute(LOCK_QUERY, (oids,))
+    values = connection.execute(LOCK_QUERY, (oids,)).fetchall()
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
         raise psycopg.errors.WrongObjectType(f"{name} is now a different relation")
+    return {oid: (value, True) for oid, value in values if value is not None}
 
 
-def _values(connection: psycopg.Connection[Any], names: list[tuple[str, str]]) -> list[tuple[int, bool]]:
-    # Read the relation itself: no function available in all versions returns the value of an unused sequence.
+def _unused_values(
+    connection: psycopg.Connection[Any], names: Mapping[int, tuple[str, str]]
+) -> dict[int, tuple[int, bool]]:
+    """Read the sequences themselves, which takes longer: no function in all versions returns what they begin with."""
+    if not names:
+        return {}
     each = (
-        sql.SQL("SELECT {}, last_value, is_called FROM {}").format(sql.Literal(number), sql.Identifier(*name))
-        for number, name in enumerate(names)
+        sql.SQL("SELECT {}::bigint, last_value, is_called FROM {}").format(sql.Literal(oid), sql.Identifier(*name))
+        for oid, name in names.items()
     )
-    rows = connection.execute(sql.SQL(" UNION ALL ").join(each) + sql.SQL(" ORDER BY 1")).fetchall()
-    return [(last_value, is_called) for _, last_value, is_called in rows]
+    rows = connection.execute(sql.SQL(" UNION ALL ").join(each)).fetchall()
+    return {oid: (last_value, is_called) for oid, last_value, is_called in rows}
 
 
 def latest_sequences(

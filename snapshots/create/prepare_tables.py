@@ -101,6 +101,12 @@ def prepare_tables(
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
             raise ChangedError("a table was created while new tables were being published")
+    if any(node_tables[shard].as_committed for shard in plan.to_copy):
+        # Copies are planned by the sizes of the tables.
+        others = {shard: tables for shard, tables in seen.items() if not tables.as_committed}
+        node_tables = read_current_tables(sessions, state.selection, others)
+        seen.update(node_tables)
+        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     report_changes(plan, progress)
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)

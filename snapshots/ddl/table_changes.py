@@ -5,16 +5,16 @@ A table is *converted* to a new definition if all rows stored under the previous
 not certain, the table is *copied again*, and its previously stored rows no longer count. Columns are identified by
 their attribute numbers, which PostgreSQL never reuses.
 
-In a large database, the tables and their states are the most expensive data to read. They are read once; after that,
-the fingerprint and the stamps of the publications show whether they changed, and `read_current_tables` reads only the
-changed nodes again.
+In a large database, the tables and their states are the most expensive data to read. The fingerprint and the stamps of
+the publications show whether they changed since the last commit or the last reading, and only changed nodes are read
+again. Of the tables in the commit, what changes without a trace in the fingerprint is always read: files and counters.
 
 Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from msgspec import structs
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.progress import News, Progress
+from cutline.fleet.table_names import is_included
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import Column, Group, Table, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
@@ -35,7 +36,7 @@ from cutline.nodes.publications import (
 )
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from cutline.nodes.sessions import Sessions, in_parallel
-from cutline.nodes.table_state import TableState, read_table_states
+from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
 from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.snapshots.records.chain import Chain
@@ -126,7 +127,7 @@ def plan_shard(
     for table in tables:
         was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
         # Of thousands of tables, nearly all are exactly what they were.
-        is_same = was is not None and was.group.definition() == table.group.definition()
+        is_same = was is not None and (was.group is table.group or was.group.definition() == table.group.definition())
         if was and is_same and was.state == state and not tried and table.oid not in moved:
             unchanged.append(was.group)
             continue
@@ -280,11 +281,16 @@ def known_tables(chain: Chain) -> KnownTables:
 
 @dataclass(frozen=True, slots=True)
 class NodeTables:
-    """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment."""
+    """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
+
+    If they are `as_committed`, the tables are those in the last commit, which has neither their sizes nor the facts
+    that decide whether a table can be copied.
+    """
 
     tables: tuple[Table, ...]
     states: Mapping[str, TableState]
     fingerprint: str
+    as_committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,21 +351,88 @@ def read_current_tables(
 ) -> dict[str, NodeTables]:
     """Do the same as `read_fleet_tables`, but read a node in `seen` again only if it changed."""
 
-    def read(node: str) -> NodeTables:
+    def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
+        if (was := seen.get(node)) and not _find_change(connection, node, selection.fleet_id, was):
+            return was
+        return read_node_tables(connection, node, selection)
+
+    return _read_primaries(sessions, read)
+
+
+def read_continued_tables(sessions: Sessions, selection: TableSelection, known: KnownTables) -> dict[str, NodeTables]:
+    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
+
+    def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
+        was, now = _as_committed(node, selection.rules, known), None
+        if was is not None and not _find_change(connection, node, selection.fleet_id, was):
+            now = _with_moving(connection, was)
+        return now or read_node_tables(connection, node, selection)
+
+    return _read_primaries(sessions, read)
+
+
+def _read_primaries(
+    sessions: Sessions, read: Callable[[psycopg.Connection[Any], str], NodeTables]
+) -> dict[str, NodeTables]:
+    """Read the tables of all primaries, check that they can be copied, and number their groups."""
+
+    def read_node(node: str) -> NodeTables:
         with raising_unreachable(sessions.fleet.node(node)):
-            connection = sessions.connections[node]
-            if (was := seen.get(node)) and not _find_change(connection, node, selection.fleet_id, was):
-                return was
-            return read_node_tables(connection, node, selection)
+            return read(sessions.connections[node], node)
 
     primaries = list(sessions.primaries)
-    read_current_tables = dict(zip(primaries, in_parallel(read, primaries), strict=True))
-    tables = {node: list(node_tables.tables) for node, node_tables in read_current_tables.items()}
-    check_admissible(tables)
-    numbered = number_groups(tables, PARTITION_ROWS)
-    return {
-        node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in read_current_tables.items()
+    found = dict(zip(primaries, in_parallel(read_node, primaries), strict=True))
+    check_admissible({node: node_tables.tables for node, node_tables in found.items()})
+    if all(node_tables.as_committed for node_tables in found.values()):
+        # All of them have numbers.
+        return found
+    numbered = number_groups({node: list(node_tables.tables) for node, node_tables in found.items()}, PARTITION_ROWS)
+    return {node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in found.items()}
+
+
+# The name of a role that nothing in the database refers to is not in the fingerprint, but may be part of a value.
+NAMES_STAMP = "names "
+# What changes without a trace in the fingerprint: the files, and whether our role may read all rows.
+MOVING_QUERY = """
+SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint,
+       coalesce(has_table_privilege(c.oid, 'SELECT'), true) AND NOT row_security_active(c.oid)
+  FROM pg_class c WHERE c.oid = ANY (%s)
+"""
+
+
+def _as_committed(node: str, rules: GroupRules, known: KnownTables) -> NodeTables | None:
+    """Return the tables in the last commit; None if `rules` exclude any, or if its states do not suffice."""
+    groups, states = known.groups[node], known.states[node]
+    if any(group.name not in states or not is_included(group.name, rules) for group in groups):
+        return None
+    if any(stamp.startswith(NAMES_STAMP) for state in states.values() for stamp in state.types):
+        return None
+    tables = tuple(
+        Table(states[group.name].oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
+        for group in groups
+    )
+    return NodeTables(tables, states, known.fingerprints[node], as_committed=True)
+
+
+def _with_moving(connection: psycopg.Connection[Any], was: NodeTables) -> NodeTables | None:
+    """Return the tables with their files and counters as they are now; None if our role can't read one of them."""
+    oids = [table.oid for table in was.tables]
+    files: dict[int, int] = {}
+    for oid, file, is_readable in connection.execute(MOVING_QUERY, (oids,)):
+        if not is_readable:
+            return None
+        files[oid] = file
+    if len(files) < len(oids):
+        return None
+    counted = [state.oid for state in was.states.values() if state.counted]
+    counters = read_counters(connection, counted) if counted else {}
+    states = {
+        name: state
+        if files[state.oid] == state.file and not state.counted
+        else structs.replace(state, file=files[state.oid], counted=counters.get(state.oid))
+        for name, state in was.states.items()
     }
+    return replace(was, states=states)
 
 
 def plan_ddl(

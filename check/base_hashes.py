@@ -9,10 +9,10 @@ have equal digests (`equal_bases`). A task verifies the digests of all these obj
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +73,9 @@ class BaseHashTask:
 class BaseHashReport:
     """An object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
 
-    Rows that all copies of the shard have in equal objects, and that have changed in none, count with a hash of 0.
-    `deleted` are the indexes of those of the node's expected rows that it has; `number` is the node's.
+    Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
+    their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has; `number` is the
+    node's.
     """
 
     sums: Sums | None
@@ -87,15 +88,39 @@ class BaseHashReport:
 
 
 @dataclass(slots=True)
-class _Found:
-    """What a task finds in an object."""
+class _Hashed:
+    """What a task finds in one of its objects."""
 
     object: NodeBase
     parts: list[Sums] = field(default_factory=list)
     extremes: KeyExtremes = field(default_factory=dict)
     deleted: list[Ints] = field(default_factory=list)
 
+    def check_rows(self, task: BaseHashTask, rows: _Rows) -> Flags | None:
+        """Check the rows that are part of the node's state; return flags marking them, or None if all of them are.
+
+        Also notes the expected rows, and the smallest and largest keys. Raises RowsInvalidError.
+        """
+        base, valid = self.object.base, None
+        changed: Mapping[int, Keys] = self.object.changed.value if self.object.changed is not None else {}
+        if changed or base.truncated:
+            valid = find_valid_rows(rows.batch, base, changed, rows.key_hashes)
+            if self.object.expected is not None:
+                # Every row that a change deletes has changed.
+                hashes = salted(rows.key_hashes[~valid], rows.group[~valid])
+                self.deleted.append(self.object.expected.value.find(hashes))
+        add_extremes(self.extremes, base.source.number, rows.group, rows.batch.column("key"), self.object.fed, valid)
+        if task.required is not None:
+            check_required(task.forms.value, rows.group, rows.nulls, task.required.value, valid)
+        return valid
+
+    def add(self, sums: Sums) -> None:
+        """Add combined hashes of the object's rows, by group and partition."""
+        number = np.full((len(sums.keys), 1), self.object.base.source.number, np.int64)
+        self.parts.append(Sums(np.concatenate([number, sums.keys], axis=1), sums.values))
+
     def report(self, rows: int) -> BaseHashReport:
+        """Return the report on the object, which has this many rows."""
         source = self.object.base.source
         return BaseHashReport(
             combine_all(self.parts, 3),
@@ -107,11 +132,20 @@ class _Found:
         )
 
 
+class _Rows(NamedTuple):
+    """Rows in the schema at the cut, the hashes of their keys, their groups, and their fields that are NULL."""
+
+    batch: pa.RecordBatch
+    key_hashes: npt.NDArray[np.uint64]
+    group: Ints
+    nulls: MarkedFields
+
+
 def equal_bases(bases: BaseSources, shards: Mapping[int, str]) -> Iterator[tuple[BaseSource, ...]]:
     """Yield all base objects: those of different nodes of a shard that have equal content together.
 
-    `shards` is keyed by node number. Holds one part (BasePart) of each node of a shard at a time, and compares only
-    those: nodes whose tables have equal sizes have equal parts.
+    `shards` is keyed by node number. Holds one part (BasePart) of each node of a shard at a time, and finds only equal
+    objects in parts with the same index: in most snapshots, that is all of them.
     """
     by_shard: dict[str, list[NodeBases]] = {}
     for node in bases.nodes:
@@ -125,16 +159,23 @@ def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSo
     """Group the objects of different nodes that have equal digests, and whose rows are treated in the same way."""
     groups: dict[tuple[str, int], list[list[BaseSource]]] = {}
     for part in parts:
-        for one in part:
-            known = groups.setdefault((one.source.digest, one.source.size), [])
+        for base in part:
+            known = groups.setdefault((base.source.digest, base.source.size), [])
             for group in known:
-                first, last = group[0], group[-1]
-                if last.source.number != one.source.number and (first.rows, first.mapping) == (one.rows, one.mapping):
-                    group.append(one)
+                if group[-1].source.number != base.source.number and _are_alike(group[0], base):
+                    group.append(base)
                     break
             else:
-                known.append([one])
+                known.append([base])
     return (tuple(group) for known in groups.values() for group in known)
+
+
+def _are_alike(one: BaseSource, other: BaseSource) -> bool:
+    """Whether rows of both are converted in the same way; `since` is about changes only."""
+    if one.mapping is None or other.mapping is None:
+        return one.rows == other.rows and one.mapping is other.mapping
+    conversions = [(base.mapping.unchanged, base.mapping.conversions) for base in (one, other) if base.mapping]
+    return one.rows == other.rows and conversions[0] == conversions[1]
 
 
 def hash_base(task: BaseHashTask) -> list[BaseHashReport]:
@@ -159,14 +200,14 @@ def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
     for other in task.objects[1:]:
         source = other.base.source
         read_listed(store, source.node, source.key, (source.size, source.digest))
-    checks, found = BaseChecks(task.forms.value), [_Found(one) for one in task.objects]
+    checks, objects = BaseChecks(task.forms.value), [_Hashed(one) for one in task.objects]
     for table in _read(task):
         _count_rows(table, rows)
         for batch in table.to_batches():
-            _hash_batch(task, batch, checks, found)
-    _check_rows(task, rows)
+            _hash_batch(task, batch, checks, objects)
+    _check_counts(task, rows)
     checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
-    return [one.report(sum(rows.values())) for one in found]
+    return [hashed.report(sum(rows.values())) for hashed in objects]
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:
@@ -182,84 +223,53 @@ def _count_rows(table: pa.Table, rows: dict[int, int]) -> None:
         rows[group] = rows.get(group, 0) + count
 
 
-def _check_rows(task: BaseHashTask, rows: Mapping[int, int]) -> None:
+def _check_counts(task: BaseHashTask, rows: Mapping[int, int]) -> None:
     base = task.objects[0].base
     if rows != {group: count for group, count in base.rows.items() if count}:
         detail = f"it contains rows {rows} instead of {dict(base.rows)}"
         raise ObjectDamagedError(key=base.source.key, kind="rows", node=base.source.node, detail=detail)
 
 
-def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, checks: BaseChecks, found: Iterable[_Found]) -> None:
-    """Check the rows of a stored batch against the definitions of their tables, and add what it finds to `found`."""
+def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, checks: BaseChecks, objects: Sequence[_Hashed]) -> None:
+    """Check the rows of a stored batch against the definitions of their tables, and hash them for all objects."""
     base, key_hashes = task.objects[0].base, xxhash64(from_arrow(batch.column("key")))
     nulls = checks.add(batch, key_hashes)
     if base.mapping is None:
-        _hash(task, batch, key_hashes, nulls, found)
+        _hash(task, _Rows(batch, key_hashes, _groups_of(batch), nulls), objects)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), base):
         for to_batch in table.to_batches():
             to_hashes = xxhash64(from_arrow(to_batch.column("key")))
             nulls = find_nulls(from_arrow(to_batch.column("row"))) if task.required is not None else NO_FIELDS
-            _hash(task, to_batch, to_hashes, nulls, found)
+            _hash(task, _Rows(to_batch, to_hashes, _groups_of(to_batch), nulls), objects)
 
 
-def _hash(
-    task: BaseHashTask,
-    batch: pa.RecordBatch,
-    key_hashes: npt.NDArray[np.uint64],
-    nulls: MarkedFields,
-    found: Iterable[_Found],
-) -> None:
-    group = np.asarray(batch.column("group").to_numpy(), np.int64)
-    valid = [_find_valid(task, one, batch, group, key_hashes, nulls) for one in found]
+def _groups_of(batch: pa.RecordBatch) -> Ints:
+    return np.asarray(batch.column("group").to_numpy(), np.int64)
+
+
+def _hash(task: BaseHashTask, rows: _Rows, objects: Sequence[_Hashed]) -> None:
+    valid = [hashed.check_rows(task, rows) for hashed in objects]
     if not task.is_compared:
         return
-    partition = np.asarray(batch.column("partition").to_numpy(), np.int64)
-    places = np.stack([group, partition], axis=1)
-    if task.is_everywhere and all(_are_same(one, valid[0]) for one in valid[1:]):
+    partition = np.asarray(rows.batch.column("partition").to_numpy(), np.int64)
+    places = np.stack([rows.group, partition], axis=1)
+    if task.is_everywhere and all(_are_same(flags, valid[0]) for flags in valid[1:]):
         sums = _combine(places, np.zeros(len(places), np.uint64), valid[0])
-        for one in found:
-            one.parts.append(_of_node(one.object, sums))
+        for hashed in objects:
+            hashed.add(sums)
         return
     # An entry's hash covers its key and its row, and equals Spark's xxhash64(key, row).
-    hashes = xxhash64(from_arrow(batch.column("row")), key_hashes)
-    for one, rows in zip(found, valid, strict=True):
-        one.parts.append(_of_node(one.object, _combine(places, hashes, rows)))
-
-
-def _find_valid(
-    task: BaseHashTask,
-    found: _Found,
-    batch: pa.RecordBatch,
-    group: Ints,
-    key_hashes: npt.NDArray[np.uint64],
-    nulls: MarkedFields,
-) -> Flags | None:
-    """Flag the rows that are part of the node's state; None if all are. Add what else the node wants of the batch."""
-    one, valid = found.object, None
-    changed: Mapping[int, Keys] = one.changed.value if one.changed is not None else {}
-    if changed or one.base.truncated:
-        valid = find_valid_rows(batch, one.base, changed, key_hashes)
-        if one.expected is not None:
-            # Every row that a change deletes has changed.
-            found.deleted.append(one.expected.value.find(salted(key_hashes[~valid], group[~valid])))
-    add_extremes(found.extremes, one.base.source.number, group, batch.column("key"), one.fed, valid)
-    if task.required is not None:
-        check_required(task.forms.value, group, nulls, task.required.value, valid)
-    return valid
+    hashes = xxhash64(from_arrow(rows.batch.column("row")), rows.key_hashes)
+    for hashed, flags in zip(objects, valid, strict=True):
+        hashed.add(_combine(places, hashes, flags))
 
 
 def _are_same(one: Flags | None, other: Flags | None) -> bool:
     if one is not None and other is not None:
         return bool((one == other).all())
-    return all(rows.all() for rows in (one, other) if rows is not None)
+    return all(flags.all() for flags in (one, other) if flags is not None)
 
 
-def _combine(places: Ints, hashes: npt.NDArray[np.uint64], rows: Flags | None) -> Sums:
-    return combine_hashes(places, hashes) if rows is None else combine_hashes(places[rows], hashes[rows])
-
-
-def _of_node(one: NodeBase, sums: Sums) -> Sums:
-    """Return sums by (group, partition) as those of the node, by (node number, group, partition)."""
-    number = np.full((len(sums.keys), 1), one.base.source.number, np.int64)
-    return Sums(np.concatenate([number, sums.keys], axis=1), sums.values)
+def _combine(places: Ints, hashes: npt.NDArray[np.uint64], flags: Flags | None) -> Sums:
+    return combine_hashes(places, hashes) if flags is None else combine_hashes(places[flags], hashes[flags])

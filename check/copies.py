@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -66,7 +67,12 @@ class Copies:
         return [(self.shard[node], node) for node in self.nodes if self.shard[node] != node]
 
     @property
+    def counts(self) -> Counter[str]:
+        """The number of copies of every shard."""
+        return Counter(self.shard.values())
+
+    @property
     def alone(self) -> frozenset[int]:
-        """The numbers of the nodes that have the only copy of their shard, with which no rows are compared."""
-        compared = {node for pair in self.pairs for node in pair}
-        return frozenset(number for number, node in enumerate(self.nodes) if node not in compared)
+        """The numbers of the nodes whose rows are compared with no other copy of their shard."""
+        counts = self.counts
+        return frozenset(number for number, node in enumerate(self.nodes) if counts[self.shard[node]] == 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -115,24 +114,27 @@ def hash_partitions(
             for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
         }
         expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
-        alone, numbers = copies.alone, Counter(copies.shard.values())
-        shards = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}
+        shards, counts = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}, copies.counts
 
-        def node_base(base: BaseSource) -> NodeBase:
-            number = base.source.number
-            return NodeBase(base, changed.get(number), fed.get(number, frozenset()), expected.get(number))
-
-        tasks = (
-            BaseHashTask(
-                tuple(map(node_base, equal)),
-                forms[shards[equal[0].source.number]],
-                store,
-                required.get(equal[0].source.number),
-                equal[0].source.number not in alone,
-                len(equal) == numbers[shards[equal[0].source.number]],
+        def hash_task(equal: Sequence[BaseSource]) -> BaseHashTask:
+            number = equal[0].source.number
+            shard, objects = (
+                shards[number],
+                [
+                    NodeBase(base, changed.get(of), fed.get(of, frozenset()), expected.get(of))
+                    for base, of in ((base, base.source.number) for base in equal)
+                ],
             )
-            for equal in equal_bases(bases, shards)
-        )
+            return BaseHashTask(
+                tuple(objects),
+                forms[shard],
+                store,
+                required.get(number),
+                is_compared=counts[shard] > 1,
+                is_everywhere=len(objects) == counts[shard],
+            )
+
+        tasks = map(hash_task, equal_bases(bases, shards))
         seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
         base = _hash_bases(session, tasks, findings, shares, extremes, seen)
         note_missing(streams.expected, seen, copies, findings)
@@ -179,13 +181,17 @@ def hash_reported(sources: Sources, copies: Copies, reports: MutableMapping[str,
         if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
             return None
         reported.changed |= exact_keys(in_base).keys
+        number = last["node"][0].as_py() if len(last) else None
+        if number in alone and number not in fed:
+            continue
         rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
         del in_base, last
-        if len(rows) and (number := rows["node"][0].as_py()) in alone:
-            add_extremes(reported.extremes, number, to_numpy(rows["group"]), keys_of(rows), fed.get(number, ()))
-            continue
         for start in range(0, len(rows), HASHED_AT_ONCE):
-            hashes = hash_local(rows.slice(start, HASHED_AT_ONCE), copies)
+            some = rows.slice(start, HASHED_AT_ONCE)
+            if number in alone:
+                add_extremes(reported.extremes, number, to_numpy(some["group"]), keys_of(some), fed[number])
+                continue
+            hashes = hash_local(some, copies)
             reported.rows.append(hashes.rows)
             reported.versions.append(hashes.versions)
             merge(reported.extremes, hashes.extremes)
@@ -229,7 +235,7 @@ def _hash_bases(
     sums = combine_all([], 3)
     # Of equal objects, only one is expanded.
     dealing = Dealing[BaseHashTask](lambda task: task.objects[0].base.source.size)
-    for by_task in run_many(session, hash_base, tasks, shares, dealing, _shared_problem):
+    for by_task in run_many(session, hash_base, tasks, shares, dealing, _problem_of_task):
         reports = [report for of_task in by_task for report in of_task]
         for report in reports:
             if report.problem is not None:
@@ -243,7 +249,7 @@ def _hash_bases(
     return sums
 
 
-def _shared_problem(reports: Iterable[BaseHashReport]) -> ErrorReport | None:
+def _problem_of_task(reports: Iterable[BaseHashReport]) -> ErrorReport | None:
     return next(filter(None, map(shared_problem, reports)), None)
 
 

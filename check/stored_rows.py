@@ -56,7 +56,17 @@ from cutline.columns.bytes_column import (
     xxhash64,
 )
 from cutline.columns.fields import read_texts
-from cutline.columns.lines import BACKSLASH, BLOCK_BYTES, ESCAPES, NEWLINE, NULL_MARK, TAB, UNCHANGED_MARK, find_byte
+from cutline.columns.lines import (
+    BACKSLASH,
+    BLOCK_BYTES,
+    ESCAPES,
+    NEWLINE,
+    NULL_MARK,
+    TAB,
+    UNCHANGED_MARK,
+    count_byte,
+    find_byte,
+)
 from cutline.nodes.groups import Group, copy_line
 from cutline.wal.segments.segments import CHANGES, DELETE, EVERY_PARTITION, INSERT, PARTIAL, TRUNCATE, UPSERT
 
@@ -465,11 +475,6 @@ def _separators(data: Bytes) -> Ints:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _count_byte(data: Bytes, byte: int) -> int:
-    blocks = range(0, len(data), BLOCK_BYTES)
-    return sum(int(np.count_nonzero(data[low : low + BLOCK_BYTES] == byte)) for low in blocks)
-
-
 def _find_misfit(lines: BytesColumn, separators: Ints, widths: Ints) -> int:
     """Find the first line that has other separators than a line of its table."""
     tabs, zeros = separators[lines.data[separators] == TAB], find_byte(lines.data, 0)
@@ -568,10 +573,14 @@ def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limit
 
 def _are_marks(data: Bytes, starts: Ints, lengths: Ints, marks: tuple[bytes, ...]) -> Flags:
     found: Flags = lengths == len(NULL_MARK)
-    places = starts[found]
+    found[found] = _begin_with(data, starts[found], marks)
+    return found
+
+
+def _begin_with(data: Bytes, starts: Ints, marks: tuple[bytes, ...]) -> Flags:
     second = np.zeros(256, np.bool_)
     second[[mark[1] for mark in marks]] = True
-    found[found] = (data[places] == BACKSLASH) & second[data[places + 1]]
+    found: Flags = (data[starts] == BACKSLASH) & second[data[starts + 1]]
     return found
 
 
@@ -581,11 +590,11 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
     Returns the numbers of the fields with marks.
     """
     data = block.data
-    count = _count_byte(data, BACKSLASH)
+    count = count_byte(data, BACKSLASH)
     if not count:
         return np.empty(0, np.int64)
     short = np.flatnonzero(block.ends - block.starts == len(NULL_MARK))
-    marked = short[_are_marks(data, block.starts[short], np.full(len(short), len(NULL_MARK)), marks)]
+    marked = short[_begin_with(data, block.starts[short], marks)]
     # Most tables have no other backslashes than those of NULLs.
     if len(marked) == count:
         return marked

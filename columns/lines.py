@@ -140,6 +140,12 @@ def find_byte(data: Bytes, byte: int) -> Ints:
     )
 
 
+def count_byte(data: Bytes, byte: int) -> int:
+    """Return how often the byte is in the data."""
+    blocks = range(0, len(data), BLOCK_BYTES)
+    return sum(int(np.count_nonzero(data[low : low + BLOCK_BYTES] == byte)) for low in blocks)
+
+
 def key_lines(source: Bytes, data_bytes: int, columns: list[Values], rows: int) -> BytesColumn:
     """Build the keys of rows from their key columns, as lines without the newline."""
     lines = lines_of(source, data_bytes, columns, rows)

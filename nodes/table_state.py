@@ -144,6 +144,7 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
           FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
+XML_STAMP, NAMES_STAMP = "xml ", "names "
 # A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
 TYPES_QUERY = f"""
@@ -162,7 +163,7 @@ SELECT u.relid::bigint, format('fields %%s %%s', t.oid,
           FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0))
   FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'c'
 UNION ALL
-SELECT u.relid::bigint, 'names ' || named.hash
+SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
   FROM (SELECT DISTINCT relid FROM used WHERE typid IN (
               'regclass'::regtype, 'regtype'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
               'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype,
@@ -183,7 +184,6 @@ SELECT u.relid::bigint, 'names ' || named.hash
 """
 # A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
-XML_STAMP = "xml "
 # The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
 LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
 
@@ -220,6 +220,11 @@ class TableState(Record, frozen=True):
             if match := LABEL_STAMP.fullmatch(stamp):
                 found.setdefault(int(match[1]), set()).add(match[2])
         return found
+
+    @property
+    def has_names(self) -> bool:
+        """Whether values may contain names of objects; the fingerprint lacks roles to which nothing here refers."""
+        return any(stamp.startswith(NAMES_STAMP) for stamp in self.types)
 
     @property
     def xml_columns(self) -> frozenset[int]:

@@ -144,8 +144,8 @@ class NodeShares(Generic[Task]):
 
         totals = Counter[str]()
         for task in tasks:
-            ((node, amount),) = shares_of(task)
-            totals[node] += amount
+            for node, amount in shares_of(task):
+                totals[node] += amount
         return cls(progress, totals, shares_of, "bytes" if bytes_of else "tasks")
 
     def begin(self) -> None:

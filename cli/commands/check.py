@@ -24,7 +24,7 @@ from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import WARNING, emit
+from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.units import Size
@@ -36,7 +36,7 @@ from cutline.storage.errors import UsageError
 if TYPE_CHECKING:
     from cutline.restore.drill.restorable import RestorableReport
 
-CONFLICTS_SHOWN_MAX, ROWS_MAX = 20, 1000
+ROWS_MAX = 1000
 WITH_LIVE = (
     "--live NAME compares the newest cut; the options that go with it: --rows, --max-rate, --indexes, --repair-script,"
     " --junit"
@@ -175,7 +175,16 @@ def check(
             # Imported here: other checks need nothing of it.
             from cutline.cli.commands.check_live import run_live
 
-            run_live(context, options, name, rows, junit)
+            bytes_per_second = options.bytes_per_second
+            run_live(
+                context,
+                name,
+                rows,
+                bytes_per_second=bytes_per_second,
+                indexes=indexes,
+                script=repair_script,
+                junit=junit,
+            )
             return
         check_request(request, restorable=restorable)
         fleet = command_context(context).load_fleet()

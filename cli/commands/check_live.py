@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,16 +25,12 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.junit import write_report
 from cutline.cli.output.junit_live import junit_of_live
-from cutline.cli.output.results import WARNING, emit
+from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.own_files import replaced_file
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.spark.on_demand import SparkOnDemand
 
-if TYPE_CHECKING:
-    from cutline.cli.commands.check import LiveOptions
-
-CONFLICTS_SHOWN_MAX = 20
 # The kind of operation in `history`: it does not count as a check of snapshots.
 LIVE_KIND = "check-live"
 WHAT_TO_DO_LIVE = "find out which side is right before you change anything"
@@ -44,13 +39,20 @@ REPEAT_LATER = "check that these nodes are running, and that their dsns are corr
 WITH_ROWS = (STANDBY_ROWS, CUT_ROWS, APPEND_ONLY)
 
 
-def run_live(context: typer.Context, options: LiveOptions, name: str | None, rows: int, junit: Path | None) -> None:
-    """Run a check of running databases, and report its result."""
-    bytes_per_second = options.bytes_per_second
+def run_live(
+    context: typer.Context,
+    name: str | None,
+    rows: int,
+    *,
+    bytes_per_second: int | None,
+    indexes: bool,
+    script: Path | None,
+    junit: Path | None,
+) -> None:
+    """Run a check of running databases, and report its result; the arguments are those of `check`."""
     fleet = command_context(context).load_fleet()
     name = newest_name(fleet, name) if name is not None else None
-    script = options.repair_script
-    request = LiveRequest(name, rows, bytes_per_second, options.indexes, script is not None)
+    request = LiveRequest(name, rows, bytes_per_second, indexes, script is not None)
     # A file that can't be written is refused before the work.
     with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
         with (

@@ -77,14 +77,14 @@ def replace_metrics(path: Path, text: bytes) -> None:
 
 
 def _write(context: typer.Context, fleet: Fleet, path: Path, run: _Run) -> None:
-    # Imported here: only commands that leave metrics need it.
-    from cutline.snapshots.listing import metrics
-    from cutline.snapshots.listing.metrics_endpoint import render
-    from cutline.snapshots.listing.metrics_gathering import GATHERING_SECONDS_MAX, gather_once
-
     seconds, ended_at = time.monotonic() - run.began, utc_now().timestamp()
     warn = command_context(context).warn
     try:
+        # Imported here: only commands that leave metrics need these.
+        from cutline.snapshots.listing import metrics
+        from cutline.snapshots.listing.metrics_endpoint import render
+        from cutline.snapshots.listing.metrics_gathering import GATHERING_SECONDS_MAX, gather_once
+
         gathered = gather_once(fleet, run.seconds_max or GATHERING_SECONDS_MAX)
         own = [
             metrics.COMMAND_END.of(ended_at, run.command),

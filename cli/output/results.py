@@ -32,6 +32,8 @@ WIDTH_OF_A_PIPE = 1000
 
 
 WARNING = "warning: "
+# Lines about more conflicts are left out; JSON has all of them.
+CONFLICTS_SHOWN_MAX = 20
 
 
 def emit(

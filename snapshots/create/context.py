@@ -132,9 +132,9 @@ class ChainState:
     """The state of a chain before its next cut.
 
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
-    `seen` holds the tables as last read from the primaries' catalogs. `base` holds the position at which each node's
-    archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the last cut on each
-    primary. `last_at` is the time of that cut.
+    `seen` holds the primaries' tables as last found: read, or taken from the last commit. `base` holds the position at
+    which each node's archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the
+    last cut on each primary. `last_at` is the time of that cut.
     """
 
     chain: str

@@ -30,7 +30,7 @@ from cutline.snapshots.ddl.table_changes import (
     TableSelection,
     known_tables,
     plan_ddl,
-    read_continued_tables,
+    read_tables_since_commit,
 )
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
@@ -120,7 +120,7 @@ def check_continuable(
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
     known = known_tables(chain)
-    seen = read_continued_tables(sessions, TableSelection(chain.full.fleet_id, rules), known)
+    seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))

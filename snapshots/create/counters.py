@@ -105,7 +105,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin
  ORDER BY 2, 3
 """
 # pg_sequence_last_value, given an oid, locks the sequence until the transaction ends; nothing else does. The lock is
-# ROW EXCLUSIVE, which waits for locks in these modes. The function returns NULL for a sequence that was never used.
+# ROW EXCLUSIVE, which waits for locks in these modes. The function returns NULL unless is_called is set.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT oid, pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
 REPLACED_QUERY = """
@@ -162,9 +162,9 @@ def _read(
                     refuse_views(connection)
                     connection.execute("SET TRANSACTION READ ONLY")
                     bound_lock_waits(connection, max(left, 0))
-                    used = _lock(connection, relations)
-                    unused = {oid: (schema, name) for oid, schema, name, *_ in some if oid not in used}
-                    values |= used | _unused_values(connection, unused)
+                    called = _lock(connection, relations)
+                    uncalled = {oid: (schema, name) for oid, schema, name, *_ in some if oid not in called}
+                    values |= called | _uncalled_values(connection, uncalled)
                 break
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
@@ -182,7 +182,7 @@ def _read(
 
 
 def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> dict[int, tuple[int, bool]]:
-    """Lock the sequences in `planned` (oid by name); return the values of those that were used, keyed by oid.
+    """Lock the sequences in `planned` (oid by name); return the values of those that are called, keyed by oid.
 
     Raises WrongObjectType if a name now belongs to another relation. Without this check, an owner could replace a
     sequence with a view whose functions would run as our role.
@@ -194,10 +194,13 @@ def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> di
     return {oid: (value, True) for oid, value in values if value is not None}
 
 
-def _unused_values(
+def _uncalled_values(
     connection: psycopg.Connection[Any], names: Mapping[int, tuple[str, str]]
 ) -> dict[int, tuple[int, bool]]:
-    """Read the sequences themselves, which takes longer: no function in all versions returns what they begin with."""
+    """Read the sequences themselves: no function in all supported versions returns the value of one that is not called.
+
+    That takes longer, because each is a relation of the query.
+    """
     if not names:
         return {}
     each = (

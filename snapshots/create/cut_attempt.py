@@ -88,7 +88,7 @@ def take_cut(
     sessions = context.sessions
     moved: dict[str, set[int]] = {}
     ends: Mapping[str, Lsn] | None = None
-    # The primaries' tables as last read, which includes this command's own changes to publications.
+    # The primaries' tables as last found, which includes this command's own changes to publications.
     seen = dict(state.seen)
 
     def check_unchanged(tables: DdlPlan) -> None:

@@ -85,7 +85,7 @@ def prepare_tables(
     """Plan, publish new tables, and copy the tables that can't be converted.
 
     `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
-    holds the primaries' tables as they were last read, even after an error: the error is due to DDL only if the tables
+    holds the primaries' tables as they were last found, even after an error: the error is due to DDL only if the tables
     have changed since. Raises ChangedError if DDL interfered. The slots of failed copies remain.
     """
     sessions = context.sessions
@@ -93,6 +93,12 @@ def prepare_tables(
     node_tables = read_current_tables(sessions, state.selection, seen)
     seen.update(node_tables)
     plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
+    if unsized := {shard for shard in plan.to_copy if node_tables[shard].as_committed}:
+        # Copies are planned by the sizes of the tables.
+        others = {shard: tables for shard, tables in seen.items() if shard not in unsized}
+        node_tables = read_current_tables(sessions, state.selection, others)
+        seen.update(node_tables)
+        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
         add_to_publications(sessions, plan.unpublished, state.selection, context.request.wait_seconds, progress)
         progress.reached(CrashPoint.TABLES_PUBLISHED)
@@ -101,12 +107,6 @@ def prepare_tables(
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
         if plan.unpublished:
             raise ChangedError("a table was created while new tables were being published")
-    if any(node_tables[shard].as_committed for shard in plan.to_copy):
-        # Copies are planned by the sizes of the tables.
-        others = {shard: tables for shard, tables in seen.items() if not tables.as_committed}
-        node_tables = read_current_tables(sessions, state.selection, others)
-        seen.update(node_tables)
-        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     report_changes(plan, progress)
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)

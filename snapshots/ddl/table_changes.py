@@ -7,7 +7,8 @@ their attribute numbers, which PostgreSQL never reuses.
 
 In a large database, the tables and their states are the most expensive data to read. The fingerprint and the stamps of
 the publications show whether they changed since the last commit or the last reading, and only changed nodes are read
-again. Of the tables in the commit, what changes without a trace in the fingerprint is always read: files and counters.
+again. Files, counters and the privileges of our role change without a trace in the fingerprint, so they are always
+read.
 
 Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
 """
@@ -24,9 +25,9 @@ from msgspec import structs
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.progress import News, Progress
-from cutline.fleet.table_names import is_included
+from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import raising_unreachable
-from cutline.nodes.groups import Column, Group, Table, number_groups, qualify, read_tables
+from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
@@ -240,6 +241,13 @@ def _key(group: Group) -> tuple[Column, ...]:
     return group.columns[: group.key_width]
 
 
+# The tables, with what changes without a trace in the fingerprint: the file, and whether our role may read all rows.
+UNTRACED_QUERY = f"""
+SELECT c.oid::bigint, n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint,
+       coalesce(has_table_privilege(c.oid, 'SELECT'), true) AND NOT row_security_active(c.oid)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE {ORDINARY_TABLE}
+"""
 PARTITION_ROWS = 1 << 18
 LOCK_SECONDS_MIN = 5.0
 
@@ -283,8 +291,8 @@ def known_tables(chain: Chain) -> KnownTables:
 class NodeTables:
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 
-    If they are `as_committed`, the tables are those in the last commit, which has neither their sizes nor the facts
-    that decide whether a table can be copied.
+    If they are `as_committed`, the tables are those in the last commit, which lacks their sizes, and files and counters
+    were read after the fingerprint; `find_change` compares the fingerprint again at the end.
     """
 
     tables: tuple[Table, ...]
@@ -359,13 +367,15 @@ def read_current_tables(
     return _read_primaries(sessions, read)
 
 
-def read_continued_tables(sessions: Sessions, selection: TableSelection, known: KnownTables) -> dict[str, NodeTables]:
+def read_tables_since_commit(
+    sessions: Sessions, selection: TableSelection, known: KnownTables
+) -> dict[str, NodeTables]:
     """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        was, now = _as_committed(node, selection.rules, known), None
+        was, now = _as_committed(node, known), None
         if was is not None and not _find_change(connection, node, selection.fleet_id, was):
-            now = _with_moving(connection, was)
+            now = _with_untraced(connection, was, selection.rules)
         return now or read_node_tables(connection, node, selection)
 
     return _read_primaries(sessions, read)
@@ -390,22 +400,10 @@ def _read_primaries(
     return {node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in found.items()}
 
 
-# The name of a role that nothing in the database refers to is not in the fingerprint, but may be part of a value.
-NAMES_STAMP = "names "
-# What changes without a trace in the fingerprint: the files, and whether our role may read all rows.
-MOVING_QUERY = """
-SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint,
-       coalesce(has_table_privilege(c.oid, 'SELECT'), true) AND NOT row_security_active(c.oid)
-  FROM pg_class c WHERE c.oid = ANY (%s)
-"""
-
-
-def _as_committed(node: str, rules: GroupRules, known: KnownTables) -> NodeTables | None:
-    """Return the tables in the last commit; None if `rules` exclude any, or if its states do not suffice."""
+def _as_committed(node: str, known: KnownTables) -> NodeTables | None:
+    """Return the tables in the last commit; None if its states do not suffice to tell whether they have changed."""
     groups, states = known.groups[node], known.states[node]
-    if any(group.name not in states or not is_included(group.name, rules) for group in groups):
-        return None
-    if any(stamp.startswith(NAMES_STAMP) for state in states.values() for stamp in state.types):
+    if any(group.name not in states for group in groups) or any(state.has_names for state in states.values()):
         return None
     tables = tuple(
         Table(states[group.name].oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
@@ -414,15 +412,18 @@ def _as_committed(node: str, rules: GroupRules, known: KnownTables) -> NodeTable
     return NodeTables(tables, states, known.fingerprints[node], as_committed=True)
 
 
-def _with_moving(connection: psycopg.Connection[Any], was: NodeTables) -> NodeTables | None:
-    """Return the tables with their files and counters as they are now; None if our role can't read one of them."""
-    oids = [table.oid for table in was.tables]
+def _with_untraced(connection: psycopg.Connection[Any], was: NodeTables, rules: GroupRules) -> NodeTables | None:
+    """Return the tables with their files and counters as they are now.
+
+    Returns None if `rules` include other tables than these, or if our role may not read all of their rows.
+    """
     files: dict[int, int] = {}
-    for oid, file, is_readable in connection.execute(MOVING_QUERY, (oids,)):
-        if not is_readable:
-            return None
-        files[oid] = file
-    if len(files) < len(oids):
+    for oid, schema, name, file, is_readable in connection.execute(UNTRACED_QUERY):
+        if is_included(table_name(schema, name), rules):
+            if not is_readable:
+                return None
+            files[oid] = file
+    if files.keys() != {table.oid for table in was.tables}:
         return None
     counted = [state.oid for state in was.states.values() if state.counted]
     counters = read_counters(connection, counted) if counted else {}

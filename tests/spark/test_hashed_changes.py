@@ -204,6 +204,23 @@ def test_the_keys_of_all_nodes_together_are_limited(
         assert (hash_reported(sources, copies, reports_of(sources, location)) is None) == bool(too_many)
 
 
+def test_changes_of_a_copy_that_is_alone_are_not_hashed(tmp_path: Path, copies: Copies) -> None:
+    changes = [
+        (node, [change(100, 1, key, INSERTED, key + b"\tv\n") for key in (b"5", b"12")] + [
+            change(101, 1, b"3", DELETED, b""), change(102, 2, b"other", INSERTED, b"other\n"),
+        ])
+        for node in range(2)
+    ]  # fmt: skip
+    sources, location = store_segments(tmp_path, changes), StoreLocation(f"file://{tmp_path}")
+    alone = replace(copies, shard={node: node for node in NODES}, fed={NODES[0]: frozenset({1})})
+    reported = hash_reported(sources, alone, reports_of(sources, location))
+    assert reported is not None
+    assert (reported.rows, reported.versions) == ([], [])
+    assert reported.extremes == {(0, 1): (5, 12)}
+    # Their keys have changed all the same.
+    assert {number: set(groups) for number, groups in reported.changed.items()} == {0: {1, 2}, 1: {2}}
+
+
 def test_only_the_nodes_that_have_rows_are_asked_for_their_positions(
     monkeypatch: pytest.MonkeyPatch, copies: Copies
 ) -> None:

@@ -16,14 +16,16 @@ from cutline.check import base_hashes
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, equal_bases, hash_base
 from cutline.check.deleted_rows import ExpectedRows
 from cutline.check.hashing import HALF
+from cutline.check.required_values import places_of
 from cutline.check.stored_rows import salted
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, ObjectWriter, base_table
-from cutline.snapshots.fold.changed_keys import overlays
+from cutline.snapshots.fold.changed_keys import KeyFilter, overlays
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping
-from cutline.snapshots.fold.sources import BaseSource, BaseSources, HeldBases, NodeBases, Source
+from cutline.snapshots.fold.sources import BaseSource, BaseSources, HeldBases, NodeBases, Source, read_tables
 from cutline.snapshots.records.commit import BASE
 from cutline.spark.sent_values import InDriver
 from cutline.storage.location import StoreLocation
@@ -79,11 +81,10 @@ def sums(report: BaseHashReport) -> dict[tuple[int, ...], tuple[int, ...]]:
 def expanded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The nodes whose objects are expanded."""
     nodes: list[str] = []
-    read = base_hashes.read_tables
 
     def noting(store: Any, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
         nodes.append(source.node)
-        return read(store, source, schema)
+        return read_tables(store, source, schema)
 
     monkeypatch.setattr(base_hashes, "read_tables", noting)
     return nodes
@@ -163,7 +164,31 @@ def test_damage_is_found_in_the_copy_that_has_it(location: StoreLocation, damage
 def test_rows_that_contradict_their_table_are_damage_of_every_copy_that_has_them(location: StoreLocation) -> None:
     bases = [stored(location, node, [*LINES, b"x\tno number\n"]) for node in NODES[:2]]
     reports = hash_base(task_of(location, *map(NodeBase, bases)))
-    assert [(one.problem or {})["details"]["node"] for one in reports] == list(NODES[:2])
+    assert [one.problem["details"]["node"] if one.problem else None for one in reports] == list(NODES[:2])
+
+
+def test_rows_of_a_table_that_one_copy_has_truncated_are_hashed_for_the_other(location: StoreLocation) -> None:
+    one, other = (stored(location, node) for node in NODES[:2])
+    reports = hash_base(task_of(location, NodeBase(one), NodeBase(replace(other, truncated=frozenset({GROUP})))))
+    assert [sums(report) for report in reports] == [sums_of(0, LINES), {}]
+
+
+def test_a_value_that_is_missing_is_damage_only_where_its_row_is_part_of_the_state(location: StoreLocation) -> None:
+    bases = [stored(location, node, [*LINES, b"100\t\\N\n"]) for node in NODES[:2]]
+    objects = NodeBase(bases[0], changed_keys(0, b"100")), NodeBase(bases[1])
+    task = replace(task_of(location, *objects), required=InDriver(places_of({GROUP: frozenset({1})})))
+    first, second = hash_base(task)
+    assert sums(first) == sums_of(0, LINES)
+    assert second.problem is not None
+    assert "NULL" in second.problem["message"]
+
+
+def test_filters_may_match_other_keys_in_each_copy(location: StoreLocation) -> None:
+    """What a filter leaves out of one copy only is in that copy's images, so it is hashed in the other."""
+    one, other = (stored(location, node) for node in NODES[:2])
+    every, none = (InDriver({GROUP: KeyFilter(np.array([words], np.uint64))}) for words in (2**64 - 1, 0))
+    reports = hash_base(task_of(location, NodeBase(one, every), NodeBase(other, none)))
+    assert [sums(report) for report in reports] == [{}, sums_of(1, LINES)]
 
 
 def with_digest(node: str, number: int, digest: str, rows: int = 1) -> BaseSource:
@@ -187,6 +212,16 @@ def test_objects_that_commits_describe_in_different_ways_are_not_equal() -> None
     converted = replace(with_digest("s1-b2", 2, "d"), mapping=SchemaMapping(frozenset({GROUP})))
     groups = list(equal_bases(BaseSources.of([one, other, converted]), dict.fromkeys(range(3), "s1")))
     assert groups == [(one,), (other,), (converted,)]
+
+
+def test_copies_taken_at_other_positions_are_equal_objects(location: StoreLocation, expanded: list[str]) -> None:
+    """Of a table that was copied again. The position is about changes, and rows are converted in the same way."""
+    mappings = [SchemaMapping(frozenset({GROUP}), {}, {GROUP: Lsn(at)}) for at in (100, 200)]
+    bases = [replace(stored(location, node), mapping=one) for node, one in zip(NODES, mappings, strict=False)]
+    (equal,) = equal_bases(BaseSources.of(bases), dict.fromkeys(range(2), "s1"))
+    reports = hash_base(task_of(location, *map(NodeBase, equal)))
+    assert [sums(one) for one in reports] == [{(number, GROUP, 0): (len(LINES), 0, 0, 0)} for number in range(2)]
+    assert expanded == ["s1"]
 
 
 def test_every_object_of_every_part_is_read_once() -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
-from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.nodes.groups import Table
 from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.base_copy.copy_tables import amount_to_copy
+from cutline.snapshots.create import prepare_tables
 from cutline.snapshots.create.continuable import rules_since
 from cutline.snapshots.ddl import table_changes
 from cutline.snapshots.ddl.table_changes import (
     NodeTables,
     TableSelection,
     known_tables,
-    read_continued_tables,
     read_fleet_tables,
+    read_tables_since_commit,
 )
 from cutline.snapshots.records.proven_chains import read_chain
+from cutline.spark.amount import Amount
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -83,7 +89,7 @@ def read(fleet: Fleet, rules: GroupRules | None = None) -> tuple[NodeTables, Nod
     chain = read_chain(fleet.store.open(), NAME)
     selection = TableSelection(chain.full.fleet_id, rules or rules_since(chain, fleet))
     with open_sessions(fleet, fleet.nodes) as sessions:
-        (taken,) = read_continued_tables(sessions, selection, known_tables(chain)).values()
+        (taken,) = read_tables_since_commit(sessions, selection, known_tables(chain)).values()
         (catalogs,) = read_fleet_tables(sessions, selection).values()
     return taken, catalogs
 
@@ -109,8 +115,8 @@ def test_tables_without_ddl_are_those_of_the_last_commit(runs: Runs) -> None:
 
 @pytest.mark.parametrize("statements", DDL)
 def test_tables_are_read_after_ddl(runs: Runs, statements: str) -> None:
-    commit = runs.full(NAME)
-    publication = f"cutline_{commit.fleet_id}"
+    runs.full(NAME)
+    publication = f"cutline_{read_chain(runs.fleet.store.open(), NAME).full.fleet_id}"
     execute(runs.fleet.nodes[0].dsn, *statements.format(publication=publication).split("; "))
     taken, catalogs = read(runs.fleet)
     assert not taken.as_committed
@@ -123,6 +129,48 @@ def test_tables_are_read_if_the_rules_exclude_another_one(runs: Runs) -> None:
     assert not taken.as_committed
     assert "public.keyed" not in taken.states
     assert_equal(taken, catalogs)
+
+
+def test_tables_are_read_if_the_rules_include_another_one(runs: Runs) -> None:
+    """The last increment excluded it, and no DDL has run since."""
+    runs.full(NAME)
+    rules = structs.replace(runs.fleet.groups, exclude=("public.keyed",))
+    commit = Runs(replace(runs.fleet, groups=rules), runs.spark).increment(NAME)
+    assert commit.definition_changes is not None
+    assert not read(runs.fleet, rules_since(read_chain(runs.fleet.store.open(), NAME), runs.fleet))[0].as_committed
+    taken, catalogs = read(runs.fleet)
+    assert "public.keyed" in taken.states
+    assert_equal(taken, catalogs)
+    assert read(runs.fleet, rules)[0].as_committed
+    copied = runs.increment(NAME)
+    assert copied.definition_changes is not None
+    assert [group.name for group in copied.definition_changes.groups["s1"]] == ["public.keyed"]
+
+
+def test_a_table_that_must_be_copied_again_is_copied_by_its_size(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replica identity was another one for some time, of which only the WAL has a trace."""
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    execute(
+        dsn, "ALTER TABLE lines REPLICA IDENTITY DEFAULT", "INSERT INTO lines VALUES ('one'), ('two')",
+        "ALTER TABLE lines REPLICA IDENTITY FULL",
+    )  # fmt: skip
+    assert read(runs.fleet)[0].as_committed
+    sizes: list[int] = []
+
+    def noting(nodes: Iterable[Node], tables: Mapping[str, Sequence[Table]]) -> Amount:
+        sizes.extend(table.size_bytes for some in tables.values() for table in some)
+        return amount_to_copy(nodes, tables)
+
+    monkeypatch.setattr(prepare_tables, "amount_to_copy", noting)
+    commit = runs.increment(NAME)
+    assert commit.definition_changes is not None
+    assert [group.name for group in commit.definition_changes.groups["s1"]] == ["public.lines"]
+    assert len(sizes) == 1
+    assert sizes[0] > 0
+    expected, target = sorted_copies(dsn), restore_target(runs.fleet)
+    runs.restore(NAME, target)
+    assert sorted_copies(target.nodes[0].dsn) == expected
 
 
 def test_values_may_contain_names_of_which_the_catalogs_of_the_database_say_nothing(runs: Runs) -> None:

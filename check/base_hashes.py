@@ -96,7 +96,7 @@ class _Hashed:
     extremes: KeyExtremes = field(default_factory=dict)
     deleted: list[Ints] = field(default_factory=list)
 
-    def check_rows(self, task: BaseHashTask, rows: _Rows) -> Flags | None:
+    def check_rows(self, task: BaseHashTask, rows: _RowsAtCut) -> Flags | None:
         """Check the rows that are part of the node's state; return flags marking them, or None if all of them are.
 
         Also notes the expected rows, and the smallest and largest keys. Raises RowsInvalidError.
@@ -132,7 +132,7 @@ class _Hashed:
         )
 
 
-class _Rows(NamedTuple):
+class _RowsAtCut(NamedTuple):
     """Rows in the schema at the cut, the hashes of their keys, their groups, and their fields that are NULL."""
 
     batch: pa.RecordBatch
@@ -235,20 +235,20 @@ def _hash_batch(task: BaseHashTask, batch: pa.RecordBatch, checks: BaseChecks, o
     base, key_hashes = task.objects[0].base, xxhash64(from_arrow(batch.column("key")))
     nulls = checks.add(batch, key_hashes)
     if base.mapping is None:
-        _hash(task, _Rows(batch, key_hashes, _groups_of(batch), nulls), objects)
+        _hash(task, _RowsAtCut(batch, key_hashes, _groups_of(batch), nulls), objects)
         return
     for table in converted_to_cut(pa.Table.from_batches([batch]), base):
         for to_batch in table.to_batches():
             to_hashes = xxhash64(from_arrow(to_batch.column("key")))
             nulls = find_nulls(from_arrow(to_batch.column("row"))) if task.required is not None else NO_FIELDS
-            _hash(task, _Rows(to_batch, to_hashes, _groups_of(to_batch), nulls), objects)
+            _hash(task, _RowsAtCut(to_batch, to_hashes, _groups_of(to_batch), nulls), objects)
 
 
 def _groups_of(batch: pa.RecordBatch) -> Ints:
     return np.asarray(batch.column("group").to_numpy(), np.int64)
 
 
-def _hash(task: BaseHashTask, rows: _Rows, objects: Sequence[_Hashed]) -> None:
+def _hash(task: BaseHashTask, rows: _RowsAtCut, objects: Sequence[_Hashed]) -> None:
     valid = [hashed.check_rows(task, rows) for hashed in objects]
     if not task.is_compared:
         return

@@ -101,10 +101,13 @@ def _note_operations(before: Commit | None, commit: Commit, repaired: Set[str]) 
                 continue
             at = time_of_id(segment.operation)
             limits = first.timestamp() - SLACK_SECONDS, last.timestamp() + SLACK_SECONDS
-            if before is None or at is None or not limits[0] <= at.timestamp() <= limits[1]:
+            has_ended = before is not None and segment.operation == before.operation
+            if before is None or at is None or has_ended or not limits[0] <= at.timestamp() <= limits[1]:
                 reason = "did not make the full snapshot"
                 if before is not None:
                     reason = "did not begin between the previous commit and this one"
+                if has_ended:
+                    reason = "made the previous commit, which lists all segments that it wrote"
                 detail = f"operation {segment.operation} wrote it, which {reason}"
                 yield Doubt("operation", detail, node=node, object=segment.key)
 
@@ -180,3 +183,5 @@ def _check_archive(segments: tuple[Segment, ...], ends: frozenset[str]) -> Itera
         was, now = segment.open, following.open
         if was is not None and now is not None and was.lsn == now.lsn and now.seq < was.seq:
             yield f"it continues the transaction at {was.lsn}, but only up to change {now.seq} of it", following
+        if was is not None and now is not None and was.lsn == now.lsn and now.changes < was.changes:
+            yield f"it continues the transaction at {was.lsn}, but has only {now.changes} changes of it", following

@@ -3,7 +3,8 @@
 A change repeats the position, the xid and the global id of its transaction, and a segment holds the events that end in
 its range of WAL. So a change that was moved into another transaction, an event that occurs twice, and a transaction in
 the wrong segment contradict something in the segment itself. So does half of an UPDATE that was written as two changes:
-both come from one message, so no segment has only one of them.
+both come from one message, so no segment has only one of them. The event that ends a transaction says how many changes
+it has, so none can be missing from the archives of all copies.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.wal.segments.archive import OpenTransaction, Segment, SegmentRange
-from cutline.wal.segments.segments import CHANGES, COMMIT, COMMIT_PREPARED, DELETE, PARTIAL, PREPARE
+from cutline.wal.segments.segments import (
+    CHANGES,
+    COMMIT,
+    COMMIT_PREPARED,
+    DELETE,
+    ENDS,
+    PARTIAL,
+    PREPARE,
+    ROLLBACK_PREPARED,
+)
 
-# In place of the hash of a global id.
-NO_GLOBAL_ID = 0
+# In place of the hash of a global id, and of a number of changes.
+NO_GLOBAL_ID, NOT_COUNTED = 0, -1
+# Ids of transactions have 32 bits; PostgreSQL uses each again only after all others.
+XIDS = 1 << 32
 # Odd numbers, so that no two positions, or numbers of changes, or groups have the same product modulo 2**64.
 MULTIPLIERS = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 
@@ -44,11 +56,14 @@ class SegmentTransactions:
     continued: OpenTransaction | None = None
     forms: TableForms | None = None
     is_open_prepared: bool | None = None
-    # n by 3: the position, the xid and the hash of the global id, of changes (without repeats) and of the events that
-    # end transactions.
+    # n by 4: the position, the xid, the hash of the global id and the number of changes, of runs of changes and of the
+    # events that end transactions.
     _changes: list[Ints] = field(default_factory=list)
     _ends: list[Ints] = field(default_factory=list)
+    # n by 2: where the records of events begin and end. The xids of transactions that end, and that are decided.
     _records: list[Ints] = field(default_factory=list)
+    _ended: list[Ints] = field(default_factory=list)
+    _decided: list[Ints] = field(default_factory=list)
     _halves: _Halves = field(default_factory=lambda: _Halves())
 
     def add(self, table: pa.Table) -> None:
@@ -77,12 +92,18 @@ class SegmentTransactions:
             begin, through = (Lsn(int(column[is_outside.argmax()])) for column in (lsn, end))
             what = f"an event that begins at {begin} and ends at {through}, but it holds the WAL from {held.after}"
             raise RowsInvalidError(f"it contains {what}")
-        is_end = np.isin(op, (COMMIT, PREPARE))
+        is_end = np.isin(op, ENDS)
         if held.open is not None and (lsn[is_end] >= held.open.lsn).any():
             raise RowsInvalidError(f"it contains the end of the transaction at {held.open.lsn}, or of a later one")
-        self._records.append(lsn[is_end | (op == COMMIT_PREPARED)])
+        self._records.append(np.stack([lsn, end], axis=1)[is_end | (op == COMMIT_PREPARED)])
+        xid = to_numpy(events["xid"])
+        if (is_outside := (xid < 0) | (xid >= XIDS)).any():
+            raise RowsInvalidError(f"it contains an event of transaction {int(xid[is_outside][0])}, which is no xid")
+        self._ended.append(xid[is_end])
+        self._decided.append(xid[np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED))])
         names = np.where(op == PREPARE, _hashes_of_names(events["global_id"]), NO_GLOBAL_ID)
-        self._ends.append(np.stack([lsn, to_numpy(events["xid"]), names], axis=1)[is_end])
+        changes = to_numpy(events["changes"].fill_null(NOT_COUNTED))
+        self._ends.append(np.stack([lsn, xid, names, changes], axis=1)[is_end])
 
     def _add_changes(self, changes: pa.Table) -> None:
         lsn, end, xid = (to_numpy(changes[name]) for name in ("lsn", "end_lsn", "xid"))
@@ -97,7 +118,9 @@ class SegmentTransactions:
         # A transaction's changes are next to each other.
         is_new = np.ones(len(lsn), np.bool_)
         is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-        self._changes.append(np.stack([column[is_new] for column in columns], axis=1))
+        starts = np.flatnonzero(is_new)
+        counts = np.diff(starts, append=len(lsn))
+        self._changes.append(np.stack([*(column[starts] for column in columns), counts], axis=1))
 
     def _check_spanning(self, changes: pa.Table, lsn: Ints) -> None:
         """Check the changes of transactions that span segments: each segment has those after the segment before it."""
@@ -126,24 +149,58 @@ class SegmentTransactions:
     def end(self) -> None:
         """Check what only the whole segment shows: that each transaction ends once, as its changes say."""
         self._halves.end()
-        records = np.sort(np.concatenate([np.empty(0, np.int64), *self._records]))
-        if (is_repeated := records[1:] == records[:-1]).any():
-            at = Lsn(int(records[1:][is_repeated][0]))
-            raise RowsInvalidError(f"it contains the end of the transaction at {at} twice")
-        changes = np.concatenate([np.empty((0, 3), np.int64), *self._changes])
+        self._check_records()
+        changes = np.concatenate([np.empty((0, 4), np.int64), *self._changes])
+        # No change has the position -1.
+        ends = np.concatenate([[[-1, -1, -1, 0]], *self._ends]).astype(np.int64)
+        ends = ends[np.argsort(ends[:, 0], kind="stable")]
+        ended = changes
         if self.held.open is not None:
             is_open = changes[:, 0] == self.held.open.lsn
             _check_same(changes[is_open], changes[is_open][:1])
-            changes = changes[~is_open]
-        if not len(changes):
-            return
-        # No change has the position -1.
-        ends = np.concatenate([np.full((1, 3), -1, np.int64), *self._ends])
-        ends = ends[np.argsort(ends[:, 0], kind="stable")]
-        found = ends[np.minimum(np.searchsorted(ends[:, 0], changes[:, 0]), len(ends) - 1)]
-        if (without := changes[:, 0][found[:, 0] != changes[:, 0]]).size:
+            ended = changes[~is_open]
+        found = ends[np.minimum(np.searchsorted(ends[:, 0], ended[:, 0]), len(ends) - 1)]
+        if (without := ended[:, 0][found[:, 0] != ended[:, 0]]).size:
             raise RowsInvalidError(f"it contains changes at {Lsn(int(without.min()))}, where no transaction ends")
-        _check_same(changes, found)
+        _check_same(ended, found)
+        self._check_numbers(changes, ends)
+
+    def _check_records(self) -> None:
+        """Check that no record occurs twice or begins in another, and that no transaction ends or is decided twice."""
+        records = np.concatenate([np.empty((0, 2), np.int64), *self._records])
+        records = records[np.lexsort(records.T[::-1])]
+        if (is_repeated := records[1:, 0] == records[:-1, 0]).any():
+            at = Lsn(int(records[1:, 0][is_repeated][0]))
+            raise RowsInvalidError(f"it contains the end of the transaction at {at} twice")
+        if (is_inside := records[1:, 0] < records[:-1, 1]).any():
+            begin, through = Lsn(int(records[1:, 0][is_inside][0])), Lsn(int(records[:-1, 1][is_inside][0]))
+            raise RowsInvalidError(f"it contains an event that begins at {begin}, before another one ends at {through}")
+        for what, parts in (("ends", self._ended), ("is decided", self._decided)):
+            xids = np.sort(np.concatenate([np.empty(0, np.int64), *parts]))
+            if (is_repeated := xids[1:] == xids[:-1]).any():
+                raise RowsInvalidError(f"transaction {int(xids[1:][is_repeated][0])} {what} twice in it")
+
+    def _check_numbers(self, changes: Ints, ends: Ints) -> None:
+        """Check that the ended transactions, and the one that is left open, have as many changes as they should."""
+        held, continued = self.held.open, self.continued
+        expected = ends[1:, (0, 3)]
+        if (uncounted := expected[expected[:, 1] == NOT_COUNTED]).size:
+            at = Lsn(int(uncounted[0, 0]))
+            raise RowsInvalidError(f"the end of the transaction at {at} does not say how many changes it has")
+        if held is not None:
+            expected = np.append(expected, [[int(held.lsn), held.changes]], axis=0)
+        positions, places = np.unique(changes[:, 0], return_inverse=True)
+        # No transaction has the position -1.
+        counts = np.append(np.bincount(places, changes[:, 3]).astype(np.int64), 0)
+        positions = np.append(positions, -1)
+        place = np.searchsorted(positions[:-1], expected[:, 0])
+        found = np.where(positions[place] == expected[:, 0], counts[place], 0)
+        if continued is not None:
+            found[expected[:, 0] == int(continued.lsn)] += continued.changes
+        is_wrong = found != expected[:, 1]
+        if is_wrong.any():
+            (at, count), known = expected[is_wrong][0].tolist(), int(found[is_wrong][0])
+            raise RowsInvalidError(f"it has {known} changes of the transaction at {Lsn(at)}, which has {count}")
 
 
 @dataclass(slots=True)

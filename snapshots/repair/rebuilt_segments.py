@@ -24,7 +24,7 @@ from cutline.snapshots.fold.sources import Source, open_object, read_opened
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Definition, Segment, SegmentMetadata, SegmentRange, archive_prefix
-from cutline.wal.segments.segments import CHANGES, COMMIT, METADATA_KEY, PREPARE, SEGMENT_SCHEMA, create_segment
+from cutline.wal.segments.segments import CHANGES, ENDS, METADATA_KEY, PREPARE, SEGMENT_SCHEMA, create_segment
 
 
 class NotRebuildableError(Exception):
@@ -80,8 +80,11 @@ def rebuild_segment(store: ObjectStore, chain: Chain, segment: Segment, copy: st
     events = decoded.events.filter(to_mask((ends > segment.after) & (ends <= segment.through)))
     wal_range = SegmentRange(segment.node, operation, segment.after, segment.through, segment.open)
     _check_counts(segment, changes, events, copy)
+    _check_open(segment, changes, before, copy)
     prefix = archive_prefix(chain.name, segment.node, operation)
-    return create_segment(store, prefix, segment.number, wal_range, (changes, events), decoded.definitions).segment
+    continued = before.open if before is not None else None
+    rows = (changes, events)
+    return create_segment(store, prefix, segment.number, wal_range, rows, decoded.definitions, continued).segment
 
 
 def _read(store: ObjectStore, others: Sequence[Segment], segment: Segment) -> _Decoded:
@@ -112,7 +115,7 @@ def _has_end(events: Iterable[pa.Table], lsn: Lsn) -> bool:
 
 
 def _is_end(events: pa.Table) -> Flags:
-    return np.isin(to_numpy(events["op"]), (COMMIT, PREPARE))
+    return np.isin(to_numpy(events["op"]), ENDS)
 
 
 def source_of(segment: Segment) -> Source:
@@ -141,6 +144,20 @@ def _ends_of(lsn: Ints, begins: Ints, ends: Ints) -> Ints:
         return np.full(len(lsn), -1, np.int64)
     place = np.minimum(np.searchsorted(begins, lsn), len(begins) - 1)
     return np.where(begins[place] == lsn, ends[place], -1)
+
+
+def _check_open(segment: Segment, changes: pa.Table, before: Segment | None, copy: str) -> None:
+    """Raise NotRebuildableError unless the transaction that the segment leaves open has as many changes as it says."""
+    opened, continued = segment.open, before.open if before is not None else None
+    if opened is None:
+        return
+    found = int((to_numpy(changes["lsn"]) == opened.lsn).sum())
+    found += continued.changes if continued is not None and continued.lsn == opened.lsn else 0
+    if found != opened.changes:
+        raise NotRebuildableError(
+            f"neither copy can be trusted: up to the end of the segment, the archive of {copy} has {found} changes of"
+            f" the transaction at {opened.lsn}, but the commit lists {opened.changes} of {segment.node}"
+        )
 
 
 def _check_counts(segment: Segment, changes: pa.Table, events: pa.Table, copy: str) -> None:

@@ -166,7 +166,7 @@ def change_table(changes: list[Change]) -> pa.Table:
         placed = row if definition.is_multiset else key.encode()
         partition = EVERY_PARTITION if op == "T" else int(partition_of(from_list([placed]), definition.partitions)[0])
         rows.append({
-            "lsn": lsn, "end_lsn": lsn, "seq": numbers[lsn], "xid": 1, "op": ord(op), "group": number,
+            "lsn": lsn, "end_lsn": lsn, "seq": numbers[lsn], "xid": lsn, "op": ord(op), "group": number,
             "partition": partition, "key": key.encode(), "row": row,
         })  # fmt: skip
         numbers[lsn] += 1
@@ -175,8 +175,8 @@ def change_table(changes: list[Change]) -> pa.Table:
 
 def commit_table(changes: list[Change]) -> pa.Table:
     """Return the ends of the changes' transactions."""
-    every = {"seq": 0, "xid": 1, "op": COMMIT, "group": NO_GROUP, "partition": 0, "key": b"", "row": b""}
-    rows = [every | {"lsn": lsn, "end_lsn": lsn + 1} for lsn in sorted({change[0] for change in changes})]
+    every = {"seq": 0, "op": COMMIT, "group": NO_GROUP, "partition": 0, "key": b"", "row": b""}
+    rows = [every | {"lsn": lsn, "end_lsn": lsn + 1, "xid": lsn} for lsn in sorted({change[0] for change in changes})]
     return pa.Table.from_pylist(rows, SEGMENT_SCHEMA)
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tests.run.quick_spark import with_spark
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import require_server
 
+PAUSE_SECONDS = 3
 MAJOR = 16
 ACROSS = "across both shards"
 # Every kind of object and column whose stored form differs from the others'.
@@ -123,6 +125,8 @@ def write_store(fleet: Fleet) -> list[dict[str, dict[str, str]]]:
     execute(dsns, "COMMIT PREPARED 'together'")
     run(fleet, "create", CHAIN, "--incremental")
     found.append(rows())
+    # DDL that was dumped within two seconds may be the same, byte for byte.
+    time.sleep(PAUSE_SECONDS)
     execute(dsns, *BEFORE_SECOND)
     prepare(dsns, IN_DOUBT, ACROSS)
     run(fleet, "create", CHAIN, "--incremental")

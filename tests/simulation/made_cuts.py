@@ -71,7 +71,7 @@ def events_table(nodes: Sequence[Node]) -> pa.Table:
     """All events in SEGMENT_SCHEMA, node after node."""
     op = [op for node in nodes for op in node.op]
     # A cut doesn't depend on these.
-    columns: dict[str, object] = dict.fromkeys(("seq", "group", "partition"), [0] * len(op))
+    columns: dict[str, object] = dict.fromkeys(("seq", "group", "partition", "changes"), [0] * len(op))
     columns |= dict.fromkeys(("key", "row"), [b""] * len(op))
     columns["op"] = op
     columns["xid"] = [xid for node in nodes for xid in node.xid]

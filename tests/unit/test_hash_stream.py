@@ -233,7 +233,8 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
         rest = SegmentRange("n1", "op", Lsn(150), Lsn(200))
         store = location.open()
         first = create_segment(store, "wal", 1, opened, (table([change]), table([event(120)]))).segment
-        second = create_segment(store, "wal", 2, rest, (table([]), table([event(end_lsn)]))).segment
+        tables = table([]), table([event(end_lsn)])
+        second = create_segment(store, "wal", 2, rest, tables, (), first.open).segment
 
         def sources(_part: NewPart, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
             return [

@@ -23,7 +23,7 @@ def test_an_object_that_is_not_a_segment_is_named() -> None:
     foreign = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), foreign)
     damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], body + b"x", foreign.getvalue().to_pybytes()]
-    damaged.append(body.replace(b"cutline/segment/3", b"cutline/segment/9"))
+    damaged.append(body.replace(b"cutline/segment/4", b"cutline/segment/9"))
     for bad in damaged:
         store = memory()
         store.create(segment_key("wal", 1), bad)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import pytest
 
 from cutline.check.segment_transactions import SegmentTransactions
@@ -27,11 +30,24 @@ def end(op: str, lsn: int, xid: int, **other: object) -> Row:
     return EMPTY | {"lsn": lsn, "end_lsn": lsn + 8, "seq": 0, "xid": xid, "op": ord(op)} | other
 
 
+def counted(rows: Iterable[Row], before: OpenTransaction | None = None) -> list[Row]:
+    """The rows, with the number of changes in each end of a transaction that has none yet."""
+    rows = list(rows)
+    numbers = Counter(row["lsn"] for row in rows if row["group"] != 0)
+    if before is not None:
+        numbers[int(before.lsn)] += before.changes
+    return [{"changes": numbers[row["lsn"]] if row["op"] in (ord("C"), ord("P")) else None} | row for row in rows]
+
+
 def segment(
     *rows: Row, open_at: int | None = None, continued: OpenTransaction | None = None, base: int = 100
 ) -> SegmentTransactions:
     """Check a segment of the WAL from 100 to 200; with an open transaction, up to where that ends."""
-    opened = OpenTransaction(Lsn(open_at), 9) if open_at else None
+    rows = tuple(counted(rows, continued))
+    opened = None
+    if open_at:
+        begun = continued.changes if continued is not None and continued.lsn == open_at else 0
+        opened = OpenTransaction(Lsn(open_at), 9, begun + sum(row["lsn"] == open_at for row in rows if row["group"]))
     checks = SegmentTransactions(SegmentRange("n1", "op", Lsn(100), Lsn(open_at or 200), opened), Lsn(base), continued)
     for is_event in (False, True):
         if some := [row for row in rows if (row["group"] == 0) == is_event]:
@@ -86,6 +102,17 @@ def test_a_transaction_that_was_prepared_before_the_slot_is_decoded_when_it_is_c
         ([end("C", 99, 5, end_lsn=110)], "an event that begins at 0/63 and ends at 0/6E, but"),
         ([end("K", 99, 5, end_lsn=110, **OF_GLOBAL)], "an event that begins at 0/63 and ends at 0/6E, but"),
         ([end("P", 99, 5, end_lsn=110, **OF_GLOBAL)], "an event that begins at 0/63 and ends at 0/6E, but"),
+        ([end("C", 110, 5, end_lsn=122), end("C", 120, 6)], "that begins at 0/78, before another one ends at 0/7A"),
+        ([end("C", 110, 5), end("C", 130, 5)], "transaction 5 ends twice in it"),
+        ([end("P", 110, 5, **OF_GLOBAL), end("C", 130, 5)], "transaction 5 ends twice in it"),
+        ([end("K", 110, 5, **OF_GLOBAL), end("K", 130, 5, **OF_GLOBAL)], "transaction 5 is decided twice in it"),
+        ([end("K", 110, 5, **OF_GLOBAL), end("R", 130, 5, **OF_GLOBAL)], "transaction 5 is decided twice in it"),
+        ([end("C", 110, 1 << 32)], "an event of transaction 4294967296, which is no xid"),
+        ([end("C", 110, -1)], "an event of transaction -1, which is no xid"),
+        ([change(110, 5), end("C", 110, 5, changes=2)], "has 1 changes of the transaction at 0/6E, which has 2"),
+        ([change(110, 5), end("C", 110, 5, changes=0)], "has 1 changes of the transaction at 0/6E, which has 0"),
+        ([end("P", 110, 5, changes=1, **OF_GLOBAL)], "has 0 changes of the transaction at 0/6E, which has 1"),
+        ([change(110, 5), end("C", 110, 5, changes=None)], "at 0/6E does not say how many changes it has"),
     ],
 )  # fmt: skip
 def test_a_segment_that_contradicts_itself_is_damage(rows: list[Row], what: str) -> None:
@@ -99,7 +126,7 @@ def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
     assert segment(change(150, 6, 9, **OF_GLOBAL), open_at=150).is_open_prepared is True
     # Its rows so far are of tables that the rules exclude.
     assert segment(end("C", 110, 5), open_at=150).is_open_prepared is None
-    continued = OpenTransaction(Lsn(150), 9)
+    continued = OpenTransaction(Lsn(150), 9, 4)
     assert not segment(change(150, 6, 11), end("C", 150, 6), continued=continued).lacks_end
     assert not segment(end("C", 150, 6), continued=continued).lacks_end
     assert not segment(open_at=150, continued=continued).lacks_end
@@ -135,7 +162,7 @@ FORMS = TableForms.of(
 def halves(*changes_: Row) -> None:
     """Check a segment with these changes of one transaction, table by table."""
     checks = SegmentTransactions(SegmentRange("n1", "op", Lsn(100), Lsn(200)), Lsn(100), forms=FORMS)
-    for one in (*changes_, end("C", 110, 5)):
+    for one in counted([*changes_, end("C", 110, 5)]):
         checks.add(table([one]))
     checks.end()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from hashlib import sha256
 
 import pyarrow as pa
@@ -81,16 +82,40 @@ def test_a_segment_round_trips_through_the_store(
 ) -> None:
     store = memory()
     archived = create_segment(store, "wal", 7, held, (table(changes), table(events)))
-    created = archived.segment
-    found = (created.node, created.operation, created.after, created.through, created.open)
-    assert found == (held.node, held.operation, held.after, held.through, held.open)
+    created, numbers = archived.segment, Counter(row["lsn"] for row in changes)
+    found = (created.node, created.operation, created.after, created.through)
+    assert found == (held.node, held.operation, held.after, held.through)
+    opened = held.open and OpenTransaction(held.open.lsn, held.open.seq, numbers[int(held.open.lsn)])
+    assert created.open == opened
     assert (created.changes, created.events) == (len(changes), len(events))
     assert created.partials == sum(row["op"] == ord("u") for row in changes)
     assert created.truncates == sum(row["op"] == ord("T") for row in changes)
     assert created.key == segment_key("wal", 7) == "wal/00000000000000000007.parquet"
     assert read_metadata(store, created.key, 7) == archived
-    assert read_events(store, created).to_pylist() == events
-    assert pq.read_table(pa.BufferReader(store.read(created.key))).to_pylist() == changes + events
+    counted = [row | {"changes": numbers[row["lsn"]]} for row in events]
+    assert read_events(store, created).to_pylist() == counted
+    stored = pq.read_table(pa.BufferReader(store.read(created.key))).to_pylist()
+    assert stored == [row | {"changes": None} for row in changes] + counted
+
+
+def test_the_changes_of_a_transaction_are_counted_across_segments() -> None:
+    """Only the events that end the changes of a transaction have their number."""
+    store = memory()
+    begun = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 5))
+    parts = [event(160, "U")] * 3, [event(120), event(130, "M")]
+    first = create_segment(store, "wal", 1, begun, (table(parts[0]), table(parts[1])))
+    assert first.segment.open == OpenTransaction(Lsn(160), 5, 3)
+    assert [row["changes"] for row in read_events(store, first.segment).to_pylist()] == [0, None]
+    middle = replace(begun, after=Lsn(150), open=OpenTransaction(Lsn(160), 7))
+    second = create_segment(store, "wal", 2, middle, (table([event(160, "U")]), table([])), (), first.segment.open)
+    assert second.segment.open == OpenTransaction(Lsn(160), 7, 4)
+    end = replace(begun, after=Lsn(150), through=Lsn(200), open=None)
+    part = {"global_id": "transfer"}
+    ends = [event(160, "P") | part, event(165, "K") | part, event(170)]
+    tables = table([event(160, "D") | part, event(170, "T")]), table(ends)
+    third = create_segment(store, "wal", 3, end, tables, (), second.segment.open)
+    assert third.segment.open is None
+    assert [row["changes"] for row in read_events(store, third.segment).to_pylist()] == [5, None, 1]
 
 
 @pytest.mark.parametrize("whole_max", [0, 1 << 30])
@@ -104,7 +129,7 @@ def test_events_are_read_alone_from_their_own_row_groups(
     events = table([event(number) for number in range(sizes[1])])
     store = memory()
     segment = create_segment(store, "wal", 1, HELD, (changes, events)).segment
-    assert read_events(store, segment).to_pylist() == events.to_pylist()
+    assert read_events(store, segment).drop_columns("changes").to_pylist() == events.drop_columns("changes").to_pylist()
     file = pq.ParquetFile(pa.BufferReader(store.read(segment.key)))
     for number in range(file.num_row_groups):
         ops = set(file.read_row_group(number)["op"].to_pylist())

@@ -255,6 +255,7 @@ def _change_table(part: ChangeColumns, group: Group, transactions: Transactions)
             to_arrow(partitions),
             part.keys.to_arrow(),
             part.rows.to_arrow(),
+            pa.nulls(count, pa.int64()),
         ],
         schema=SEGMENT_SCHEMA,
     )

@@ -360,6 +360,8 @@ def _event_table(op: int, numbers: _Numbers, names: Any, rows: Any = None, keys:
             to_arrow(np.full(count, EVERY_PARTITION, np.int32)),
             empty if keys is None else keys,
             empty if rows is None else rows,
+            # They are counted once the segment is complete.
+            pa.nulls(count, pa.int64()),
         ],
         schema=SEGMENT_SCHEMA,
     )

@@ -117,7 +117,9 @@ class _Archive:
         number = self.number + 1
         wal_range = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
         try:
-            segment = create_segment(self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions)
+            segment = create_segment(
+                self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions, self.open
+            )
             self.segments.append(segment)
         except ObjectExistsError as error:
             raise archive_busy_error(self.task) from error

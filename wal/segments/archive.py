@@ -37,10 +37,14 @@ class ArchiveError(SnapshotError):
 
 
 class OpenTransaction(Record, frozen=True):
-    """The point where a segment ends inside a transaction that is too large for one segment: after the change `seq`."""
+    """The point where a segment ends inside a transaction that is too large for one segment: after the change `seq`.
+
+    `changes` is the number of its changes in the archive so far.
+    """
 
     lsn: Lsn
     seq: Integer
+    changes: Count = 0
 
 
 class SegmentRange(Record, frozen=True):
@@ -135,7 +139,7 @@ def has_place_of(one: str, other: str) -> bool:
     return parts[:-2] == others[:-2] and parts[-1] == others[-1]
 
 
-FORMAT = "cutline/segment/3"
+FORMAT = "cutline/segment/4"
 NO_SEAL = "0" * 64
 
 

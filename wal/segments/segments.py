@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
@@ -49,6 +49,7 @@ from cutline.wal.segments.archive import (
     ArchivedSegment,
     ArchiveError,
     Definition,
+    OpenTransaction,
     Segment,
     SegmentMetadata,
     SegmentRange,
@@ -78,6 +79,9 @@ COMMIT, PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED, MARKER = (ord(letter) for l
 #
 # key: for a PREPARE, or a COMMIT with a global id, the names of the transaction's participants, if its gid or a message
 # in it names them (fleet.participants). Empty for all other events.
+#
+# changes: for a COMMIT or a PREPARE, the number of changes of the transaction in this segment and those before it. Null
+# for all other rows.
 SEGMENT_SCHEMA = pa.schema(
     [
         pa.field("lsn", pa.int64(), nullable=False),
@@ -90,6 +94,7 @@ SEGMENT_SCHEMA = pa.schema(
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("key", pa.binary(), nullable=False),
         pa.field("row", pa.binary(), nullable=False),
+        pa.field("changes", pa.int64()),
     ]
 )
 NO_GROUP = 0
@@ -97,6 +102,8 @@ EVERY_PARTITION = -1
 UNKNOWN_TIME = 0
 CHANGES = (INSERT, UPSERT, PARTIAL, DELETE, TRUNCATE)
 OF_TWO_PHASES = (PREPARE, COMMIT_PREPARED, ROLLBACK_PREPARED)
+# The events at which the changes of a transaction end.
+ENDS = (COMMIT, PREPARE)
 EVENTS = (COMMIT, *OF_TWO_PHASES, MARKER)
 
 
@@ -116,7 +123,7 @@ def check_rows(table: pa.Table) -> None:
 # Arrow never writes a row group with more rows. A line of COPY is at most 1 GB, and its key is stored again.
 ROW_GROUP_ROWS_MAX, ROW_GROUP_BYTES_MAX = 1 << 20, 4 << 30
 INCREASING = frozenset({"lsn", "end_lsn", "seq", "xid"})
-REPEATED = frozenset({"group", "partition", "op", "global_id"})
+REPEATED = frozenset({"group", "partition", "op", "global_id", "changes"})
 # The only texts with a dictionary. PostgreSQL's gids are shorter than 200 bytes, before escaping.
 GLOBAL_ID, GLOBAL_ID_BYTES_MAX = "global_id", 4096
 BYTES = "BYTE_ARRAY"
@@ -215,12 +222,15 @@ def create_segment(
     wal_range: SegmentRange,
     tables: tuple[pa.Table, pa.Table],
     definitions: tuple[Definition, ...] = (),
+    continued: OpenTransaction | None = None,
 ) -> ArchivedSegment:
     """Create segment `number` from `tables` (changes, events); raise ObjectExistsError if it exists.
 
-    `definitions` are the ones that no commit lists yet.
+    `definitions` are the ones that no commit lists yet, and `continued` is the transaction in which the segment before
+    this one ends. The changes of each transaction are counted.
     """
     changes, events = tables
+    events, opened = count_changes(changes, events, continued, wal_range.open)
     key = segment_key(prefix, number)
     metadata = SegmentMetadata(
         key=key,
@@ -228,7 +238,7 @@ def create_segment(
         operation=wal_range.operation,
         after=wal_range.after,
         through=wal_range.through,
-        open=wal_range.open,
+        open=opened,
         definitions=definitions,
         first_changes=_first_changes(changes, definitions),
         changes=len(changes),
@@ -241,6 +251,33 @@ def create_segment(
     stored = form.encode(key, body)
     create_or_find(form.raw, key, stored)
     return _read_archived(metadata, number, body, stored, form)
+
+
+def count_changes(
+    changes: pa.Table, events: pa.Table, continued: OpenTransaction | None, opened: OpenTransaction | None
+) -> tuple[pa.Table, OpenTransaction | None]:
+    """Return the events of a segment, and the transaction that it leaves open, with the numbers of their changes.
+
+    `continued` is the transaction that the segment before this one leaves open.
+    """
+    positions, counts = np.unique(to_numpy(changes["lsn"]), return_counts=True)
+    if continued is not None:
+        positions, places = np.unique(np.append(positions, int(continued.lsn)), return_inverse=True)
+        counts = np.bincount(places, np.append(counts, continued.changes)).astype(np.int64)
+    # No transaction has the position -1.
+    positions, counts = np.append(positions, -1), np.append(counts, 0)
+
+    def changes_at(lsn: Ints) -> Ints:
+        place = np.searchsorted(positions[:-1], lsn)
+        return np.where(positions[place] == lsn, counts[place], 0)
+
+    is_end = np.isin(to_numpy(events["op"]), ENDS)
+    column = to_arrow(changes_at(to_numpy(events["lsn"])), absent=~is_end)
+    place = SEGMENT_SCHEMA.get_field_index("changes")
+    events = events.set_column(place, SEGMENT_SCHEMA.field(place), column)
+    if opened is not None:
+        opened = msgspec.structs.replace(opened, changes=int(changes_at(np.array([int(opened.lsn)]))[0]))
+    return events, opened
 
 
 def segment_bytes(metadata: SegmentMetadata, changes: pa.Table, events: pa.Table) -> bytes:

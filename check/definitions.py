@@ -30,9 +30,11 @@ from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.snapshots.ddl.contradictions import (
     PREDEFINED,
     changed_columns,
+    changed_types,
     compare,
     compare_database,
     compare_definitions,
+    compare_names,
     compare_sequences,
     is_only_ascii,
 )
@@ -189,10 +191,12 @@ class _Checking:
             self.required[name] = follow_required(before, chain, name, known, required)
 
     def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
-        """Check that a full snapshot has DDL of all shards, and that a commit names roles and sequences that fit."""
+        """Check that a full snapshot has DDL and globals of all shards, and that a commit's roles and sequences fit."""
         if commit.increment == 0 and not self.chain.full.only_cut:
-            for shard in sorted(self.shards.keys() - with_ddl):
-                self.findings.conflict(Conflict("definition", "the full snapshot lists no DDL", node=shard))
+            with_globals = {stored.node for stored in commit.own_objects if stored.kind == GLOBALS}
+            for kind, what, listed in (("definition", "DDL", with_ddl), ("roles", "server globals", with_globals)):
+                for shard in sorted(self.shards.keys() - listed):
+                    self.findings.conflict(Conflict(kind, f"the full snapshot lists no {what}", node=shard))
         for shard in sorted(commit.databases.keys() & self.shards.keys()):
             self._check_properties(commit, shard)
         for shard, sequences in commit.sequences.items():
@@ -278,7 +282,7 @@ class _Checking:
         if described is None:
             return
         shard.newest, shard.listed = described, (commit.increment, stored)
-        self._contradicted(compare(chain, name, described), stored)
+        self._contradicted([*compare(chain, name, described), *compare_names(described)], stored)
         if earlier is not None and before is not None and earlier.writer == described.writer:
             for detail in _changed_without_stamp(before, chain, name, earlier, described):
                 self._conflict(detail, stored)
@@ -360,7 +364,7 @@ class _Checking:
         self._check_grantees(chain, name)
 
     def _check_grantees(self, chain: Chain, name: str) -> None:
-        """Check that the commit lists the roles to which the shard's DDL grants privileges.
+        """Check that the commit lists the roles to which the shard's DDL grants privileges or applies policies.
 
         pg_shdepend, from which a create reads the roles, leaves out the bootstrap superuser. Its name is not known, but
         from PostgreSQL 16 on it stays a superuser.
@@ -376,7 +380,8 @@ class _Checking:
         )
         if not unlisted:
             return
-        detail = f"the DDL grants privileges to {list_some(unlisted, NAMED_MAX)}, which the commit does not list"
+        named = list_some(unlisted, NAMED_MAX)
+        detail = f"the DDL grants privileges or applies policies to {named}, which the commit does not list"
         self.findings.conflict(
             Conflict("roles", detail, node=name, object=commit_key(chain.name, chain.last.increment))
         )
@@ -420,12 +425,16 @@ def _is_dumped_again(before: Chain, chain: Chain, shard: str) -> bool:
 def _changed_without_stamp(
     before: Chain, chain: Chain, shard: str, earlier: Description, described: Description
 ) -> Iterator[str]:
-    """Yield how the columns of tables differ from the DDL before although the stamps of their columns are the same."""
+    """Yield how columns of tables, and their types, differ from the DDL before although their stamps are the same."""
     was, now = before.tables(shard), chain.tables(shard)
     for group in chain.groups(shard):
         name = (group.schema, group.table)
         one, other = was.get(group.name), now.get(group.name)
-        if one is None or other is None or (one.oid, one.columns) != (other.oid, other.columns):
+        if one is None or other is None or one.oid != other.oid:
+            continue
+        for detail in changed_types(one, other, (earlier, described)):
+            yield f"table {group.name}: {detail}, but the commit says that this has not changed"
+        if one.columns != other.columns:
             continue
         tables = [tables.get(name) for tables in (earlier.tables, described.tables)]
         if all(table is not None and table.is_ordered for table in tables):

@@ -86,6 +86,10 @@ def check_structure(
     )
     marks = read_marks(store, name, chain.full.chain)
     report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]
+    if marks.is_only_full and (kept := increment_numbers(store, name)):
+        detail = f"the mark says that its increments were removed, but increment {max(kept)} is in the store"
+        why = "a prune was interrupted, which gc completes, or somebody changed the store"
+        report.doubts.append(Doubt("mark", f"{detail}: {why}", object=only_full_key(name)))
     if marks.lost is not None and not marks.is_only_full:
         _check_mark(store, chain, marks.lost, report, is_whole=increment is None)
     if increment is None and not marks.is_only_full:

@@ -186,6 +186,8 @@ SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 # The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
 LABEL_STAMP = re.compile(r"enum (\d+) \d+ (.*)\.\d+", re.DOTALL)
+# The stamp of a composite type begins with its oid.
+FIELDS_STAMP = re.compile(r"fields (\d+) ")
 
 
 class TableState(Record, frozen=True):
@@ -215,11 +217,16 @@ class TableState(Record, frozen=True):
     @property
     def labels(self) -> dict[int, set[str]]:
         """The labels of the enum types that occur in the table's values, by the oid of the type."""
-        found: dict[int, set[str]] = {}
-        for stamp in self.types:
-            if match := LABEL_STAMP.fullmatch(stamp):
-                found.setdefault(int(match[1]), set()).add(match[2])
-        return found
+        return _labels(self.types)
+
+    def unchanged_labels(self, now: TableState) -> dict[int, set[str]]:
+        """The labels whose rows in pg_enum are the same in the later state, by the oid of the type."""
+        return _labels(set(self.types).intersection(now.types))
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The numbers of the columns that the table has."""
+        return frozenset(int(stamp.partition(".")[0]) for stamp in self.columns.split())
 
     @property
     def has_names(self) -> bool:
@@ -230,6 +237,14 @@ class TableState(Record, frozen=True):
     def xml_columns(self) -> frozenset[int]:
         """The numbers of the columns that contain XML at any depth."""
         return frozenset(int(stamp.removeprefix(XML_STAMP)) for stamp in self.types if stamp.startswith(XML_STAMP))
+
+
+def _labels(stamps: Iterable[str]) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for stamp in stamps:
+        if match := LABEL_STAMP.fullmatch(stamp):
+            found.setdefault(int(match[1]), set()).add(match[2])
+    return found
 
 
 def read_printed(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, frozenset[str]]:

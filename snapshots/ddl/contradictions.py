@@ -22,7 +22,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.encodings import RAW, UTF8, raw_bytes
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOutKind
-from cutline.nodes.table_state import TableState
+from cutline.nodes.table_state import FIELDS_STAMP, TableState
 from cutline.snapshots.ddl.database_facts import READ_ONLY, list_elements
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from cutline.snapshots.ddl.described_ddl import (
@@ -35,7 +35,7 @@ from cutline.snapshots.ddl.described_ddl import (
     read_privileges,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DatabaseProperties, Sequence
+from cutline.snapshots.records.commit import DatabaseFacts, DatabaseProperties, Sequence
 from cutline.storage.errors import RefusedError
 
 # At most this many contradictions of each kind are listed.
@@ -51,6 +51,19 @@ BUILT_IN: Mapping[str, tuple[int, int]] = {info.regtype: (info.oid, info.array_o
 MODIFIERS = re.compile(r"\((-?\d+(?:,-?\d+)?)\)")
 NO_MODIFIER, VARLENA_HEADER, NUMERIC_SCALE, INTERVAL_OF_ALL_FIELDS = -1, 4, 0x7FF, 0x7FFF << 16
 COUNTED = frozenset({"character varying", "character"})
+# PostgreSQL's own extensions, none of which has sequences or collations.
+CONTRIB = frozenset(
+    {
+        "amcheck", "autoinc", "bloom", "btree_gin", "btree_gist", "citext", "cube", "dblink", "dict_int", "dict_xsyn",
+        "earthdistance", "file_fdw", "fuzzystrmatch", "hstore", "insert_username", "intagg", "intarray", "isn", "lo",
+        "ltree", "moddatetime", "pageinspect", "pg_buffercache", "pg_freespacemap", "pg_prewarm", "pg_stat_statements",
+        "pg_trgm", "pg_visibility", "pgcrypto", "pgrowlocks", "pgstattuple", "plpgsql", "postgres_fdw", "refint", "seg",
+        "sslinfo", "tablefunc", "tcn", "tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp", "xml2",
+    }
+)  # fmt: skip
+CATALOG_SCHEMA = "pg_catalog"
+# Names that need no quotes; a column is named with its schema and table.
+PLAIN, NAMED_PARTS = re.compile(r"[a-z_][a-z0-9_]*"), 3
 
 
 class DdlContradictedError(RefusedError):
@@ -84,8 +97,8 @@ def compare(chain: Chain, shard: str, described: Description, groups: Iterable[G
     only_ascii = is_only_ascii(chain, shard)
     found = compare_definitions(chain, shard, described, chosen, only_ascii=only_ascii)
     found += compare_lists(chain, shard, described, only_ascii=only_ascii)
-    if not described.extensions:
-        # Extensions create sequences, too; the commit does not say which ones.
+    if described.extensions <= CONTRIB:
+        # Other extensions create sequences, too; the commit does not say which ones.
         stored = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
         gone = [table_name(*name) for name in sorted(stored - described.sequences.keys())]
         found += _some(f"the DDL does not create sequence {name}" for name in _comparable(gone, only_ascii=only_ascii))
@@ -104,7 +117,8 @@ def compare_definitions(
         found += _some(problem for group in groups for problem in problems(group, described, only_ascii=only_ascii))
     states = chain.tables(shard)
     known = [(group, states[group.name]) for group in groups if group.name in states]
-    found += _some(problem for group, state in known for problem in _other_table(group, state, described))
+    for compared in (_other_table, _other_attributes):
+        found += _some(problem for group, state in known for problem in compared(group, state, described))
     is_utf8 = chain.baseline[shard].encoding == UTF8
     return found + _some(_differing_labels(known, described, is_utf8=is_utf8))
 
@@ -174,7 +188,36 @@ def compare_database(chain: Chain, shard: str, described: Description) -> list[s
         found += _some(
             f"the commit does not list extension {name}" for name in sorted(theirs - ours) if _is_ascii(name)
         )
+    if facts is not None:
+        found += _some(_unknown_collations(facts, described)) + _some(_unknown_columns(facts, described))
     return found
+
+
+def _unknown_collations(facts: DatabaseFacts, described: Description) -> Iterator[str]:
+    """Yield the collations of the database that neither the DDL creates nor the server has.
+
+    Extensions may create some.
+    """
+    for collation in facts.collations:
+        name = table_name(collation.schema, collation.name)
+        is_created = (collation.schema, collation.name) in described.collations or not described.extensions <= CONTRIB
+        if collation.is_own and not is_created and _is_ascii(name):
+            yield f"the DDL does not create collation {name}"
+        elif not collation.is_own and collation.schema != CATALOG_SCHEMA:
+            yield f"collation {name} is listed as one of the server, which has none outside of {CATALOG_SCHEMA}"
+
+
+def _unknown_columns(facts: DatabaseFacts, described: Description) -> Iterator[str]:
+    """Yield the columns compressed with lz4 that their tables do not have in the DDL."""
+    for listed in facts.lz4_columns:
+        parts = listed.split(".")
+        if len(parts) != NAMED_PARTS or not all(map(PLAIN.fullmatch, parts)):
+            continue
+        table = described.tables.get((parts[0], parts[1]))
+        if table is None or not table.is_whole:
+            continue
+        if parts[2] not in table.generated and all(column.name != parts[2] for column in table.columns):
+            yield f"the commit says that column {listed} is compressed with lz4, but the table has no such column"
 
 
 def is_only_ascii(chain: Chain, shard: str) -> bool:
@@ -311,6 +354,20 @@ def _other_table(group: Group, state: TableState, described: Description) -> Ite
         yield f"table {group.name} has oid {state.oid} in the commit, but {oid} in the DDL"
 
 
+def _other_attributes(group: Group, state: TableState, described: Description) -> Iterator[str]:
+    """Yield how the numbers of a table's columns, or their number, differ from the rows that it has in pg_attribute."""
+    numbers = state.numbers
+    for column in group.columns:
+        if column.number not in numbers:
+            yield f"column {column.name} of table {group.name} has number {column.number}, which no column has"
+    if numbers and max(numbers) > state.attributes:
+        yield f"table {group.name} has had {state.attributes} columns, but one has number {max(numbers)}"
+    table = described.tables.get((group.schema, group.table))
+    # A statement may lack inherited columns.
+    if table is not None and table.is_ordered and (found := len(table.columns) + len(table.generated)) != len(numbers):
+        yield f"table {group.name} has {len(numbers)} columns in the commit, but {found} in the DDL"
+
+
 def _differing_labels(
     known: Iterable[tuple[Group, TableState]], described: Description, *, is_utf8: bool
 ) -> Iterator[str]:
@@ -318,7 +375,7 @@ def _differing_labels(
     for group, state in known:
         for oid, ours in state.labels.items():
             raw = described.enums.get(oid)
-            theirs = {raw_bytes(label).decode(errors="backslashreplace") for label in raw or ()}
+            theirs = set(map(_readable, raw or ()))
             # In other encodings, a commit has escapes for labels that are not ASCII.
             if raw is not None and ours != theirs and (is_utf8 or all(map(str.isascii, raw))):
                 yield (
@@ -461,6 +518,35 @@ def _unlisted_roles(roles: Iterable[str], described: Description) -> list[str]:
         role for role in described.owners - set(roles) if not role.startswith(PREDEFINED) and _is_ascii(role)
     )
     return _some(f"the DDL names role {role} as an owner, but the commit does not list it" for role in unlisted)
+
+
+def compare_names(described: Description) -> list[str]:
+    """Return which statements of the DDL name something that it does not create. A server would refuse them."""
+    return _some(described.unknown)
+
+
+def changed_types(before: TableState, now: TableState, descriptions: tuple[Description, Description]) -> Iterator[str]:
+    """Yield how types of a table's values differ between two descriptions although their rows in the catalogs do not.
+
+    These are the number of fields of composite types, and the order of labels of enum types.
+    """
+    earlier, later = descriptions
+    for stamp in sorted(set(before.types).intersection(now.types)):
+        if (match := FIELDS_STAMP.match(stamp)) is not None:
+            fields = [described.fields.get(int(match[1])) for described in descriptions]
+            if fields[0] is not None and fields[1] is not None and len(fields[0]) != len(fields[1]):
+                yield f"a composite type has {len(fields[1])} fields instead of {len(fields[0])}"
+    for oid, labels in before.unchanged_labels(now).items():
+        orders = [
+            [label for label in map(_readable, described.enums.get(oid, ())) if label in labels]
+            for described in (earlier, later)
+        ]
+        if set(orders[0]) == set(orders[1]) and orders[0] != orders[1]:
+            yield f"an enum type has its labels in the order {', '.join(orders[1])} instead of {', '.join(orders[0])}"
+
+
+def _readable(label: str) -> str:
+    return raw_bytes(label).decode(errors="backslashreplace")
 
 
 def labels_of(described: Description) -> Mapping[int, frozenset[bytes]]:

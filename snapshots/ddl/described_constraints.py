@@ -21,7 +21,8 @@ from cutline.snapshots.ddl.ddl_archive import (
     DdlArchive,
     statements_of_entry,
 )
-from cutline.snapshots.ddl.described_ddl import INDEX, Name, list_items, read_name, shown_name
+from cutline.snapshots.ddl.described_ddl import INDEX, Name, read_name, shown_name
+from cutline.snapshots.ddl.statement_lists import list_items
 
 IDENTIFIER = r'"(?:[^"]|"")*"'
 NAMES = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"

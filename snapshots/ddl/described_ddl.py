@@ -26,11 +26,10 @@ from cutline.snapshots.ddl.ddl_archive import (
     statements_of_entry,
 )
 from cutline.snapshots.ddl.impossible_entries import impossible_entries
+from cutline.snapshots.ddl.statement_lists import KIND, STRING, split_list
+from cutline.snapshots.ddl.unknown_names import unknown_names
 from cutline.snapshots.records.commit import NO_LIMIT
 
-# A doubled quote is read as two adjacent strings. The server writes no quote after a backslash.
-STRING = r"""[eE]?'[^']*'|"[^"]*"|--[^\n]*"""
-PART = re.compile(rf"{STRING}|(?P<mark>[(),])")
 # A semicolon in quotes does not end a statement.
 END = re.compile(rf"{STRING}|(?P<mark>;)")
 NAME = re.compile(r'"((?:[^"]|"")*)"')
@@ -41,8 +40,6 @@ AFTER_TYPE = re.compile(rf"{STRING}|\s(?P<word>COLLATE|CONSTRAINT|DEFAULT|GENERA
 AFTER_DEFAULT = re.compile(rf"{STRING}|(?P<mark>[()])|\s(?P<word>COLLATE|CONSTRAINT|NOT NULL)\b")
 NAMES_IN_PARENTHESES = r"\(((?:\"[^\"]*\"|[^()\"])*)\)"
 KEY = re.compile(rf"\sPRIMARY KEY {NAMES_IN_PARENTHESES}")
-# A partitioned table has no rows of its own. Tables of the other two kinds have columns that their statements omit.
-KIND = re.compile(rf"{STRING}|\s(?P<word>PARTITION BY|INHERITS|OF) ")
 PARENTS = re.compile(rf"\sINHERITS {NAMES_IN_PARENTHESES}")
 OF_TYPE = re.compile(rf"\sOF ({NAME.pattern})\.({NAME.pattern})")
 FULL_IDENTITY = re.compile(rf"{STRING}|(?P<is_full>\sREPLICA IDENTITY FULL;)")
@@ -66,12 +63,17 @@ SETTING = re.compile(
     rf" TO ({LITERAL.pattern}(?:, {LITERAL.pattern})*);"
 )
 TYPE, DOMAIN, DEFAULT, INDEX, COMMENT = "TYPE", "DOMAIN", "DEFAULT", "INDEX", "COMMENT"
+POLICY, COLLATION = "POLICY", "COLLATION"
 DATABASE, DATABASE_PROPERTIES = "DATABASE", "DATABASE PROPERTIES"
 CONNECTION_LIMIT, IS_TEMPLATE = re.compile(r" CONNECTION LIMIT = (-?\d+);"), re.compile(r" IS_TEMPLATE = true;")
 DATABASE_COMMENT = re.compile(rf"COMMENT ON DATABASE {NAME.pattern} IS '((?:[^']|'')*)';\s*\Z")
 GRANT = re.compile(
     rf"(?P<verb>GRANT|REVOKE) (?P<what>[A-Z,]+) ON DATABASE {NAME.pattern} (?:TO|FROM)"
     rf" (?:PUBLIC|(?P<grantee>{NAME.pattern}))(?P<option> WITH GRANT OPTION)?;"
+)
+POLICY_TO = re.compile(
+    rf"\s*CREATE POLICY {NAME.pattern} ON {NAME.pattern}\.{NAME.pattern}(?: AS [A-Z]+)?(?: FOR [A-Z]+)?"
+    rf" TO (?P<roles>{NAME.pattern}(?:, {NAME.pattern})*)"
 )
 # A statement of an object's privileges after its names were replaced by numbers.
 GRANTED_TO = re.compile(r'^GRANT [^;]* TO "(\d+)"(?: WITH GRANT OPTION)?;$', re.MULTILINE)
@@ -206,7 +208,8 @@ class Description:
     lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major version. `types` maps types
     and domains with plain names, as `schema.name`, to their oids. `server` is the version of the server that was
     dumped: major, and minor if it has a number. `unlogged` are the unlogged tables, which `tables` leaves out.
-    `grantees` are the roles that have privileges on objects of the database.
+    `grantees` are the roles that have privileges on objects of the database, or to which a policy applies. `unknown`
+    lists which entries name something that nothing creates, in words. `collations` are those that the DDL creates.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -230,6 +233,8 @@ class Description:
     bases: Mapping[int, str] = field(default_factory=dict)
     unlogged: frozenset[Name] = frozenset()
     grantees: frozenset[str] = frozenset()
+    unknown: tuple[str, ...] = ()
+    collations: frozenset[Name] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -266,7 +271,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents, tuple(impossible_entries(archive)))
+    return reader.description(archive.contents, tuple(impossible_entries(archive)), tuple(unknown_names(archive)))
 
 
 @dataclass(slots=True)
@@ -291,6 +296,7 @@ class _Describing:
     types: dict[str, int] = field(default_factory=dict)
     unlogged: set[Name] = field(default_factory=set)
     grantees: set[str] = field(default_factory=set)
+    collations: set[Name] = field(default_factory=set)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
@@ -318,11 +324,10 @@ class _Describing:
             self.extensions.add(name[1])
         elif entry.kind in (TYPE, DOMAIN):
             self._add_type(entry, name, text)
-        elif entry.kind == PRIVILEGES:
-            self.grantees |= read_grantees(text)
-        # Without quotes, other names may look like that of an array or of a type in another schema.
-        if entry.kind in (TYPE, DOMAIN) and all(map(PLAIN_NAME.fullmatch, name)):
-            self.types[".".join(name)] = entry.oid
+        elif entry.kind == COLLATION:
+            self.collations.add(name)
+        else:
+            self._add_grantees(entry, text)
 
     def _add_table(self, entry: ArchiveEntry, name: Name, text: str) -> None:
         if (table := read_table(text)) is None:
@@ -350,16 +355,25 @@ class _Describing:
             self.keys[schema, of] = frozenset(_names(key[1]))
         if identity := INDEX_IDENTITY.search(text):
             columns = INDEX_COLUMNS.search(text)
-            items = _split(text[columns.end() - 1 :]).items if columns else []
+            items = split_list(text[columns.end() - 1 :]).items if columns else []
             found = (NAME.match(item) for item in items)
             table = _shown(_unquoted(identity[2])), _shown(_unquoted(identity[4]))
             self.identities[table] = frozenset(_shown(_unquoted(match[1])) for match in found if match)
 
+    def _add_grantees(self, entry: ArchiveEntry, text: str) -> None:
+        if entry.kind == PRIVILEGES:
+            self.grantees |= read_grantees(text)
+        elif entry.kind == POLICY and (to := POLICY_TO.match(text)):
+            self.grantees |= set(_names(to["roles"]))
+
     def _add_type(self, entry: ArchiveEntry, name: Name, text: str) -> None:
+        # Without quotes, other names may look like that of an array or of a type in another schema.
+        if all(map(PLAIN_NAME.fullmatch, name)):
+            self.types[".".join(name)] = entry.oid
         if enum := ENUM.search(text):
             self.enums[entry.oid] = tuple(match.replace("''", "'") for match in LITERAL.findall(text[enum.end() :]))
         elif composite := COMPOSITE.search(text):
-            items = _split(text[composite.end() - 1 :]).items
+            items = split_list(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
             attributes = [(match[1], _type_in(match.string[match.end() :])) for match in found if match]
             self.composites[name] = tuple(_shown(_unquoted(attribute)) for attribute, _ in attributes)
@@ -367,7 +381,9 @@ class _Describing:
         elif domain := DOMAIN_OVER.search(text):
             self.bases[entry.oid] = _type_in(text[domain.end() : _end_of_statement(text, domain.end())])
 
-    def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
+    def description(
+        self, contents: Contents, impossible: tuple[str, ...], unknown: tuple[str, ...] = ()
+    ) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
@@ -405,6 +421,8 @@ class _Describing:
             self.bases,
             frozenset(self.unlogged),
             frozenset(self.grantees),
+            unknown,
+            frozenset(self.collations),
         )
 
     def _type_of(self, column: ColumnName) -> str:
@@ -423,7 +441,7 @@ class _Describing:
 @lru_cache(maxsize=1 << 15)
 def read_table(text: str) -> DescribedTable | None:
     """Read a CREATE TABLE statement; None if it is a partitioned table, which has no rows of its own."""
-    listed = _split(text)
+    listed = split_list(text)
     before, after = text[: listed.begin], text[listed.end : _end_of_statement(text, listed.end)]
     kinds = {match["word"] for match in KIND.finditer(f"{before} {after}") if match["word"]}
     if "PARTITION BY" in kinds:
@@ -572,47 +590,8 @@ def read_grantees(text: str) -> set[str]:
     return {_shown(_unquoted(names[int(number)])) for number in numbers}
 
 
-@dataclass(frozen=True, slots=True)
-class _List:
-    """The items of a list in parentheses, and its offsets in the statement."""
-
-    items: list[str]
-    begin: int
-    end: int
-
-
-def _split(text: str) -> _List:
-    """Return the first list in parentheses; one without items, at the end, if there is none.
-
-    A statement without a list, of a typed table, may have parentheses after PARTITION BY.
-    """
-    items: list[str] = []
-    depth = begin = first = 0
-    for match in PART.finditer(text):
-        mark = match["mark"]
-        if mark == "(":
-            depth += 1
-            if depth == 1:
-                first = begin = match.end()
-                if any(kind["word"] == "PARTITION BY" for kind in KIND.finditer(f"{text[:first]} ")):
-                    return _List([], first, first)
-        elif mark and depth == 1:
-            items.append(text[begin : match.start()].strip())
-            begin = match.end()
-            if mark == ")":
-                return _List(items, first, match.end())
-        if mark == ")":
-            depth -= 1
-    return _List([], len(text), len(text))
-
-
 def _names(text: str) -> list[str]:
     return [_shown(_unquoted(quoted)) for quoted in NAME.findall(text)]
-
-
-def list_items(text: str) -> list[str]:
-    """Return the items of the first list in parentheses, such as the columns and constraints of CREATE TABLE."""
-    return _split(text).items
 
 
 def read_name(quoted: str) -> str:

@@ -425,7 +425,8 @@ def _divide(script: bytes) -> ExtensionsOfShard:
         own = statements[begin:end]
         if not _is_filled_by(own, table):
             raise ValueError(
-                f"the statements of {table_name(table.schema, table.name)} are not in the form that Cutline writes"
+                f"the statements of {table_name(table.schema, table.name)} are not in the form that Cutline writes, or"
+                f" do not have its {table.rows:,} rows"
             )
         tables.append(ConfigurationRows(table, own))
         begin = end
@@ -433,11 +434,16 @@ def _divide(script: bytes) -> ExtensionsOfShard:
 
 
 def _is_filled_by(statements: bytes, table: ExtensionTable) -> bool:
-    """Whether these are only INSERT statements with constants, as STATEMENTS_QUERY generates them for the table."""
+    """Whether these are only INSERT statements of its rows, as STATEMENTS_QUERY generates them for the table."""
+    rows = 0
     try:
-        return all(_is_named(part, table) for part in _parts_of(statements) if part.re is INSERT)
+        for part in _parts_of(statements):
+            if part.re is INSERT and not _is_named(part, table):
+                return False
+            rows += part.re is ROW
     except ValueError:
         return False
+    return rows == table.rows
 
 
 def _is_named(begin: re.Match[bytes] | None, table: MarkedTable | ExtensionTable) -> bool:

@@ -4,33 +4,33 @@
   (pg_dump.c, BuildArchiveDependencies): what depends on a member of an extension is listed as depending on the
   extension.
 - A statement is cut off: a quote or a parenthesis is not closed, or there is no semicolon at the end.
-- A statement begins with other words than pg_dump writes for objects of that type, or creates another object.
+- A statement begins with other words than pg_dump writes for objects of that type, or creates another object, or is
+  missing.
+- Further statements of an entry do something else than create or change objects.
+- Two entries create the same object.
 - The archive says that its texts have another encoding than the one that they are dumped in.
-- A view reads a relation that the archive does not create, and that no extension creates either.
 
-This is no parser: only a server can tell whether it refuses a statement for other reasons. pg_dump qualifies and quotes
-all names. A doubled quote is read as two adjacent strings. pg_dump doubles quotes, so no quote follows a backslash,
-with any value of standard_conforming_strings.
+Names that no entry creates are found by unknown_names.py. This is no parser: only a server can tell whether it refuses
+a statement for other reasons. pg_dump quotes all names. A doubled quote is read as two adjacent strings. pg_dump
+doubles quotes, so no quote follows a backslash, with any value of standard_conforming_strings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from cutline.fleet.table_names import quote_identifier, table_name
 from cutline.nodes.encodings import RAW, raw_bytes
-from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive, statements_of_entry
+from cutline.snapshots.ddl.ddl_archive import ArchiveEntry, DdlArchive, statements_of_entry
 
 # Text that is skipped: comments, literals, names and dollar quotes.
 DOLLAR = r"\$(?:[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_\x80-\U0010ffff]*)?\$"
 SKIPPED = re.compile(rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|({DOLLAR}).*?\1""", re.DOTALL)
-# The same, with a doubled quote as a part of a name.
-QUOTED = re.compile(SKIPPED.pattern.replace('"[^"]*"', '"(?:[^"]|"")*"'), re.DOTALL)
 UNCLOSED = re.compile(rf"""['"]|{DOLLAR}""")
 FIRST_WORDS = re.compile(r"[A-Z]+(?: [A-Z]+)*")
-NO_STATEMENT = "\0"
+CREATE = "CREATE "
 # The words with which the statements of an object's entry begin (pg_dump.c). Any of some types may be an ALTER TABLE:
 # for an identity column, for a trigger that a partition has from its parent.
 ALTER_TABLE = ("ALTER TABLE", "ALTER FOREIGN TABLE")
@@ -63,6 +63,10 @@ BEGINNINGS: Mapping[str, tuple[str, ...]] = {
     "ACL": ("GRANT", "REVOKE", "SET SESSION AUTHORIZATION"),
 }
 RELATIONS = frozenset({"TABLE", "FOREIGN TABLE", "VIEW", "MATERIALIZED VIEW", "SEQUENCE"})
+# The verbs of all further statements in an entry, and those that the body of a function or a rule can't contain.
+VERBS = frozenset({"CREATE", "ALTER", "COMMENT", "GRANT", "REVOKE", "SET", "RESET", "SELECT", "SECURITY", "REFRESH"})
+NEVER_IN_BODIES = frozenset({"DROP", "TRUNCATE", "CREATE", "GRANT", "REVOKE", "COPY", "DO", "CALL", "LOCK", "LOAD"})
+WITH_BODIES = frozenset({"FUNCTION", "PROCEDURE", "RULE"})
 # Their statements begin with CREATE, a type and the qualified name of the entry's object.
 NAMED = RELATIONS | {"TYPE", "DOMAIN"}
 # pg_dump lists what these depend on by itself, even if it does not dump it (dumpComment, dumpSecLabel, dumpACL,
@@ -78,29 +82,25 @@ OTHER_DEPENDENCIES = frozenset(
         "STATISTICS DATA",
     }
 )
+INDEX = "INDEX"
 ENCODING, ENCODING_STATEMENT = "ENCODING", f"SET client_encoding = '{RAW}';"
-# Schemas of the server.
-RESERVED, INFORMATION_SCHEMA = "pg_", "information_schema"
-VIEWS = frozenset({"VIEW", "MATERIALIZED VIEW", "RULE"})
-# The relation after FROM or JOIN, on lines of their own as pg_get_viewdef writes them. Other words FROM, as in
-# EXTRACT (... FROM ...), follow on the same line. Names are replaced by numbers before. A function has a parenthesis
-# after its name.
-READ = re.compile(r'\n *(?:FROM|(?:(?:LEFT|RIGHT|FULL|CROSS) )?JOIN) \(*(?:ONLY )?"(\d+)"\."(\d+)"(?!\()')
 
 
 def impossible_entries(archive: DdlArchive) -> Iterator[str]:
     """Yield in words which of the archive's entries pg_dump can't have written, and why."""
     entries = archive.contents.entries
     numbers = frozenset(entry.number for entry in entries)
-    extensions = frozenset(entry.number for entry in entries if entry.kind == EXTENSION)
-    relations = frozenset((entry.schema, entry.name) for entry in entries if entry.kind in RELATIONS)
+    created = set[tuple[str, str]]()
     for entry in entries:
         if entry.kind not in OTHER_DEPENDENCIES and not numbers.issuperset(entry.dependencies):
             yield f"the DDL lacks an object on which {entry_label(entry)} depends"
         text = statements_of_entry(archive.body, entry)
         yield from _statement_problems(entry, text)
-        if entry.kind in VIEWS and not extensions.intersection(entry.dependencies):
-            yield from _unknown_relations(entry, text, relations)
+        # No two objects have the same statement, because that has the name.
+        if entry.kind in BEGINNINGS and text.startswith(CREATE):
+            if (entry.kind, text) in created:
+                yield f"two entries create {entry_label(entry)}"
+            created.add((entry.kind, text))
 
 
 def entry_label(entry: ArchiveEntry) -> str:
@@ -113,53 +113,44 @@ def _statement_problems(entry: ArchiveEntry, text: str) -> Iterator[str]:
     if entry.kind == ENCODING and text.strip() != ENCODING_STATEMENT:
         yield f"the DDL's encoding is set by {_shown(text.strip())!r}, but it was dumped as {RAW}"
         return
-    words = _first_words(text)
-    if words is None:
+    statements = _first_words(text)
+    if statements is None:
         yield f"the statement for {entry_label(entry)} is cut off"
         return
     beginnings = BEGINNINGS.get(entry.kind)
-    # pg_dump only comments on the schema "public".
-    if words == NO_STATEMENT or beginnings is None:
+    # Entries of other types may have no statement: pg_dump only comments on the schema "public".
+    if beginnings is None:
         return
+    if not statements:
+        yield f"there is no statement for {entry_label(entry)}"
+        return
+    words, *others = statements
     if not any(f"{words} ".startswith(f"{beginning} ") for beginning in beginnings):
         yield f"the statement for {entry_label(entry)} begins with {words or 'no SQL'}"
     elif entry.kind in NAMED and words.startswith("CREATE "):
         name = f"{words} {quote_identifier(entry.schema)}.{quote_identifier(entry.name)}"
         if not text.lstrip().startswith(name):
             yield f"the statement for {entry_label(entry)} creates another object"
+    elif entry.kind == INDEX and not text.lstrip().startswith(f"{words} {quote_identifier(entry.name)} ON "):
+        yield f"the statement for {entry_label(entry)} creates another object"
+    for more in others:
+        verb = more.partition(" ")[0]
+        is_known = verb not in NEVER_IN_BODIES if entry.kind in WITH_BODIES else verb in VERBS
+        if not is_known:
+            yield f"the statements for {entry_label(entry)} contain {verb or 'something else than SQL'}"
 
 
 # Most statements are the same in every DDL of a chain.
 @lru_cache(maxsize=1 << 15)
-def _first_words(text: str) -> str | None:
-    """Return the words with which the statements begin; None if they are cut off, NO_STATEMENT if there are none."""
+def _first_words(text: str) -> tuple[str, ...] | None:
+    """Return the words with which each of the statements begins; None if they are cut off."""
     bare = SKIPPED.sub("\0", text).strip("\0\n ")
     if not bare:
-        return NO_STATEMENT
+        return ()
     if UNCLOSED.search(bare) or bare.count("(") != bare.count(")") or not bare.endswith(";"):
         return None
-    found = FIRST_WORDS.match(bare)
-    return found[0] if found else ""
-
-
-def _unknown_relations(entry: ArchiveEntry, text: str, relations: Collection[tuple[str, str]]) -> Iterator[str]:
-    """Yield which relations a view reads although the archive does not create them."""
-    names: list[str] = []
-
-    def numbered(match: re.Match[str]) -> str:
-        if not match[0].startswith('"'):
-            return "''"
-        names.append(match[0][1:-1])
-        return f'"{len(names) - 1}"'
-
-    for schema, name in READ.findall(QUOTED.sub(numbered, text)):
-        read = _unquoted(names[int(schema)]), _unquoted(names[int(name)])
-        if read not in relations and not read[0].startswith(RESERVED) and read[0] != INFORMATION_SCHEMA:
-            yield f"{entry_label(entry)} reads {_shown(table_name(*read))}, which the DDL does not create"
-
-
-def _unquoted(name: str) -> str:
-    return name.replace('""', '"')
+    found = (FIRST_WORDS.match(one.lstrip("\0\n ")) for one in bare.split(";")[:-1])
+    return tuple(match[0] if match else "" for match in found)
 
 
 def _shown(name: str) -> str:

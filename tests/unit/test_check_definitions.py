@@ -204,7 +204,7 @@ def granting(made: MadeChain, role: str, increment: int = 2) -> MadeChain:
 
 
 def test_a_role_that_has_privileges_is_one_that_the_commit_lists(made: MadeChain) -> None:
-    said = "the DDL grants privileges to reader, which the commit does not list"
+    said = "the DDL grants privileges or applies policies to reader, which the commit does not list"
     changed = granting(made, "reader")
     assert said in changed.conflicts
     changes = made.chain.increments[-1].definition_changes
@@ -224,7 +224,7 @@ def test_roles_that_pg_shdepend_does_not_list_may_have_privileges(made: MadeChai
 
 def test_a_full_snapshot_lists_the_grantees_of_its_ddl(made: MadeChain) -> None:
     full = granting(made, "reader", 0)
-    said = "the DDL grants privileges to reader, which the commit does not list"
+    said = "the DDL grants privileges or applies policies to reader, which the commit does not list"
     assert [one for one in full.conflicts if "privileges" in one] == [said]
     assert not [one for one in full.doubts if "privileges" in one]
 

@@ -40,8 +40,9 @@ def with_groups(chain: Chain, change: Callable[[Group], Group | None]) -> Chain:
     """The chain as if its commits had listed the newest definitions, changed."""
     changed = [change(group) for group in chain.groups(SHARD)]
     groups = chain.full.groups | {SHARD: tuple(group for group in changed if group)}
+    tables = chain.full.tables | {SHARD: tuple(chain.tables(SHARD).values())}
     increments = tuple(structs.replace(increment, definition_changes=None) for increment in chain.increments)
-    return replace(chain, full=structs.replace(chain.full, groups=groups), increments=increments)
+    return replace(chain, full=structs.replace(chain.full, groups=groups, tables=tables), increments=increments)
 
 
 def renamed(group: Group, names: dict[str, str]) -> Group:

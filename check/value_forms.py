@@ -72,33 +72,43 @@ def _up_to(highest: int, digits_min: int = 1) -> str:
     return _any(*patterns, digits)
 
 
+# The digits after a point, which never end with a zero.
+_DECIMALS = "[0-9]*[1-9]"
+
+
 def _integers(bits: int) -> str:
     """Return the pattern of the integers of so many bits, with a sign."""
     return _any(f"-?{_up_to((1 << bits - 1) - 1)}", "0", str(-(1 << bits - 1)))
 
 
-def _floats(exponents: str, largest: str) -> str:
-    """Return the pattern of floats with these exponents, and of those with the largest exponent.
+def _floats(exponents: str, largest: str, digits: int) -> str:
+    """Return the pattern of floats with these exponents and so many digits, and of those with the largest exponent.
 
-    The form without an exponent has few digits: it is printed if the exponent would be below 15.
+    The form without an exponent has few digits: it is printed if the exponent would be below 15, and not below -4.
     """
-    number = rf"-?(?:0|[1-9][0-9]{{0,{FLOAT_DIGITS_MAX - 1}}})(?:\.[0-9]+)?"
-    mantissa = r"-?[1-9](?:\.[0-9]+)?"
-    return _any(f"{number}", f"{mantissa}e{exponents}", f"-?{largest}", "NaN", "-?Infinity")
+    decimals = rf"\.[0-9]{{0,{digits - 2}}}[1-9]"
+    number = _any(
+        rf"(?:0|[1-9][0-9]{{0,{FLOAT_DIGITS_MAX - 1}}})(?:{decimals})?", rf"0\.0{{0,4}}[0-9]{{0,{digits - 1}}}[1-9]"
+    )
+    mantissa = rf"[1-9](?:{decimals})?"
+    return _any(f"-?{number}", f"-?{mantissa}e{exponents}", f"-?{largest}", "NaN", "-?Infinity")
 
 
 _NATURAL = "(?:0|[1-9][0-9]*)"
 _INTEGER = "-?(?:0|[1-9][0-9]{0,18})"
-_FLOAT = _any(rf"-?{_NATURAL}(?:\.[0-9]+)?(?:e[+-][0-9]{{2,3}})?", "NaN", "-?Infinity")
+_FLOAT = _any(rf"-?{_NATURAL}(?:\.{_DECIMALS})?(?:e[+-][0-9]{{2,3}})?", "NaN", "-?Infinity")
 # PostgreSQL has no negative zero in numeric.
 _NUMERIC = _any(rf"{_NATURAL}(?:\.[0-9]+)?", r"-[1-9][0-9]*(?:\.[0-9]+)?", r"-0\.0*[1-9][0-9]*", "NaN", "-?Infinity")
 # The largest are 3.4028235e+38 and 1.7976931348623157e+308, and the smallest 1e-45 and 5e-324.
 _FLOAT4 = _floats(
-    r"(?:\+(?:[0-2][0-9]|3[0-7])|-(?:[0-3][0-9]|4[0-5]))", r"(?:[12](?:\.[0-9]+)?|3(?:\.[0-4][0-9]*)?)e\+38"
+    r"(?:\+(?:[0-2][0-9]|3[0-7])|-(?:[0-3][0-9]|4[0-5]))",
+    rf"(?:[12](?:\.{_DECIMALS})?|3(?:\.(?:[0-3]{_DECIMALS}|[1-4]|4{_DECIMALS}))?)e\+38",
+    9,
 )
 _FLOAT8 = _floats(
     r"(?:\+(?:[0-9]{2}|[12][0-9]{2}|30[0-7])|-(?:[0-9]{2}|[12][0-9]{2}|3[01][0-9]|32[0-4]))",
-    r"1(?:\.[0-7][0-9]*)?e\+308",
+    rf"1(?:\.(?:[0-7]{_DECIMALS}|[1-7]))?e\+308",
+    17,
 )
 _HEX_PAIR = "[0-9a-f]{2}"
 _UUID = "[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -117,21 +127,26 @@ _MONTH_AND_DAY = _any(
     "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)",
     "02-(?:0[1-9]|1[0-9]|2[0-8])",
 )
-_MINUTES = r"[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_MINUTES = r"[0-5][0-9]:[0-5][0-9](?:\.[0-9]{0,5}[1-9])?"
 _CLOCK = f"(?:[01][0-9]|2[0-3]):{_MINUTES}"
 _OFFSET = "[+-](?:0[0-9]|1[0-5])(?::[0-5][0-9]){0,2}"
 _TIME = _any(_CLOCK, "24:00:00")
 
 
-def _dates(clock: str, last_year: int) -> str:
-    """Return the pattern of dates up to a year, each followed by `clock`."""
+def _dates(clock: str, last_year: int) -> tuple[str, str]:
+    """Return the patterns of dates up to a year, each followed by `clock`: after the year 1 BC, and up to it."""
     year = _any(_up_to(last_year, digits_min=4), _EARLY_YEAR)
     after_christ = _any(f"{year}-{_MONTH_AND_DAY}", f"{_LEAP_YEAR}-02-29")
-    return _any(f"{after_christ}{clock}", f"{_YEAR_BC}-{_any(_MONTH_AND_DAY, '02-29')}{clock} BC", "-?infinity")
+    return f"{after_christ}{clock}", f"{_YEAR_BC}-{_any(_MONTH_AND_DAY, '02-29')}{clock} BC"
 
 
-_DATE = _dates("", 5874897)
-_TIMESTAMP, _TIMESTAMPTZ = (_dates(f" {_CLOCK}{offset}", 294276) for offset in ("", _OFFSET))
+_INFINITY = "-?infinity"
+_DATES, _BC_DATES = _dates("", 5874897)
+_TIMES, _BC_TIMES = _dates(f" {_CLOCK}", 294276)
+# Sessions are in UTC.
+_TIMES_UTC, _BC_TIMES_UTC = _dates(rf" {_CLOCK}\+00", 294276)
+_DATE, _TIMESTAMP = _any(_DATES, _BC_DATES, _INFINITY), _any(_TIMES, _BC_TIMES, _INFINITY)
+_TIMESTAMPTZ = _any(_TIMES_UTC, _BC_TIMES_UTC, _INFINITY)
 _YEARS, _MONTHS, _DAYS = (rf"[+-]?[0-9]+ {unit}s?" for unit in ("year", "mon", "day"))
 _HOURS = f"[+-]?[0-9]{{2,}}:{_MINUTES}"
 _INTERVAL = _any(
@@ -147,22 +162,37 @@ _V4 = (
 )
 _V6_GROUPS = "(?:[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){0,7})"
 _V6 = _any("[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){7}", f"{_V6_GROUPS}?::{_V6_GROUPS}?", f"(?:[0-9a-f]{{0,4}}:){{2,7}}{_V4}")
-_V4_MASK, _V6_MASK = "/(?:[0-9]|[12][0-9]|3[0-2])", "/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])"
+_V4_MASK, _V6_MASK = "/(?:[0-9]|[12][0-9]|3[01])", "/(?:[0-9]|[1-9][0-9]|1[01][0-9]|12[0-7])"
+# Only cidr has the mask of a single address.
 _INET = _any(f"{_V4}(?:{_V4_MASK})?", f"{_V6}(?:{_V6_MASK})?")
-_CIDR = _any(f"{_V4}{_V4_MASK}", f"{_V6}{_V6_MASK}")
+_CIDR = _any(f"{_V4}{_any(_V4_MASK, '/32')}", f"{_V6}{_any(_V6_MASK, '/128')}")
 
 # Elements of arrays, fields of composite values and bounds of ranges are quoted if they contain one of these.
 _UNQUOTED_ELEMENT = r'[^{}",\\\s\x0b]+'
-_QUOTED_ELEMENT = r'"(?:[^"\\]|\\.)*"'
+_IN_QUOTES = r'(?:[^"\\]|\\.)*'
+_ANY_QUOTED = f'"{_IN_QUOTES}"'
+# Empty text and the word NULL are quoted, too.
+_QUOTED_ELEMENT = _any('""', '"(?i:null)"', rf'"{_IN_QUOTES}(?:[{{}},\s\x0b]|\\.){_IN_QUOTES}"')
 _QUOTED_FIELD = r'"(?:[^"\\]|""|\\\\)*"'
 _FIELD = rf'(?:[^(),"\\\s\x0b]*|{_QUOTED_FIELD})'
 _BOUNDS = r"(?:(?:\[-?[0-9]+:-?[0-9]+\]){1,6}=)?"
 _DIMENSIONS_MAX = 6
 
 
-def _range_of(bound: str) -> str:
-    maybe = f'(?:{bound}|"{bound}")?'
+def _range_of(bound: str, quoted: str | None = None) -> str:
+    """Return the pattern of ranges, given those of the bounds that are not quoted, and of those that are."""
+    bounds = [bound] if quoted is None else [bound, f'"{quoted}"']
+    maybe = f"{_any(*bounds)}?"
     return _any("empty", rf"[\[(]{maybe},{maybe}[\])]")
+
+
+# Elements of these forms contain nothing that needs quotes.
+_NEVER_QUOTED = frozenset(
+    {
+        *(_integers(bits) for bits in (16, 32, 64)), _any("0", _up_to((1 << 32) - 1)), _FLOAT4, _FLOAT8, "[tf]",
+        _NUMERIC, _UUID, _TIME, _INET, _CIDR,
+    }
+)  # fmt: skip
 
 
 def _arrays_of(element: str | None, nested_element: str | None = None) -> tuple[str, str]:
@@ -171,12 +201,14 @@ def _arrays_of(element: str | None, nested_element: str | None = None) -> tuple[
     Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
     Instead there is `nested_element`, or any element.
     """
-    any_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
-    of_element = any_element if element is None else _any("NULL", element, f'"{element}"')
+    of_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
+    if element is not None:
+        of_element = _any("NULL", element) if element in _NEVER_QUOTED else _any("NULL", element, f'"{element}"')
     if nested_element is not None:
         repeated = _any("NULL", nested_element)
     else:
-        repeated = of_element if len(of_element) <= REPEATED_PATTERN_MAX else any_element
+        is_short = element is not None and len(of_element) <= REPEATED_PATTERN_MAX
+        repeated = of_element if is_short else _any(_UNQUOTED_ELEMENT, _ANY_QUOTED)
     nested = [rf"\{{{_list(repeated)}\}}"]
     for _ in range(_DIMENSIONS_MAX - 1):
         nested.append(rf"\{{{_list(nested[-1])}\}}")
@@ -185,7 +217,9 @@ def _arrays_of(element: str | None, nested_element: str | None = None) -> tuple[
 
 _RANGES = {
     "int4range": _range_of(_integers(32)), "int8range": _range_of(_integers(64)), "numrange": _range_of(_NUMERIC),
-    "daterange": _range_of(_DATE), "tsrange": _range_of(_TIMESTAMP), "tstzrange": _range_of(_TIMESTAMPTZ),
+    "daterange": _range_of(_any(_DATES, _INFINITY), _BC_DATES),
+    "tsrange": _range_of(_INFINITY, _any(_TIMES, _BC_TIMES)),
+    "tstzrange": _range_of(_INFINITY, _any(_TIMES_UTC, _BC_TIMES_UTC)),
 }  # fmt: skip
 # The name of each type, and the patterns of its values' forms, the most frequent first.
 _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
@@ -285,7 +319,7 @@ def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None =
     if oid == BYTEA:
         return _find_other_bytea(values)
     if oid in (JSON, JSONB):
-        found = _find_malformed(values)
+        found = _find_malformed(values, lone_surrogates=oid == JSON)
         # Without a backslash, there are no escapes.
         may_have_nul = oid == JSONB and BACKSLASH in values.data
         return _find_mismatch(values, (_WITHOUT_NUL,)) if found is None and may_have_nul else found
@@ -451,8 +485,11 @@ def _find_other_bytea(values: BytesColumn) -> int | None:
     return _find_mismatch(values, (rf"\\x(?:{_HEX_PAIR})*",))
 
 
-def _find_malformed(values: BytesColumn) -> int | None:
-    """Return the index of the first value that is not JSON. Deeper nesting than the parser follows is accepted."""
+def _find_malformed(values: BytesColumn, *, lone_surrogates: bool) -> int | None:
+    """Return the index of the first value that is not JSON. Deeper nesting than the parser follows is accepted.
+
+    With `lone_surrogates`, escapes of surrogates outside of pairs are accepted: `json` keeps them, `jsonb` can't.
+    """
     array = _as_array(values)
     if _hide_escapes(array) and _are_json(array, len(values)):
         return None
@@ -461,7 +498,10 @@ def _find_malformed(values: BytesColumn) -> int | None:
     if _are_json(_as_array(texts), len(texts)):
         return None
     data, offsets = texts.data.tobytes(), texts.offsets.tolist()
-    return next((row for row, (start, end) in enumerate(pairwise(offsets)) if not _is_json(data[start:end])), None)
+    for row, (start, end) in enumerate(pairwise(offsets)):
+        if not _is_json(data[start:end], lone_surrogates=lone_surrogates):
+            return row
+    return None
 
 
 def _as_array(values: BytesColumn) -> Bytes:
@@ -494,8 +534,8 @@ def _are_json(array: Bytes, count: int) -> bool:
         return False
 
 
-def _is_json(text: bytes) -> bool:
-    for form in (text, _SURROGATE.sub(b"x", text)):
+def _is_json(text: bytes, *, lone_surrogates: bool) -> bool:
+    for form in (text, _SURROGATE.sub(b"x", text)) if lone_surrogates else (text,):
         try:
             _ONE_JSON.decode(form)
         except msgspec.DecodeError:

@@ -44,6 +44,7 @@ from cutline.wal.segments.segments import (
     TRUNCATE,
     _first_changes,
     _read_archived,
+    count_changes,
     parquet_options,
     segment_bytes,
 )
@@ -98,7 +99,8 @@ class OpenSegment:
     """The contents of a segment while it is edited.
 
     `declared` are fields of its metadata that get other values, in the commit too; `listed` are fields of the commit's
-    entry alone. `layout` returns the rows to store as changes and as events. `seals`: whether the seal fits.
+    entry alone. `layout` returns the rows to store as changes and as events. `seals`: whether the seal fits. `counts`:
+    whether the ends of transactions say how many changes they have now.
     """
 
     changes: Rows
@@ -107,6 +109,7 @@ class OpenSegment:
     listed: dict[str, Any] = field(default_factory=dict)
     layout: Callable[[pa.Table, pa.Table], tuple[pa.Table, pa.Table]] = lambda changes, events: (changes, events)
     seals: bool = True
+    counts: bool = True
 
     @property
     def all(self) -> Rows:
@@ -352,6 +355,8 @@ class Damaged:
         stored = pq.read_metadata(self.root / entry["key"]).metadata[METADATA_KEY]
         metadata: SegmentMetadata = from_json(stored, SegmentMetadata)
         changes, events = (pa.Table.from_pylist(rows, SEGMENT_SCHEMA) for rows in (opened.changes, opened.events))
+        if opened.counts:
+            events, _ = count_changes(changes, events, None, None)
         ops = Counter(row["op"] for row in opened.changes)
         counts = {"changes": len(changes), "events": len(events), "partials": ops[PARTIAL], "truncates": ops[TRUNCATE]}
         first = _first_changes(changes, metadata.definitions)

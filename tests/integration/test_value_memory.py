@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from cutline.check.base_hashes import BaseHashTask, NodeBase, hash_base
+from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, hash_base
 from cutline.check.table_forms import TableForms
 from cutline.columns.allocator import SYSTEM, VARIABLE
 from cutline.fleet.lsn import Lsn
@@ -82,6 +82,12 @@ def run_measured(function: Callable[[Any], Any], tasks: Sequence[Any], printed_b
     times = max(grown - FIXED_BYTES, 0) / printed_bytes
     print(f"{function.__name__}: {grown >> 20} MiB, {times:.2f} rows of {printed_bytes >> 20} MiB")  # noqa: T201  # figures
     return results, times
+
+
+def hash_only_base(task: BaseHashTask) -> BaseHashReport:
+    """Hash the only object of the task."""
+    (report,) = hash_base(task)
+    return report
 
 
 @contextmanager
@@ -146,8 +152,8 @@ def test_a_large_value_takes_a_few_times_its_row_through_every_task(place: Place
     bases = [base_sources(report) for report in copied]
     forms = InDriver(TableForms.of(groups.values()))
     hashes = [BaseHashTask((NodeBase(one),), forms, store) for one in (*bases[0], *bases[1])]
-    hashed, times["hash"] = run_measured(hash_base, hashes, printed)
-    assert sum(report.rows for reports in hashed for report in reports) == 1 + ROWS
+    hashed, times["hash"] = run_measured(hash_only_base, hashes, printed)
+    assert sum(report.rows for report in hashed) == 1 + ROWS
 
     ledger = create_ledger(place.connection)
     feed = Feed({0: LoadTarget(place.primary, {one.number: one for one in groups.values()}, ledger)})

@@ -308,6 +308,23 @@ def _exchange(field: str, first: str, second: str) -> Callable[[Document], objec
     return change
 
 
+def _state(table: str, change: Callable[[Document], object]) -> Change:
+    """Change the newest state of the table on both shards."""
+
+    def of_newest(store: Damaged) -> None:
+        for shard in SHARDS:
+            listed = [
+                one
+                for commit in store.commits
+                for tables in (commit.get("tables", {}), (commit.get("schema_changes") or {}).get("tables", {}))
+                for one in tables.get(shard, ())
+                if one["table"] == f"public.{table}"
+            ]
+            change(listed[-1])
+
+    return of_newest
+
+
 def _exchange_tables(field: str, first: str = "twin_a", second: str = "twin_b") -> Change:
     def change(store: Damaged) -> None:
         for shard in SHARDS:
@@ -363,6 +380,10 @@ def _definitions() -> Iterator[Kind]:
         "a table is append-only": _group("journal", lambda group: group.update(identity="append_only")),
         "an append-only table is not": _group("log", lambda group: group.update(identity="full")),
     }  # fmt: skip
+    described |= {
+        "a column has a number that no column has": _group("typed", _column("note", lambda one: one.update(number=99))),
+        "a table has had fewer columns than it has": _state("typed", lambda state: state.update(attributes=1)),
+    }
     # A table that has another name has no state any more.
     refused = {"a table has another name", "a table is in another schema"}
     for fleet in CHAINS:
@@ -529,6 +550,13 @@ def _databases() -> Iterator[Kind]:
         "another version of the server": _nodes(lambda one: one.update(server_version=150001)),
         "an extension that the DDL does not create":
             _database(lambda facts: facts.setdefault("extensions", {}).update(hstore="1.8")),
+        "a collation that the DDL does not create": _database(lambda facts: facts.setdefault("collations", []).append(
+            {"schema": "public", "name": "nothing", "provider": "c", "locales": ["C"], "is_own": True})),
+        "a collation of the server that no server has":
+            _database(lambda facts: facts.setdefault("collations", []).append(
+                {"schema": "public", "name": "nothing", "provider": "c", "locales": ["C"]})),
+        "a column is compressed that does not exist":
+            _database(lambda facts: facts.update(lz4_columns=["public.account.nothing"])),
         "an owner that is no role": _property(lambda one: one.update(owner="nobody")),
         "a setting that no server has":
             _property(lambda one: one.setdefault("settings", []).append({"name": "nothing_of_the_kind", "value": "1"})),

@@ -39,7 +39,7 @@ def kinds() -> Iterator[Kind]:
         yield from _on_shards(family, name, edit, Restorable(OF_ROWS, "s1", f"public.{table}"))
     for name, edit in _alone().items():
         yield from _on_shards(ALONE, name, edit, Hidden(ON_ALL_SHARDS), doubted("shards", reason=DIFFER))
-    for name, edit in _refused().items():
+    for name, edit in (*_refused().items(), *_missing().items()):
         yield from _on_shards(ALONE, name, edit, found("definition", "unreadable", "roles"))
 
 
@@ -124,6 +124,11 @@ def _described() -> Mapping[str, Edit]:
         "the default of a column that was added is another": replacing("TABLE", "grown", "DEFAULT 3", "DEFAULT 4"),
         "NOT NULL is lost": replacing("TABLE", "typed", '"needed" "text" NOT NULL', '"needed" "text"'),
         "a label of an enum that rows have": replacing("TYPE", "mood", "'ok'", "'fine'"),
+        "the labels of an enum in another order": replacing("TYPE", "mood", "'ok',\n    'happy'", "'happy',\n    'ok'"),
+        "a generated column more": replacing(
+            "TABLE", "twin_a", '"v" "text"', '"v" "text",\n    "more" integer GENERATED ALWAYS AS ("id") STORED'
+        ),
+        "an identity's sequence is lost": losing("SEQUENCE", "ticket_id_seq"),
         "a label of an enum more": replacing("TYPE", "mood", "'happy'", "'happy',\n    'more'"),
     }
 
@@ -190,4 +195,41 @@ def _refused() -> Mapping[str, Edit]:
         "a function that a trigger calls is lost": losing("FUNCTION", "stamp()"),
         "an owner that is no role": owned_by("TABLE", "account", f"{OWNER}_2"),
         "an extension that no server has": adding("EXTENSION", "nothing", 'CREATE EXTENSION "nothing";\n'),
+        "a function in a language that does not exist": replacing("FUNCTION", "twice(integer)", '"sql"', '"plnone"'),
+        "an index on a column that does not exist": replacing("INDEX", "transfer_from", '"from_account"', '"nothing"'),
+        "an index on a table that does not exist": replacing(
+            "INDEX", "transfer_from", 'ON "public"."transfer"', 'ON "public"."nothing"'
+        ),
+        "a key with a column that does not exist": replacing(
+            "CONSTRAINT", "account account_owner_key", '("owner")', '("nothing")'
+        ),
+        "a foreign key to a table that does not exist": replacing(
+            "FK CONSTRAINT", "transfer transfer_to_account_fkey", '"account"("id")', '"nothing"("id")'
+        ),
+        "a foreign key to a column that does not exist": replacing(
+            "FK CONSTRAINT", "transfer transfer_to_account_fkey", '"account"("id")', '"account"("nothing")'
+        ),
+        "a trigger calls a function that does not exist": replacing(
+            "TRIGGER", "account stamped", '"stamp"', '"nothing"'
+        ),
+        "a statement drops a table": replacing(
+            "FUNCTION", "twice(integer)", "$_$;", '$_$;\nDROP TABLE "public"."account" CASCADE;'
+        ),
+        "an index twice": _repeat_index,
+    }
+
+
+def _repeat_index(body: bytes, contents: Contents) -> bytes:
+    index = find(contents, "INDEX", "transfer_from")
+    again = NewEntry(index.kind, index.name, statements_of_entry(body, index))
+    return rewrite(body, contents, {}, first=(again,))
+
+
+def _missing() -> Mapping[str, Edit]:
+    """What PostgreSQL runs, although pg_dump can't have written it."""
+    return {
+        "an index without a statement": lambda body, contents: rewrite(
+            body, contents, {find(contents, "INDEX", "transfer_from").number: "\n"}
+        ),
+        "an index has another name": replacing("INDEX", "transfer_from", 'INDEX "transfer_from"', 'INDEX "other"'),
     }

@@ -39,7 +39,7 @@ CHANGES, TRANSACTIONS, METADATA = (
 Edit = Callable[[Damaged, str, OpenSegment], object]
 FAILED_BEFORE = "an operation that failed may have written the segment, on a machine with a wrong clock"
 DECIDED = "an administrator may commit one part of a transaction, and roll back another"
-NO_TRACE = "a change that no copy has leaves no trace"
+NO_TRACE = "a change that no copy has leaves no trace, if the end of its transaction does not count it"
 NOTHING_SAYS = "every copy has the same changes, and nothing else in the store contains the originals"
 READ_BEFORE = "the next increment is the first that reads the tables' files after the cut"
 # Added to a number, it gives one that no other change of the transaction has. New rows of updates of keys are odd.
@@ -68,12 +68,21 @@ def kind(
     *,
     family: str = CHANGES,
     cuts_again: bool = False,
+    counts: bool = True,
 ) -> Kind:
-    """Return the kind that edits the segments of the place's nodes; `cuts_again`: the cuts are made to fit."""
+    """Return the kind that edits the segments of the place's nodes.
+
+    `cuts_again`: the cuts are made to fit. `counts`: so are the numbers of changes at the ends of transactions.
+    """
 
     def damage(store: Damaged) -> None:
         for node in place.nodes:
-            store.edit_segment(node, increment, partial(edit, store, node))
+
+            def change(opened: OpenSegment, node: str = node) -> None:
+                opened.counts = counts
+                edit(store, node, opened)
+
+            store.edit_segment(node, increment, change)
         if cuts_again:
             store.cut_again()
         else:
@@ -163,14 +172,22 @@ def _changes() -> Iterator[Kind]:
             ("journal", 1, on_change("journal", 1, _repeat, None, INSERT)),
     }  # fmt: skip
     for name, (table, increment, edit) in by_name.items():
-        hidden = NO_TRACE if "lost" in name else NOTHING_SAYS
+        is_counted = "lost" in name or "repeated" in name
         for place in PLACES:
+            hidden = NO_TRACE if is_counted else NOTHING_SAYS
             yield kind(name, place, increment, edit, by_copies(place, table, "changes", hidden=hidden))
+        for place in (BOTH, ONLY) if is_counted else ():
+            yield kind(f"{name}, but not from the number of its transaction's changes", place, increment, edit,
+                       found("rows", node="s1", object=DAMAGED), counts=False)  # fmt: skip
     for place in PLACES:
         compared = by_copies(place, "twin_a", "changes", hidden=READ_BEFORE)
         by_file = compared if place.is_one_of_two else found("history", node="s1", group="public.twin_a")
         yield kind("an additional TRUNCATE", place, 2, partial(_truncate, "pairkey"), by_file)
         yield kind("an additional TRUNCATE in the newest increment", place, 3, partial(_truncate, "account"), compared)
+        if not place.is_one_of_two:
+            yield kind("an additional TRUNCATE that is not counted", place, 3,
+                       partial(_truncate, "account"), found("rows", node="s1", object=DAMAGED),
+                       counts=False)  # fmt: skip
     same: Mapping[str, tuple[str, int, Edit, str]] = {
         "an update is repeated":
             ("pairkey", 2, on_change("pairkey", 2, _repeat, None), "an update may write the same row twice"),
@@ -300,6 +317,48 @@ def _lose_events(*ops: int, global_id: str, changes: bool = False) -> Edit:
     return edit
 
 
+def _commit_again(store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Repeat a COMMIT as the record after it."""
+    row = _commit(store, node, opened)
+    opened.events.append(row | {"lsn": row["end_lsn"], "end_lsn": row["end_lsn"] + 8, "changes": 0})
+
+
+def _commit_prepared_again(store: Damaged, node: str, opened: OpenSegment) -> None:
+    row = _event(opened, COMMIT_PREPARED, "both")
+    opened.events.append(row | {"lsn": row["end_lsn"], "end_lsn": row["end_lsn"] + 8})
+
+
+def _take_xid(store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Give a transaction the xid of another one."""
+    row = _commit(store, node, opened)
+    other = next(one for one in opened.events if one["op"] == COMMIT and one["xid"] != row["xid"])
+    for one in [one for one in opened.all if one["xid"] == row["xid"]]:
+        one["xid"] = other["xid"]
+
+
+def _too_large_xid(store: Damaged, node: str, opened: OpenSegment) -> None:
+    row = _commit(store, node, opened)
+    for one in [one for one in opened.all if one["xid"] == row["xid"]]:
+        one["xid"] += 1 << 32
+
+
+def _overlap(store: Damaged, node: str, opened: OpenSegment) -> None:
+    """Let a COMMIT end after the beginning of the next one."""
+    commits = sorted((one for one in opened.events if one["op"] == COMMIT), key=lambda one: int(one["lsn"]))
+    commits[0]["end_lsn"] = commits[1]["lsn"] + 1
+
+
+def _records() -> Mapping[str, Edit]:
+    """Events whose records contradict each other."""
+    return {
+        "a transaction ends a second time": _commit_again,
+        "a transaction is committed a second time": _commit_prepared_again,
+        "a transaction has the xid of another one": _take_xid,
+        "a transaction has an xid of more than 32 bits": _too_large_xid,
+        "a COMMIT begins before the one before it ends": _overlap,
+    }
+
+
 def _rename(store: Damaged, node: str, opened: OpenSegment) -> None:
     for row in opened.all:
         if row["global_id"] == "both":
@@ -320,6 +379,11 @@ def _transactions() -> Iterator[Kind]:
                         _events_by_copies(place, NO_TRANSACTION), cuts_again=True)  # fmt: skip
         yield of_family("a transaction's changes are lost, but not its COMMIT", place, 2, _lose_changes,
                         by_copies(place, "pairkey", "changes", hidden=NO_TRACE))  # fmt: skip
+        if not place.is_one_of_two:
+            yield of_family("a transaction's changes are lost, but not its COMMIT, which counts them", place, 2,
+                            _lose_changes, found("rows", node="s1", object=DAMAGED), counts=False)  # fmt: skip
+            for name, of_events in _records().items():
+                yield of_family(name, place, 2, of_events, found("rows", node="s1", object=DAMAGED))
         yield of_family("the time of a COMMIT, and the cut's times with it", place, 2,
                         lambda store, node, opened: _commit(store, node, opened).update(seq=1),
                         Hidden("the clock of one node says when a transaction ended", is_same=True),

@@ -17,7 +17,13 @@ from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.digest import digest
 from cutline.wal.segments.archive import Segment, SegmentMetadata
-from cutline.wal.segments.segments import SEGMENT_SCHEMA, events_offset, parquet_options, segment_bytes
+from cutline.wal.segments.segments import (
+    SEGMENT_SCHEMA,
+    count_changes,
+    events_offset,
+    parquet_options,
+    segment_bytes,
+)
 from tests.stores.history import relink
 
 Document = dict[str, Any]
@@ -105,6 +111,7 @@ def change_segment(
         table = change(pq.read_table(path).cast(SEGMENT_SCHEMA))
         is_event = pa.array([op in EVENT_OPS for op in table["op"].to_pylist()])
         changes, events = table.filter(pa.compute.invert(is_event)), table.filter(is_event)
+        events, _ = count_changes(changes, events, None, None)
         counts = {
             "changes": len(changes),
             "events": len(events),

@@ -123,7 +123,7 @@ def measure(tasks: list[DrainTask], changes: int) -> dict[str, Any]:
     def store(task: DrainTask) -> None:
         for number, tables in enumerate(_in_segments(kept["decoded"]), start=1):
             wal_range = SegmentRange(task.node.id, "op", Lsn(number), Lsn(number + 1), None)
-            create_segment(task.store.open(), f"alone/{task.slot}", number, wal_range, tables)
+            create_segment(task.store.open(), f"alone/{task.slot}", number, wal_range, tables, continued=None)
 
     def together(task: DrainTask) -> None:
         kept.clear()

@@ -224,6 +224,7 @@ class _Checking:
         earlier = shard.increments.setdefault(digest(ddl.body), commit.increment)
         if earlier != commit.increment and not _follows_at_once(self.chain, earlier, commit.increment):
             self._conflict(f"the DDL is the archive that {point_label(earlier)} lists, byte for byte", stored)
+        self._contradicted(compare_names(ddl), stored)
         described = describe(ddl)
         known = self.own_types.setdefault(stored.node, {})
         for oid, type_ in types_of(described).items():
@@ -282,7 +283,7 @@ class _Checking:
         if described is None:
             return
         shard.newest, shard.listed = described, (commit.increment, stored)
-        self._contradicted([*compare(chain, name, described), *compare_names(described)], stored)
+        self._contradicted(compare(chain, name, described), stored)
         if earlier is not None and before is not None and earlier.writer == described.writer:
             for detail in _changed_without_stamp(before, chain, name, earlier, described):
                 self._conflict(detail, stored)

@@ -4,7 +4,7 @@ A change repeats the position, the xid and the global id of its transaction, and
 its range of WAL. So a change that was moved into another transaction, an event that occurs twice, and a transaction in
 the wrong segment contradict something in the segment itself. So does half of an UPDATE that was written as two changes:
 both come from one message, so no segment has only one of them. The event that ends a transaction says how many changes
-it has, so none can be missing from the archives of all copies.
+it has, so as long as that event is there, no change can be missing from the archives of all copies.
 """
 
 from __future__ import annotations
@@ -200,7 +200,11 @@ class SegmentTransactions:
         is_wrong = found != expected[:, 1]
         if is_wrong.any():
             (at, count), known = expected[is_wrong][0].tolist(), int(found[is_wrong][0])
-            raise RowsInvalidError(f"it has {known} changes of the transaction at {Lsn(at)}, which has {count}")
+            is_open = held is not None and at == int(held.lsn)
+            said = f"but {'the commit' if is_open else 'its end'} says {count}"
+            raise RowsInvalidError(
+                f"up to its end, the archive has {known} changes of the transaction at {Lsn(at)}, {said}"
+            )
 
 
 @dataclass(slots=True)

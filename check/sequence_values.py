@@ -21,7 +21,8 @@ from cutline.check.report import Doubt, Findings
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.table_names import table_name
-from cutline.snapshots.ddl.described_ddl import Description, Name
+from cutline.snapshots.ddl.described_ddl import Description
+from cutline.snapshots.ddl.quoted_names import Name
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 from cutline.snapshots.records.proven_chains import point_label

@@ -186,24 +186,19 @@ def _range_of(bound: str, quoted: str | None = None) -> str:
     return _any("empty", rf"[\[(]{maybe},{maybe}[\])]")
 
 
-# Elements of these forms contain nothing that needs quotes.
-_NEVER_QUOTED = frozenset(
-    {
-        *(_integers(bits) for bits in (16, 32, 64)), _any("0", _up_to((1 << 32) - 1)), _FLOAT4, _FLOAT8, "[tf]",
-        _NUMERIC, _UUID, _TIME, _INET, _CIDR,
-    }
-)  # fmt: skip
-
-
-def _arrays_of(element: str | None, nested_element: str | None = None) -> tuple[str, str]:
+def _arrays_of(
+    element: str | None, nested_element: str | None = None, *, may_be_quoted: bool = True
+) -> tuple[str, str]:
     """Return the pattern of arrays with one dimension, and that of arrays with two to six; any `element` if None.
+
+    Elements that need no quotes have none.
 
     Long patterns of elements are not repeated for each dimension: compiling them would take a tenth of a second.
     Instead there is `nested_element`, or any element.
     """
     of_element = _any(_UNQUOTED_ELEMENT, _QUOTED_ELEMENT)
     if element is not None:
-        of_element = _any("NULL", element) if element in _NEVER_QUOTED else _any("NULL", element, f'"{element}"')
+        of_element = _any("NULL", element, f'"{element}"') if may_be_quoted else _any("NULL", element)
     if nested_element is not None:
         repeated = _any("NULL", nested_element)
     else:
@@ -247,7 +242,7 @@ _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
         }.items()
     },
     **{
-        oid: (f"{name}[]", _arrays_of(element, nested))
+        oid: (f"{name}[]", _arrays_of(element, nested, may_be_quoted=False))
         for oid, (name, element, nested) in {
             1005: ("smallint", _integers(16), _INTEGER), 1007: ("integer", _integers(32), _INTEGER),
             1016: ("bigint", _integers(64), _INTEGER), 1028: ("oid", _any("0", _up_to((1 << 32) - 1)), _NATURAL),
@@ -255,13 +250,19 @@ _TYPES: Mapping[int, tuple[str, tuple[str, ...]]] = {
         }.items()
     },
     **{
+        oid: (f"{name}[]", _arrays_of(element, may_be_quoted=False))
+        for oid, (name, element) in {
+            1000: ("boolean", "[tf]"), 1231: ("numeric", _NUMERIC), 2951: ("uuid", _UUID),
+            1183: ("time without time zone", _TIME), 1041: ("inet", _INET), 651: ("cidr", _CIDR),
+        }.items()
+    },
+    **{
         oid: (f"{name}[]", _arrays_of(element))
         for oid, (name, element) in {
-            1000: ("boolean", "[tf]"), 1231: ("numeric", _NUMERIC), 2951: ("uuid", _UUID), 1182: ("date", _DATE),
-            1115: ("timestamp without time zone", _TIMESTAMP), 1185: ("timestamp with time zone", _TIMESTAMPTZ),
-            1183: ("time without time zone", _TIME), 1187: ("interval", _INTERVAL), 1041: ("inet", _INET),
-            651: ("cidr", _CIDR), 1009: ("text", None), 1014: ("character", None), 1015: ("character varying", None),
-            1003: ("name", None), 1001: ("bytea", None), 199: ("json", None), 3807: ("jsonb", None),
+            1182: ("date", _DATE), 1115: ("timestamp without time zone", _TIMESTAMP),
+            1185: ("timestamp with time zone", _TIMESTAMPTZ), 1187: ("interval", _INTERVAL),
+            1009: ("text", None), 1014: ("character", None), 1015: ("character varying", None), 1003: ("name", None),
+            1001: ("bytea", None), 199: ("json", None), 3807: ("jsonb", None),
             1270: ("time with time zone", None), 1040: ("macaddr", None), 775: ("macaddr8", None),
             1561: ("bit", None), 1563: ("bit varying", None), 3905: ("int4range", None), 3907: ("numrange", None),
             3909: ("tsrange", None), 3911: ("tstzrange", None), 3913: ("daterange", None), 3927: ("int8range", None),

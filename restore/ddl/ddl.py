@@ -253,7 +253,7 @@ def find_settable(
     settable, left = list[StoredSequence](), dict[str, str]()
     for sequence, (exists, is_extensions, may_set) in zip(chosen, connection.execute(FIND_QUERY, names), strict=True):
         name = table_name(sequence.schema, sequence.name)
-        if not exists and some_lack:
+        if not exists and (some_lack or sequence.is_of_extension):
             left[name] = "its extension is missing, or has a different version"
         elif is_extensions and not may_set:
             left[name] = "it keeps the value that its extension gave it, because the role may not set it"

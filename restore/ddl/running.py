@@ -323,8 +323,8 @@ class DdlRun:
             done = read_marks(connection, ledger, POST_DATA, names) if ledger else set[str]()
             refused_before = read_refused(connection, ledger) if ledger else set[str]()
             existing, sizes = read_existing(connection), read_table_sizes(connection)
-        long = [entry for entry in self.ddl.post_data if entry.number in parallel]
-        self._run_side_by_side([entry for entry in long if object_of(entry, self._tables) not in existing], sizes)
+        long, tables = [entry for entry in self.ddl.post_data if entry.number in parallel], self._tables
+        self._run_side_by_side([entry for entry in long if object_of(entry, tables) not in existing], sizes)
         with self._session() as connection:
             for name, chunk in zip(names, rest, strict=True):
                 if name not in done:
@@ -539,9 +539,12 @@ class DdlRun:
         queue = _Queue(entries, self._tables, sizes)
 
         def work(_job: int) -> None:
+            current = ""
             with queue.stopping(), self._session() as connection:
                 for entry in queue:
-                    run_statements(connection, raw_bytes(session_settings(entry)))
+                    if (wanted := session_settings(entry)) != current:
+                        run_statements(connection, raw_bytes(wanted))
+                        current = wanted
                     # Send the statement alone, because the server's views show a session's whole message.
                     *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
                     try:

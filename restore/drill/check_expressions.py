@@ -18,7 +18,7 @@ import numpy as np
 
 from cutline.columns.bytes_column import Flags
 from cutline.restore.drill.row_fields import USUAL, Family, RowFields, Signs, compare
-from cutline.snapshots.ddl.described_ddl import read_name
+from cutline.snapshots.ddl.quoted_names import read_name
 
 TOKEN = re.compile(
     r"""\s*(?:(?P<string>'(?:[^']|'')*')|(?P<name>"(?:[^"]|"")*")|(?P<number>[0-9]+(?:\.[0-9]+)?)"""

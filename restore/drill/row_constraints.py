@@ -39,7 +39,8 @@ from cutline.snapshots.ddl.described_constraints import (
     UniqueKey,
     describe_constraints,
 )
-from cutline.snapshots.ddl.described_ddl import Description, Name, describe
+from cutline.snapshots.ddl.described_ddl import Description, describe
+from cutline.snapshots.ddl.quoted_names import Name
 from cutline.snapshots.records.chain import Chain
 
 # Built-in types by oid (pg_type.dat). Values of the first kind that are equal have the same text, and the reverse.

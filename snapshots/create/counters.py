@@ -99,6 +99,7 @@ READ_AT_ONCE = 200
 READINGS_MAX = 5
 SEQUENCES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
+       EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'),
        has_sequence_privilege(c.oid, 'SELECT')
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
@@ -175,10 +176,7 @@ def _read(
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error
                 tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
-    return tuple(
-        Sequence(schema, name, *values[oid], increment, cycles, smallest, largest)
-        for oid, schema, name, increment, cycles, smallest, largest, _ in rows
-    )
+    return tuple(Sequence(schema, name, *values[oid], *facts) for oid, schema, name, *facts, _ in rows)
 
 
 def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> dict[int, tuple[int, bool]]:

@@ -30,10 +30,11 @@ from cutline.snapshots.ddl.described_ddl import (
     DescribedSequence,
     DescribedTable,
     Description,
-    Name,
     describe,
     read_privileges,
 )
+from cutline.snapshots.ddl.quoted_names import Name
+from cutline.snapshots.ddl.unknown_names import unknown_names
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DatabaseFacts, DatabaseProperties, Sequence
 from cutline.storage.errors import RefusedError
@@ -51,16 +52,6 @@ BUILT_IN: Mapping[str, tuple[int, int]] = {info.regtype: (info.oid, info.array_o
 MODIFIERS = re.compile(r"\((-?\d+(?:,-?\d+)?)\)")
 NO_MODIFIER, VARLENA_HEADER, NUMERIC_SCALE, INTERVAL_OF_ALL_FIELDS = -1, 4, 0x7FF, 0x7FFF << 16
 COUNTED = frozenset({"character varying", "character"})
-# PostgreSQL's own extensions, none of which has sequences or collations.
-CONTRIB = frozenset(
-    {
-        "amcheck", "autoinc", "bloom", "btree_gin", "btree_gist", "citext", "cube", "dblink", "dict_int", "dict_xsyn",
-        "earthdistance", "file_fdw", "fuzzystrmatch", "hstore", "insert_username", "intagg", "intarray", "isn", "lo",
-        "ltree", "moddatetime", "pageinspect", "pg_buffercache", "pg_freespacemap", "pg_prewarm", "pg_stat_statements",
-        "pg_trgm", "pg_visibility", "pgcrypto", "pgrowlocks", "pgstattuple", "plpgsql", "postgres_fdw", "refint", "seg",
-        "sslinfo", "tablefunc", "tcn", "tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp", "xml2",
-    }
-)  # fmt: skip
 CATALOG_SCHEMA = "pg_catalog"
 # Names that need no quotes; a column is named with its schema and table.
 PLAIN, NAMED_PARTS = re.compile(r"[a-z_][a-z0-9_]*"), 3
@@ -97,11 +88,9 @@ def compare(chain: Chain, shard: str, described: Description, groups: Iterable[G
     only_ascii = is_only_ascii(chain, shard)
     found = compare_definitions(chain, shard, described, chosen, only_ascii=only_ascii)
     found += compare_lists(chain, shard, described, only_ascii=only_ascii)
-    if described.extensions <= CONTRIB:
-        # Other extensions create sequences, too; the commit does not say which ones.
-        stored = {(sequence.schema, sequence.name) for sequence in chain.sequences(shard)}
-        gone = [table_name(*name) for name in sorted(stored - described.sequences.keys())]
-        found += _some(f"the DDL does not create sequence {name}" for name in _comparable(gone, only_ascii=only_ascii))
+    own = {(one.schema, one.name) for one in chain.sequences(shard) if not one.is_of_extension}
+    gone = [table_name(*name) for name in sorted(own - described.sequences.keys())]
+    found += _some(f"the DDL does not create sequence {name}" for name in _comparable(gone, only_ascii=only_ascii))
     found += compare_sequences(chain, shard, described)
     found += compare_database(chain, shard, described)
     return found + _unlisted_roles(chain.roles(shard), described) + _some(described.impossible)
@@ -194,13 +183,10 @@ def compare_database(chain: Chain, shard: str, described: Description) -> list[s
 
 
 def _unknown_collations(facts: DatabaseFacts, described: Description) -> Iterator[str]:
-    """Yield the collations of the database that neither the DDL creates nor the server has.
-
-    Extensions may create some.
-    """
+    """Yield the collations of the database that neither the DDL creates nor the server has."""
     for collation in facts.collations:
         name = table_name(collation.schema, collation.name)
-        is_created = (collation.schema, collation.name) in described.collations or not described.extensions <= CONTRIB
+        is_created = (collation.schema, collation.name) in described.collations
         if collation.is_own and not is_created and _is_ascii(name):
             yield f"the DDL does not create collation {name}"
         elif not collation.is_own and collation.schema != CATALOG_SCHEMA:
@@ -520,9 +506,9 @@ def _unlisted_roles(roles: Iterable[str], described: Description) -> list[str]:
     return _some(f"the DDL names role {role} as an owner, but the commit does not list it" for role in unlisted)
 
 
-def compare_names(described: Description) -> list[str]:
+def compare_names(ddl: DdlArchive) -> list[str]:
     """Return which statements of the DDL name something that it does not create. A server would refuse them."""
-    return _some(described.unknown)
+    return _some(unknown_names(ddl))
 
 
 def changed_types(before: TableState, now: TableState, descriptions: tuple[Description, Description]) -> Iterator[str]:

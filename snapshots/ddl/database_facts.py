@@ -266,7 +266,7 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
 SIZE_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = current_database()"
 EXTENSIONS_QUERY = f"SELECT {readable('extname')}, {readable('extversion')} FROM pg_extension ORDER BY 1"
 # pg_depend records no dependencies on collations that every server has, such as "C". PostgreSQL 15 introduced the
-# column for ICU locales, and 17 renamed it.
+# column for ICU locales, and 17 renamed it. pg_dump leaves out the collations of extensions and of sessions.
 COLLATIONS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
        ARRAY(SELECT DISTINCT one FROM unnest(ARRAY[c.collcollate, c.collctype,
@@ -274,7 +274,9 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
               WHERE one IS NOT NULL ORDER BY 1),
        n.nspname <> 'pg_catalog'
   FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
- WHERE n.nspname <> 'information_schema'
+ WHERE n.nspname <> 'information_schema' AND n.nspname !~ '^pg_temp_'
+   AND NOT EXISTS (SELECT FROM pg_depend d
+                    WHERE d.classid = 'pg_collation'::regclass AND d.objid = c.oid AND d.deptype = 'e')
    AND (n.nspname <> 'pg_catalog'
         OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_collation'::regclass AND d.refobjid = c.oid))
  ORDER BY 1, 2
@@ -283,7 +285,7 @@ SELECT {readable("n.nspname")}, {readable("c.collname")}, c.collprovider::text,
 LZ4_COLUMNS_QUERY = f"""
 SELECT {readable("n.nspname")}, {readable("c.relname")}, {readable("a.attname")}
   FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE a.attcompression = 'l' AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'm')
+ WHERE a.attcompression = 'l' AND NOT a.attisdropped AND c.relkind IN ('r', 'p', 'm') AND c.relpersistence <> 't'
    AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
                       AND d.deptype = 'e')
  ORDER BY 1, 2, a.attnum

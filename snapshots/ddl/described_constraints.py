@@ -21,29 +21,29 @@ from cutline.snapshots.ddl.ddl_archive import (
     DdlArchive,
     statements_of_entry,
 )
-from cutline.snapshots.ddl.described_ddl import INDEX, Name, read_name, shown_name
+from cutline.snapshots.ddl.described_ddl import INDEX
+from cutline.snapshots.ddl.quoted_names import QUOTED, Name, read_name, shown
 from cutline.snapshots.ddl.statement_lists import list_items
 
-IDENTIFIER = r'"(?:[^"]|"")*"'
-NAMES = rf"{IDENTIFIER}(?:, {IDENTIFIER})*"
+NAMES = rf"{QUOTED}(?:, {QUOTED})*"
 UNIQUE = re.compile(
-    rf"ALTER TABLE ONLY ({IDENTIFIER})\.({IDENTIFIER})\s+ADD CONSTRAINT ({IDENTIFIER})"
+    rf"ALTER TABLE ONLY ({QUOTED})\.({QUOTED})\s+ADD CONSTRAINT ({QUOTED})"
     rf" (?:PRIMARY KEY|UNIQUE( NULLS NOT DISTINCT)?) \(({NAMES})\)"
 )
 # An item with an operator class other than the default, or with an expression, has another form.
-ITEM = rf"{IDENTIFIER}(?: COLLATE {IDENTIFIER}(?:\.{IDENTIFIER})?)?(?: DESC)?(?: NULLS (?:FIRST|LAST))?"
+ITEM = rf"{QUOTED}(?: COLLATE {QUOTED}(?:\.{QUOTED})?)?(?: DESC)?(?: NULLS (?:FIRST|LAST))?"
 UNIQUE_INDEX = re.compile(
-    rf'CREATE UNIQUE INDEX ({IDENTIFIER}) ON ({IDENTIFIER})\.({IDENTIFIER}) USING "btree" \(({ITEM}(?:, {ITEM})*)\)'
-    rf"(?: INCLUDE \({NAMES}\))?( NULLS NOT DISTINCT)?(?: WITH \([^()]*\))?(?: TABLESPACE {IDENTIFIER})?;"
+    rf'CREATE UNIQUE INDEX ({QUOTED}) ON ({QUOTED})\.({QUOTED}) USING "btree" \(({ITEM}(?:, {ITEM})*)\)'
+    rf"(?: INCLUDE \({NAMES}\))?( NULLS NOT DISTINCT)?(?: WITH \([^()]*\))?(?: TABLESPACE {QUOTED})?;"
 )
 REFERENCE = re.compile(
-    rf"ALTER TABLE (?:ONLY )?({IDENTIFIER})\.({IDENTIFIER})\s+ADD CONSTRAINT ({IDENTIFIER})"
-    rf" FOREIGN KEY \(({NAMES})\) REFERENCES ({IDENTIFIER})\.({IDENTIFIER})\(({NAMES})\)((?:[^;\"]|{IDENTIFIER})*);"
+    rf"ALTER TABLE (?:ONLY )?({QUOTED})\.({QUOTED})\s+ADD CONSTRAINT ({QUOTED})"
+    rf" FOREIGN KEY \(({NAMES})\) REFERENCES ({QUOTED})\.({QUOTED})\(({NAMES})\)((?:[^;\"]|{QUOTED})*);"
 )
 OTHER_KEY = re.compile(r"ADD CONSTRAINT  (?:UNIQUE|PRIMARY KEY|EXCLUDE)\b")
 NOT_GUARANTEED = re.compile(r"\bNOT (?:VALID|ENFORCED)\b")
 ATTACH = re.compile(
-    rf"ALTER TABLE ONLY ({IDENTIFIER})\.({IDENTIFIER}) ATTACH PARTITION ({IDENTIFIER})\.({IDENTIFIER})\s+(.*);\s*$",
+    rf"ALTER TABLE ONLY ({QUOTED})\.({QUOTED}) ATTACH PARTITION ({QUOTED})\.({QUOTED})\s+(.*);\s*$",
     re.DOTALL,
 )
 PARTITION_KEY = re.compile(rf"\nPARTITION BY (RANGE|LIST) \(({NAMES})\);")
@@ -52,11 +52,11 @@ VALUE = rf"(?:{LITERAL}|-?[0-9]+|NULL|MINVALUE|MAXVALUE)"
 VALUES = rf"{VALUE}(?:, {VALUE})*"
 RANGE_BOUND = re.compile(rf"FOR VALUES FROM \(({VALUES})\) TO \(({VALUES})\)")
 LIST_BOUND = re.compile(rf"FOR VALUES IN \(({VALUES})\)")
-TABLE_CHECK = re.compile(rf"CONSTRAINT ({IDENTIFIER}) CHECK (\(.*\))(?: NO INHERIT)?$", re.DOTALL)
-DOMAIN = re.compile(rf"CREATE DOMAIN ({IDENTIFIER})\.({IDENTIFIER}) AS (.*?)(?=\n\tCONSTRAINT |;\s*$)", re.DOTALL)
-DOMAIN_CHECK = re.compile(rf"\n\tCONSTRAINT ({IDENTIFIER}) CHECK (\((?:{LITERAL}|{IDENTIFIER}|[^'\"\n])*\))(?=\n|;)")
+TABLE_CHECK = re.compile(rf"CONSTRAINT ({QUOTED}) CHECK (\(.*\))(?: NO INHERIT)?$", re.DOTALL)
+DOMAIN = re.compile(rf"CREATE DOMAIN ({QUOTED})\.({QUOTED}) AS (.*?)(?=\n\tCONSTRAINT |;\s*$)", re.DOTALL)
+DOMAIN_CHECK = re.compile(rf"\n\tCONSTRAINT ({QUOTED}) CHECK (\((?:{LITERAL}|{QUOTED}|[^'\"\n])*\))(?=\n|;)")
 # A collation of the server's own is deterministic.
-OWN_COLLATION = re.compile(rf"\bCOLLATE (?!\"pg_catalog\"\.){IDENTIFIER}")
+OWN_COLLATION = re.compile(rf"\bCOLLATE (?!\"pg_catalog\"\.){QUOTED}")
 TABLE_ATTACH, DOMAIN_KIND, TYPE_KIND = "TABLE ATTACH", "DOMAIN", "TYPE"
 
 # A bound's value: text, NULL (None), or the end of all values.
@@ -199,7 +199,7 @@ class _ConstraintReader:
         elif entry.kind == TABLE_ATTACH:
             self._add_partition(text)
         elif entry.kind == TABLE:
-            self._add_table((shown_name(entry.schema), shown_name(entry.name)), text)
+            self._add_table((shown(entry.schema), shown(entry.name)), text)
         elif entry.kind == DOMAIN_KIND:
             self._add_domain(text)
         if entry.kind in (TABLE, DOMAIN_KIND, TYPE_KIND) and OWN_COLLATION.search(text):
@@ -211,7 +211,7 @@ class _ConstraintReader:
             self.unique.append(
                 UniqueKey(read_name(name), _names_of(schema, table), _columns(columns), bool(counts_nulls))
             )
-        elif OTHER_KEY.search(re.sub(IDENTIFIER, "", text)):
+        elif OTHER_KEY.search(re.sub(QUOTED, "", text)):
             self.others += 1
 
     def _add_index(self, text: str) -> None:
@@ -224,7 +224,7 @@ class _ConstraintReader:
 
     def _add_reference(self, text: str) -> None:
         match = REFERENCE.match(text)
-        if match and not NOT_GUARANTEED.search(re.sub(IDENTIFIER, "", match[8])):
+        if match and not NOT_GUARANTEED.search(re.sub(QUOTED, "", match[8])):
             schema, table, name, columns, other_schema, other, other_columns, _ = match.groups()
             self.references.append(
                 ForeignKey(
@@ -278,14 +278,14 @@ def _leading_names(items: str) -> Iterator[str]:
     """Yield the name of the column of each item of an index."""
     at = 0
     while match := re.compile(ITEM).match(items, at):
-        name = re.match(IDENTIFIER, match[0])
+        name = re.match(QUOTED, match[0])
         assert name is not None
         yield name[0]
         at = match.end() + len(", ")
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    return tuple(read_name(quoted) for quoted in re.findall(IDENTIFIER, text))
+    return tuple(read_name(quoted) for quoted in re.findall(QUOTED, text))
 
 
 def _names_of(schema: str, table: str) -> Name:

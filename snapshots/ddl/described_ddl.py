@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from cutline.nodes.baseline import BUILTIN, ICU, LIBC
-from cutline.nodes.encodings import raw_bytes
 from cutline.snapshots.ddl.ddl_archive import (
     CONSTRAINT,
     EXTENSION,
@@ -26,8 +25,8 @@ from cutline.snapshots.ddl.ddl_archive import (
     statements_of_entry,
 )
 from cutline.snapshots.ddl.impossible_entries import impossible_entries
+from cutline.snapshots.ddl.quoted_names import Name, shown
 from cutline.snapshots.ddl.statement_lists import KIND, STRING, split_list
-from cutline.snapshots.ddl.unknown_names import unknown_names
 from cutline.snapshots.records.commit import NO_LIMIT
 
 # A semicolon in quotes does not end a statement.
@@ -126,7 +125,6 @@ COMPARED = OWNED.union(
 )
 OWNER, OF_OWNER = "owner", "the owner of "
 
-Name = tuple[str, str]
 ColumnName = tuple[str, str, str]
 
 
@@ -208,8 +206,8 @@ class Description:
     lists which entries pg_dump can't have written, in words. `writer` is pg_dump's major version. `types` maps types
     and domains with plain names, as `schema.name`, to their oids. `server` is the version of the server that was
     dumped: major, and minor if it has a number. `unlogged` are the unlogged tables, which `tables` leaves out.
-    `grantees` are the roles that have privileges on objects of the database, or to which a policy applies. `unknown`
-    lists which entries name something that nothing creates, in words. `collations` are those that the DDL creates.
+    `grantees` are the roles that have privileges on objects of the database, or to which a policy applies. `collations`
+    are those that the DDL creates.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -233,7 +231,6 @@ class Description:
     bases: Mapping[int, str] = field(default_factory=dict)
     unlogged: frozenset[Name] = frozenset()
     grantees: frozenset[str] = frozenset()
-    unknown: tuple[str, ...] = ()
     collations: frozenset[Name] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
@@ -271,7 +268,7 @@ def describe(archive: DdlArchive) -> Description:
     reader = _Describing(archive.body)
     for entry in archive.contents.entries:
         reader.add(entry)
-    return reader.description(archive.contents, tuple(impossible_entries(archive)), tuple(unknown_names(archive)))
+    return reader.description(archive.contents, tuple(impossible_entries(archive)))
 
 
 @dataclass(slots=True)
@@ -300,7 +297,7 @@ class _Describing:
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
-        name, text = (_shown(entry.schema), _shown(entry.name)), statements_of_entry(self.ddl, entry)
+        name, text = (shown(entry.schema), shown(entry.name)), statements_of_entry(self.ddl, entry)
         if entry.kind in COMPARED:
             self._add_digests(entry, name, text)
         is_of_database = entry.kind in (COMMENT, PRIVILEGES) and not entry.schema and entry.name.startswith("DATABASE ")
@@ -308,14 +305,14 @@ class _Describing:
             self.database.append((entry, text))
             return
         if entry.owner and entry.oid >= FIRST_OWN_OID:
-            self.owners.add(_shown(entry.owner))
+            self.owners.add(shown(entry.owner))
         if entry.kind == TABLE:
             self._add_table(entry, name, text)
         elif entry.kind in (CONSTRAINT, INDEX):
             self._add_key(text)
         elif entry.kind == DEFAULT:
             # The statement is ALTER TABLE ONLY "schema"."table" ALTER COLUMN "column" SET DEFAULT …;
-            schema, table_name, column = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:3])
+            schema, table_name, column = (shown(_undoubled(quoted)) for quoted in NAME.findall(text)[:3])
             _, _, default = text.strip().removesuffix(";").partition(" SET DEFAULT ")
             self.defaults[schema, table_name, column] = default
         elif entry.kind == SEQUENCE and not text.startswith("CREATE UNLOGGED "):
@@ -351,14 +348,14 @@ class _Describing:
     def _add_key(self, text: str) -> None:
         if key := KEY.search(text):
             # The statement is ALTER TABLE ONLY "schema"."table" ADD CONSTRAINT …
-            schema, of = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:2])
+            schema, of = (shown(_undoubled(quoted)) for quoted in NAME.findall(text)[:2])
             self.keys[schema, of] = frozenset(_names(key[1]))
         if identity := INDEX_IDENTITY.search(text):
             columns = INDEX_COLUMNS.search(text)
             items = split_list(text[columns.end() - 1 :]).items if columns else []
             found = (NAME.match(item) for item in items)
-            table = _shown(_unquoted(identity[2])), _shown(_unquoted(identity[4]))
-            self.identities[table] = frozenset(_shown(_unquoted(match[1])) for match in found if match)
+            table = shown(_undoubled(identity[2])), shown(_undoubled(identity[4]))
+            self.identities[table] = frozenset(shown(_undoubled(match[1])) for match in found if match)
 
     def _add_grantees(self, entry: ArchiveEntry, text: str) -> None:
         if entry.kind == PRIVILEGES:
@@ -376,21 +373,19 @@ class _Describing:
             items = split_list(text[composite.end() - 1 :]).items
             found = (NAME.match(item) for item in items)
             attributes = [(match[1], _type_in(match.string[match.end() :])) for match in found if match]
-            self.composites[name] = tuple(_shown(_unquoted(attribute)) for attribute, _ in attributes)
+            self.composites[name] = tuple(shown(_undoubled(attribute)) for attribute, _ in attributes)
             self.fields[entry.oid] = tuple(type_ for _, type_ in attributes)
         elif domain := DOMAIN_OVER.search(text):
             self.bases[entry.oid] = _type_in(text[domain.end() : _end_of_statement(text, domain.end())])
 
-    def description(
-        self, contents: Contents, impossible: tuple[str, ...], unknown: tuple[str, ...] = ()
-    ) -> Description:
+    def description(self, contents: Contents, impossible: tuple[str, ...]) -> Description:
         """Return the description of all entries."""
         fed: dict[Name, list[ColumnName]] = {}
         sequences: dict[Name, DescribedSequence] = {}
         for name, text in self.sequences.items():
             of: ColumnName | None = None
             if IDENTITY_SEQUENCE.match(text):
-                schema, table, column = (_shown(_unquoted(quoted)) for quoted in NAME.findall(text)[:3])
+                schema, table, column = (shown(_undoubled(quoted)) for quoted in NAME.findall(text)[:3])
                 of = schema, table, column
                 fed.setdefault(name, []).append(of)
             sequences[name] = read_sequence(text, self._type_of(of) if of else "bigint")
@@ -421,7 +416,6 @@ class _Describing:
             self.bases,
             frozenset(self.unlogged),
             frozenset(self.grantees),
-            unknown,
             frozenset(self.collations),
         )
 
@@ -451,14 +445,14 @@ def read_table(text: str) -> DescribedTable | None:
     for item in listed.items:
         if match := NAME.match(item):
             # Any other item is a constraint of the table.
-            _read_column(_shown(_unquoted(match[1])), item[match.end() :], columns, generated)
+            _read_column(shown(_undoubled(match[1])), item[match.end() :], columns, generated)
     parents, of_type = PARENTS.search(after), OF_TYPE.search(before)
     names = _names(parents[1]) if parents else []
     return DescribedTable(
         tuple(columns),
         frozenset(generated),
         tuple(zip(names[::2], names[1::2], strict=False)),
-        (_shown(_unquoted(of_type[2])), _shown(_unquoted(of_type[4]))) if of_type else None,
+        (shown(_undoubled(of_type[2])), shown(_undoubled(of_type[4]))) if of_type else None,
         is_ordered=not kinds,
         has_full_identity=any(match["is_full"] for match in FULL_IDENTITY.finditer(text)),
     )
@@ -477,13 +471,13 @@ def _read_column(name: str, after: str, columns: list[DescribedColumn], generate
         default = after[word.end() : begin].strip()
     is_not_null = any(match["word"] == "NOT NULL" for match in AFTER_TYPE.finditer(after, begin))
     if type_:
-        columns.append(DescribedColumn(name, _shown(type_.replace('"', "")), is_not_null, default))
+        columns.append(DescribedColumn(name, shown(type_.replace('"', "")), is_not_null, default))
 
 
 def _type_in(text: str) -> str:
     """Return the type at the beginning of a definition, as format_type prints it, without quotes."""
     word = next((match for match in AFTER_TYPE.finditer(text) if match["word"]), None)
-    return _shown((text[: word.start()] if word else text).strip().replace('"', ""))
+    return shown((text[: word.start()] if word else text).strip().replace('"', ""))
 
 
 def _end_of_statement(text: str, begin: int) -> int:
@@ -530,17 +524,17 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
     settings: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry, text in entries:
         for match in SETTING.finditer(text):
-            role, name = (_shown(_unquoted(quoted)) if quoted else "" for quoted in (match[2], match[5]))
+            role, name = (shown(_undoubled(quoted)) if quoted else "" for quoted in (match[2], match[5]))
             values = LITERAL.findall(match[6])
-            settings[role, name] = tuple(_shown(value.replace("''", "'")) for value in values)
+            settings[role, name] = tuple(shown(value.replace("''", "'")) for value in values)
         if entry.kind != DATABASE:
             continue
         # The name may contain anything.
         bare = NAME.sub("", text, count=1)
-        options = {key: _shown(quoted.replace("''", "'") or word) for key, quoted, word in OPTION.findall(bare)}
+        options = {key: shown(quoted.replace("''", "'") or word) for key, quoted, word in OPTION.findall(bare)}
         both = options.get("LOCALE", "")
         found = DescribedDatabase(
-            _shown(entry.name),
+            shown(entry.name),
             entry.oid,
             options.get("ENCODING", ""),
             options.get("LC_COLLATE", both),
@@ -549,11 +543,11 @@ def _read_database(entries: Iterable[tuple[ArchiveEntry, str]]) -> DescribedData
             options.get("ICU_LOCALE", options.get("BUILTIN_LOCALE")),
             options.get("ICU_RULES"),
             settings,
-            _shown(entry.owner),
-            _shown(comment[2].replace("''", "'")) if comment else None,
+            shown(entry.owner),
+            shown(comment[2].replace("''", "'")) if comment else None,
             int(limit[1]) if limit else NO_LIMIT,
             IS_TEMPLATE.search(properties) is not None,
-            read_privileges(texts.get(PRIVILEGES, ""), _shown(entry.owner)),
+            read_privileges(texts.get(PRIVILEGES, ""), shown(entry.owner)),
         )
     return found
 
@@ -568,7 +562,7 @@ def read_privileges(text: str, owner: str) -> dict[tuple[str, str], bool] | None
     if GRANT.sub("", SESSION.sub("", text)).strip():
         return None
     for match in GRANT.finditer(text):
-        grantee = _shown(_unquoted(match["grantee"][1:-1])) if match["grantee"] else ""
+        grantee = shown(_undoubled(match["grantee"][1:-1])) if match["grantee"] else ""
         names = PRIVILEGES_ON_DATABASE if match["what"] == "ALL" else match["what"].split(",")
         for name in names:
             if match["verb"] == "GRANT":
@@ -587,26 +581,12 @@ def read_grantees(text: str) -> set[str]:
         return f'"{len(names) - 1}"'
 
     numbers = GRANTED_TO.findall(NAME.sub(numbered, text))
-    return {_shown(_unquoted(names[int(number)])) for number in numbers}
+    return {shown(_undoubled(names[int(number)])) for number in numbers}
 
 
 def _names(text: str) -> list[str]:
-    return [_shown(_unquoted(quoted)) for quoted in NAME.findall(text)]
+    return [shown(_undoubled(quoted)) for quoted in NAME.findall(text)]
 
 
-def read_name(quoted: str) -> str:
-    """Return an identifier that the DDL has in quotes, as a commit has it."""
-    return _shown(_unquoted(quoted[1:-1]))
-
-
-def shown_name(name: str) -> str:
-    """Return the name of an archive's entry as a commit has it."""
-    return _shown(name)
-
-
-def _unquoted(name: str) -> str:
+def _undoubled(name: str) -> str:
     return name.replace('""', '"')
-
-
-def _shown(name: str) -> str:
-    return raw_bytes(name).decode(errors="backslashreplace")

@@ -22,8 +22,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from cutline.fleet.table_names import quote_identifier, table_name
-from cutline.nodes.encodings import RAW, raw_bytes
+from cutline.nodes.encodings import RAW
 from cutline.snapshots.ddl.ddl_archive import ArchiveEntry, DdlArchive, statements_of_entry
+from cutline.snapshots.ddl.quoted_names import shown
 
 # Text that is skipped: comments, literals, names and dollar quotes.
 DOLLAR = r"\$(?:[A-Za-z_\x80-\U0010ffff][A-Za-z0-9_\x80-\U0010ffff]*)?\$"
@@ -105,13 +106,13 @@ def impossible_entries(archive: DdlArchive) -> Iterator[str]:
 
 def entry_label(entry: ArchiveEntry) -> str:
     """Return the type and the name of an entry's object."""
-    return f"{entry.kind} {_shown(table_name(entry.schema, entry.name) if entry.schema else entry.name)}"
+    return f"{entry.kind} {shown(table_name(entry.schema, entry.name) if entry.schema else entry.name)}"
 
 
 def _statement_problems(entry: ArchiveEntry, text: str) -> Iterator[str]:
     # A restore would convert every name and comment from the other encoding.
     if entry.kind == ENCODING and text.strip() != ENCODING_STATEMENT:
-        yield f"the DDL's encoding is set by {_shown(text.strip())!r}, but it was dumped as {RAW}"
+        yield f"the DDL's encoding is set by {shown(text.strip())!r}, but it was dumped as {RAW}"
         return
     statements = _first_words(text)
     if statements is None:
@@ -151,7 +152,3 @@ def _first_words(text: str) -> tuple[str, ...] | None:
         return None
     found = (FIRST_WORDS.match(one.lstrip("\0\n ")) for one in bare.split(";")[:-1])
     return tuple(match[0] if match else "" for match in found)
-
-
-def _shown(name: str) -> str:
-    return raw_bytes(name).decode(errors="backslashreplace")

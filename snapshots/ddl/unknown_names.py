@@ -19,15 +19,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from cutline.fleet.table_names import table_name
-from cutline.nodes.encodings import raw_bytes
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, TABLE, ArchiveEntry, DdlArchive, statements_of_entry
 from cutline.snapshots.ddl.impossible_entries import DOLLAR, RELATIONS, entry_label
+from cutline.snapshots.ddl.quoted_names import QUOTED, Name, shown, shown_label, unquote
 from cutline.snapshots.ddl.statement_lists import list_items
 
-Name = tuple[str, str]
-
-QUOTED = r'"(?:[^"]|"")*"'
 # Comments, literals and dollar quotes.
 TEXT = rf"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|(?P<dollar>{DOLLAR}).*?(?P=dollar)"""
 TEXT_OR_NAME = re.compile(rf"{TEXT}|{QUOTED}", re.DOTALL)
@@ -39,7 +35,7 @@ VIEWS = frozenset({"VIEW", "MATERIALIZED VIEW", "RULE"})
 # after its name.
 READ = re.compile(r'\n *(?:FROM|(?:(?:LEFT|RIGHT|FULL|CROSS) )?JOIN) \(*(?:ONLY )?"(\d+)"\."(\d+)"(?!\()')
 # The columns in a list are quoted; PERIOD and WITHOUT OVERLAPS are words about the last one.
-NAMES = rf"(?:{QUOTED}|[^()\"])*"
+NAMES = r"(?:\"[^\"]*\"|[^()\"])*"
 ADD = rf"\s*ALTER (?:FOREIGN )?TABLE (?:ONLY )?({QUOTED})\.({QUOTED})\s+ADD CONSTRAINT {QUOTED}"
 KEY = re.compile(
     rf"{ADD} (?:PRIMARY KEY|UNIQUE(?: NULLS NOT DISTINCT)?) \((?P<columns>{NAMES})\)(?: INCLUDE \((?P<more>{NAMES})\))?"
@@ -76,11 +72,11 @@ def unknown_names(archive: DdlArchive) -> Iterator[str]:
         elif entry.kind == "TRIGGER":
             for call in CALLS.finditer(text):
                 if call["name"] and (called := _name(call["schema"], call["name"])) not in known.functions:
-                    yield f"{entry_label(entry)} calls {_label(called)}, which the DDL does not create"
+                    yield f"{entry_label(entry)} calls {shown_label(called)}, which the DDL does not create"
         elif entry.kind in ROUTINES:
             named = next((match["name"] for match in LANGUAGE.finditer(text) if match["name"]), None)
-            if named is not None and (language := _unquoted(named)) not in known.languages:
-                yield f"{entry_label(entry)} is written in {_shown(language)}, a language that the DDL does not create"
+            if named is not None and (language := unquote(named)) not in known.languages:
+                yield f"{entry_label(entry)} is written in {shown(language)}, a language that the DDL does not create"
 
 
 @dataclass(slots=True)
@@ -123,7 +119,7 @@ def _columns_of(text: str) -> frozenset[str] | None:
     """Return the columns that a CREATE TABLE lists; None if the table has others."""
     if any(match["kind"] for match in WITH_OTHER_COLUMNS.finditer(text)):
         return None
-    return frozenset(_unquoted(match[1]) for item in list_items(text) if (match := COLUMN.match(item)))
+    return frozenset(unquote(match[1]) for item in list_items(text) if (match := COLUMN.match(item)))
 
 
 class _Uses(NamedTuple):
@@ -138,7 +134,7 @@ def _uses_of(kind: str, text: str) -> tuple[_Uses, ...]:
     """Return the tables, with their columns, that a constraint or an index names."""
     if kind == "INDEX" and (found := INDEX.match(text)):
         items = (COLUMN.match(item) for item in list_items(text[found.end() - 1 :]))
-        return (_Uses(_name(found[1], found[2]), tuple(_unquoted(item[1]) for item in items if item)),)
+        return (_Uses(_name(found[1], found[2]), tuple(unquote(item[1]) for item in items if item)),)
     if kind == "CONSTRAINT" and (found := KEY.match(text)):
         return (_Uses(_name(found[1], found[2]), _names(found["columns"]) + _names(found["more"] or "")),)
     if kind == "FK CONSTRAINT" and (found := FOREIGN_KEY.match(text)):
@@ -150,11 +146,11 @@ def _uses_of(kind: str, text: str) -> tuple[_Uses, ...]:
 def _unknown_columns(entry: ArchiveEntry, text: str, known: _Created) -> Iterator[str]:
     for table, columns in _uses_of(entry.kind, text):
         if table not in known.relations:
-            yield f"{entry_label(entry)} names {_label(table)}, which the DDL does not create"
+            yield f"{entry_label(entry)} names {shown_label(table)}, which the DDL does not create"
         elif table in known.columns:
             for column in columns:
                 if column not in known.columns[table]:
-                    yield f"{entry_label(entry)} names column {_shown(column)}, which {_label(table)} does not have"
+                    yield f"{entry_label(entry)} names column {shown(column)}, which {shown_label(table)} does not have"
 
 
 def _unknown_relations(entry: ArchiveEntry, text: str, relations: Collection[Name]) -> Iterator[str]:
@@ -170,24 +166,12 @@ def _unknown_relations(entry: ArchiveEntry, text: str, relations: Collection[Nam
     for schema, name in READ.findall(TEXT_OR_NAME.sub(numbered, text)):
         read = _name(names[int(schema)], names[int(name)])
         if read not in relations and not read[0].startswith(RESERVED) and read[0] != INFORMATION_SCHEMA:
-            yield f"{entry_label(entry)} reads {_label(read)}, which the DDL does not create"
+            yield f"{entry_label(entry)} reads {shown_label(read)}, which the DDL does not create"
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(_unquoted(name) for name in re.findall(QUOTED, text))
+    return tuple(unquote(name) for name in re.findall(QUOTED, text))
 
 
 def _name(schema: str, name: str) -> Name:
-    return _unquoted(schema), _unquoted(name)
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace('""', '"')
-
-
-def _label(name: Name) -> str:
-    return _shown(table_name(*name))
-
-
-def _shown(name: str) -> str:
-    return raw_bytes(name).decode(errors="backslashreplace")
+    return unquote(schema), unquote(name)

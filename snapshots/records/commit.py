@@ -196,10 +196,11 @@ SAME_GROUPS_FROM = 2000
 COMMENT_MAX = 1000
 
 
-class Sequence(Record, frozen=True):
+class Sequence(Record, frozen=True, omit_defaults=True):
     """The state of a sequence: at or beyond every value that was handed out before the cut.
 
-    If `is_called` is false, the next value is `last_value` itself. `smallest` and `largest` bound its values.
+    If `is_called` is false, the next value is `last_value` itself. `smallest` and `largest` bound its values. If
+    `is_of_extension`, an extension creates it, and the DDL does not.
     """
 
     schema: str
@@ -210,6 +211,7 @@ class Sequence(Record, frozen=True):
     cycles: bool
     smallest: Integer
     largest: Integer
+    is_of_extension: bool = False
 
 
 class CutRecord(Record, frozen=True, kw_only=True):

@@ -84,7 +84,9 @@ def rebuild_segment(store: ObjectStore, chain: Chain, segment: Segment, copy: st
     prefix = archive_prefix(chain.name, segment.node, operation)
     continued = before.open if before is not None else None
     rows = (changes, events)
-    return create_segment(store, prefix, segment.number, wal_range, rows, decoded.definitions, continued).segment
+    return create_segment(
+        store, prefix, segment.number, wal_range, rows, decoded.definitions, continued=continued
+    ).segment
 
 
 def _read(store: ObjectStore, others: Sequence[Segment], segment: Segment) -> _Decoded:

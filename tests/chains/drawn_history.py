@@ -233,7 +233,7 @@ def _store_segments(
         tables = (pa.Table.from_pylist(rows, SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
         place = SegmentRange(node, "op", Lsn(after), Lsn(through))
         with patch.object(cutline.wal.segments.segments, "ROWS_PER_ROW_GROUP", 20):
-            segment = create_segment(store, f"wal/{node}", part + 1, place, tables).segment
+            segment = create_segment(store, f"wal/{node}", part + 1, place, tables, continued=None).segment
         source = Source(segment.key, node, number, segment.size, segment.digest, segment=segment)
         found.append(SegmentSource(source, segment, position, excluded, {}))
         after = through

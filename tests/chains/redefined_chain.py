@@ -191,7 +191,7 @@ def build_chain(store: ObjectStore, alter: AlterChanges = lambda node, number, c
             held = SegmentRange(node, "op", Lsn(number * 100), Lsn(number * 100 + 100))
             tables = (change_table(alter(node, number, changes)), commit_table(changes))
             unlisted = (Definition(STRANGER, group(STRANGER, "stranger", "12")),)
-            stored = create_segment(store, f"wal/{node}", number + 1, held, tables, unlisted)
+            stored = create_segment(store, f"wal/{node}", number + 1, held, tables, unlisted, continued=None)
             segments[number][node] = (stored.segment,)
     full = replace(
         full_commit(position=100),

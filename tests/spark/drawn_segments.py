@@ -42,7 +42,7 @@ def store_segments(folder: Path, changes: list[tuple[int, list[Change]]]) -> Sou
     for number, (node, rows) in enumerate(changes):
         tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), none)
         place = SegmentRange(NODES[node], "op", Lsn(0), Lsn(10_000))
-        segment = create_segment(store, f"wal-{number}", 1, place, tables).segment
+        segment = create_segment(store, f"wal-{number}", 1, place, tables, continued=None).segment
         source = Source(segment.key, NODES[node], node, segment.size, segment.digest)
         held.append(SegmentSource(source, segment, Lsn(10_000), frozenset(), {}))
     return Sources(NODES, BaseSources.of(BASES), tuple(held), frozenset({3}), {(0, 1): 2})

@@ -83,7 +83,9 @@ def store_multiset(folder: Path) -> Sources:
     row = {"end_lsn": 11, "seq": 0, "xid": 1, "group": GROUP, "partition": 0, "key": b"", "op": DELETED, "row": b"x\n"}
     changes = pa.Table.from_pylist([row | {"lsn": lsn} for lsn in (10, 11)], schema=SEGMENT_SCHEMA)
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
+    segment = create_segment(
+        store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none), continued=None
+    ).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     return Sources(("a",), BaseSources.of(bases), (held,), frozenset({GROUP}), {(0, GROUP): 1})
 
@@ -126,7 +128,9 @@ def test_a_segment_of_keyed_rows_damaged_after_its_first_read_is_a_problem(spark
     row = {"lsn": 10, "end_lsn": 11, "seq": 0, "xid": 1, "group": 1, "partition": 0, "key": b"k", "op": ord("U")}
     changes = pa.Table.from_pylist([row | {"row": b"k\n"}], schema=SEGMENT_SCHEMA)
     none = pa.Table.from_batches([], SEGMENT_SCHEMA)
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none)).segment
+    segment = create_segment(
+        store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (changes, none), continued=None
+    ).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     sources = Sources(("a",), BaseSources(), (held,), frozenset(), {(0, 1): 1})
     folded = fold(spark, sources, StoreLocation(f"file://{tmp_path}"))
@@ -157,7 +161,7 @@ def store_keys(folder: Path) -> Sources:
     changed += [(GROUP, b"", DELETED, lines[n]) for n in range(20)] + [(GROUP, b"", INSERTED, lines[-1])]
     rows = [every | {"group": g, "key": key, "op": op, "row": row} for g, key, op, row in changed]
     tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
-    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), tables).segment
+    segment = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), tables, continued=None).segment
     held = SegmentSource(Source(segment.key, "a", 0, segment.size, segment.digest), segment, Lsn(100), frozenset(), {})
     return Sources(("a",), BaseSources.of([base]), (held,), frozenset({GROUP}), {(0, KEYED): 2, (0, GROUP): 2})
 

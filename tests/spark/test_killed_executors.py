@@ -55,8 +55,8 @@ def stand_still(what, node):
 
 create, close = cutline.wal.drain.drain.create_segment, cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close
 
-def create_segment(store, prefix, number, held, *rest):
-    made = create(store, prefix, number, held, *rest)
+def create_segment(store, prefix, number, held, *rest, continued):
+    made = create(store, prefix, number, held, *rest, continued=continued)
     stand_still("drain", held.node)
     return made
 

@@ -113,7 +113,7 @@ def store_chain(folder: Path) -> Sources:
         ]
         tables = (pa.Table.from_pylist(rows, schema=SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
         held = SegmentRange("a", "op", Lsn(lsn - 10), Lsn(lsn))
-        one = create_segment(store, "wal", number, held, tables).segment
+        one = create_segment(store, "wal", number, held, tables, continued=None).segment
         segments.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, Lsn(100), frozenset(), {}))
     return Sources(("a",), BaseSources.of([base]), tuple(segments), frozenset({BAG}), {(0, KEYED): 3, (0, BAG): 1})
 

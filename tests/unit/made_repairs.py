@@ -204,7 +204,9 @@ class MadeShard:
             wal_range = SegmentRange(node, "op", after, Lsn(border))
             tables = decoded(self.transactions, self.base[node], after, border)
             found.append(
-                create_segment(self.store, archive_prefix(NAME, node, owner), first + at, wal_range, tables).segment
+                create_segment(
+                    self.store, archive_prefix(NAME, node, owner), first + at, wal_range, tables, continued=None
+                ).segment
             )
             after = Lsn(border)
         return tuple(found)

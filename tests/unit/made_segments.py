@@ -31,7 +31,7 @@ def event(lsn: int, op: str = "C") -> dict[str, object]:
 
 def small_segment(store: ObjectStore) -> tuple[Segment, bytes]:
     """A segment of a change and an event, and its bytes."""
-    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)]))).segment
+    segment = create_segment(store, "wal", 1, HELD, (table([event(1, "U")]), table([event(2)])), continued=None).segment
     return segment, store.read(segment.key)
 
 

@@ -111,7 +111,9 @@ class MadeShards:
             numbers[node] += 1
             wal_range = SegmentRange(node, "op", Lsn(after), Lsn(after + size))
             held = table([one for one in rows if after < one["end_lsn"] <= after + size])
-            made.append(create_segment(store, node, numbers[node], wal_range, (table([]), held)).segment)
+            made.append(
+                create_segment(store, node, numbers[node], wal_range, (table([]), held), continued=None).segment
+            )
         return made
 
     def _commit(self, number: int, cut: Cut, segments: Mapping[str, tuple[Segment, ...]]) -> Commit:

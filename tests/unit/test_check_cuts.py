@@ -102,7 +102,7 @@ def made_segment(store: ObjectStore, number: int, *, is_last: bool) -> Segment:
     begin = (number - 1) * 100
     events = table([event(begin + 10), *([event(begin + 80)] if is_last else [])])
     wal_range = SegmentRange("a", "op", Lsn(begin), Lsn(begin + 100))
-    return create_segment(store, "wal", number, wal_range, (table([]), events)).segment
+    return create_segment(store, "wal", number, wal_range, (table([]), events), continued=None).segment
 
 
 def test_a_store_that_does_not_answer_is_no_conflict() -> None:
@@ -193,7 +193,9 @@ def test_the_last_commit_of_a_clock_that_was_set_back_is_limited_by_the_marker(s
     """The transaction before the cut was committed at 1:00, the marker was written at 0:30."""
     store = memory()
     events = table([event(10) | {"seq": 3600 * 10**6}])
-    listed = create_segment(store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (table([]), events)).segment
+    listed = create_segment(
+        store, "wal", 1, SegmentRange("a", "op", Lsn(0), Lsn(100)), (table([]), events), continued=None
+    ).segment
     cut = NodeCut(
         "a", Lsn(50), Lsn(60), Lsn(50), 1, (), (), (),
         last_commit_at=Time(stored), marked_at=Time("2000-01-01T00:30:00.000Z"),

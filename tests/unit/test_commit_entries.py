@@ -99,15 +99,15 @@ def test_segments_are_of_operations_between_two_commits(
 
 def test_a_commit_does_not_end_inside_a_transaction(made: MadeChain) -> None:
     through = made.chain.commits[1].segments["s1"][-1].through
-    (ends,) = conflicts(with_segment(made, 1, open=OpenTransaction(Lsn(through + 8), 3)))
+    (ends,) = conflicts(with_segment(made, 1, open=OpenTransaction(Lsn(through + 8), 3, 0)))
     assert ends == ("archive", f"the archive of a commit ends inside the transaction at {Lsn(through + 8)}")
-    within = [detail for _, detail in conflicts(with_segment(made, 1, open=OpenTransaction(Lsn(through - 8), 3)))]
+    within = [detail for _, detail in conflicts(with_segment(made, 1, open=OpenTransaction(Lsn(through - 8), 3, 0)))]
     assert f"a transaction at {Lsn(through - 8)} is open at its end, which is {through}" in within
 
 
 def test_a_transaction_that_stays_open_goes_on(made: MadeChain) -> None:
     last = made.chain.commits[1].segments["s1"][-1]
-    opened = [OpenTransaction(Lsn(last.through + 8), seq) for seq in (9, 5)]
+    opened = [OpenTransaction(Lsn(last.through + 8), seq, 0) for seq in (9, 5)]
 
     def chain_with(*opens: OpenTransaction) -> MadeChain:
         parts = [structs.replace(last, key=f"{number}", open=one) for number, one in enumerate((*opens, None))]

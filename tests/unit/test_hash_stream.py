@@ -60,7 +60,9 @@ GROUP, LINE = 7, b"1\tone\n"
 def stored_segment(location: StoreLocation) -> Segment:
     """A segment of a change and an event."""
     change = event(120, "U") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE}
-    return create_segment(location.open(), "wal", 1, HELD, (table([change]), table([event(120)]))).segment
+    return create_segment(
+        location.open(), "wal", 1, HELD, (table([change]), table([event(120)])), continued=None
+    ).segment
 
 
 def definition(width: int = 2) -> Group:
@@ -211,7 +213,7 @@ def test_a_definition_of_a_segment_is_that_of_the_commit(location: StoreLocation
     def problem_with(own: Group) -> object:
         store = location.open()
         tables = (table([change]), table([event(120)]))
-        segment = create_segment(store, "wal", 1, HELD, tables, (Definition(5, own),)).segment
+        segment = create_segment(store, "wal", 1, HELD, tables, (Definition(5, own),), continued=None).segment
         report = hashed(location, segment)
         store.delete(segment.key)
         return report.problem and report.problem["message"]
@@ -229,12 +231,12 @@ def test_a_transaction_that_a_segment_begins_ends_in_the_next(
 
     def conflicts(end_lsn: int, global_id: str | None = None) -> list[str]:
         change = event(160, "U") | {"group": GROUP, "partition": 0, "key": b"1", "row": LINE, "global_id": global_id}
-        opened = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 0))
+        opened = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 0, 0))
         rest = SegmentRange("n1", "op", Lsn(150), Lsn(200))
         store = location.open()
-        first = create_segment(store, "wal", 1, opened, (table([change]), table([event(120)]))).segment
+        first = create_segment(store, "wal", 1, opened, (table([change]), table([event(120)])), continued=None).segment
         tables = table([]), table([event(end_lsn)])
-        second = create_segment(store, "wal", 2, rest, tables, (), first.open).segment
+        second = create_segment(store, "wal", 2, rest, tables, continued=first.open).segment
 
         def sources(_part: NewPart, number: int, node: str, _among: list[str]) -> list[SegmentSource]:
             return [

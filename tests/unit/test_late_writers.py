@@ -39,6 +39,7 @@ def find_in_archive(changes: Sequence[Row], events: Sequence[Row], split: int = 
         create_segment(
             store, "wal", number, HELD,
             tuple(pa.Table.from_pylist([row(one) for one in rows], schema=SEGMENT_SCHEMA) for rows in part),  # type: ignore[arg-type]
+            continued=None,
         ).segment
         for number, part in enumerate(parts, start=1)
     ]  # fmt: skip

@@ -78,7 +78,7 @@ def store_chain(
         ]
         tables = (pa.Table.from_pylist(written, SEGMENT_SCHEMA), pa.Table.from_batches([], SEGMENT_SCHEMA))
         place = SegmentRange("a", "op", Lsn(10 * number - 10), Lsn(10 * number + 2))
-        one = create_segment(store, "wal", number, place, tables).segment
+        one = create_segment(store, "wal", number, place, tables, continued=None).segment
         found.append(SegmentSource(Source(one.key, "a", 0, one.size, one.digest), one, Lsn(1000), frozenset(), {}))
     bases = BaseSources.of([BaseSource(source, counts, truncated, frozenset({LINES}))])
     return Sources(("a",), bases, tuple(found), frozenset({LINES}), {(0, KEYED): 3, (0, LINES): 1})

@@ -99,7 +99,9 @@ class Life:
         self.operation = operation.id
         with record_operation(self.store, operation, self.undo, self.watching):
             held = SegmentRange("a", operation.id, Lsn(0), Lsn(100))
-            create_segment(self.store, archive_prefix("daily", "a", operation.id), 1, held, (EMPTY, EMPTY))
+            create_segment(
+                self.store, archive_prefix("daily", "a", operation.id), 1, held, (EMPTY, EMPTY), continued=None
+            )
             mark_lost(self.store, OTHER)
             made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
             commit_operation(self.store, operation, made)

@@ -49,7 +49,7 @@ def made_chain(*cuts: Mapping[str, tuple[int, ...]], opens: Mapping[int, int] | 
 def _opened(listed: Segment, opens: Mapping[int, int]) -> Segment:
     if listed.number not in opens:
         return listed
-    return structs.replace(listed, open=OpenTransaction(Lsn(opens[listed.number]), 1))
+    return structs.replace(listed, open=OpenTransaction(Lsn(opens[listed.number]), 1, 0))
 
 
 def numbers(part: NewPart, node: str = "b") -> list[int]:

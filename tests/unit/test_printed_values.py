@@ -38,7 +38,7 @@ def found_table(of: Group) -> Table:
 
 def segment(store: ObjectStore, *rows: bytes, op: str = "U", number: int = 1, of: int = 4) -> Segment:
     changes = [{**event(number * 10 + at, op), "group": of, "row": row} for at, row in enumerate(rows)]
-    return create_segment(store, "wal", number, HELD, (table(changes), table([event(99)]))).segment
+    return create_segment(store, "wal", number, HELD, (table(changes), table([event(99)])), continued=None).segment
 
 
 def names_of(found: list[NewForms]) -> list[str]:

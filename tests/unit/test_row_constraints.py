@@ -29,7 +29,8 @@ from cutline.snapshots.ddl.described_constraints import (
     RangeBound,
     UniqueKey,
 )
-from cutline.snapshots.ddl.described_ddl import DescribedColumn, DescribedTable, Description, Name
+from cutline.snapshots.ddl.described_ddl import DescribedColumn, DescribedTable, Description
+from cutline.snapshots.ddl.quoted_names import Name
 
 TYPES = {
     "integer": 23, "bigint": 20, "text": 25, "numeric": 1700, "date": 1082, "timestamp without time zone": 1114,

@@ -64,7 +64,7 @@ def test_a_segment_under_another_key_is_refused() -> None:
 def test_rows_that_look_like_a_seal_are_not_taken_for_it() -> None:
     rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
     store = memory()
-    created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])))
+    created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])), continued=None)
     assert read_metadata(store, created.segment.key, 1) == created
 
 

@@ -109,9 +109,9 @@ def test_a_transaction_that_was_prepared_before_the_slot_is_decoded_when_it_is_c
         ([end("K", 110, 5, **OF_GLOBAL), end("R", 130, 5, **OF_GLOBAL)], "transaction 5 is decided twice in it"),
         ([end("C", 110, 1 << 32)], "an event of transaction 4294967296, which is no xid"),
         ([end("C", 110, -1)], "an event of transaction -1, which is no xid"),
-        ([change(110, 5), end("C", 110, 5, changes=2)], "has 1 changes of the transaction at 0/6E, which has 2"),
-        ([change(110, 5), end("C", 110, 5, changes=0)], "has 1 changes of the transaction at 0/6E, which has 0"),
-        ([end("P", 110, 5, changes=1, **OF_GLOBAL)], "has 0 changes of the transaction at 0/6E, which has 1"),
+        ([change(110, 5), end("C", 110, 5, changes=2)], "has 1 changes of the transaction at 0/6E, but its end says 2"),
+        ([change(110, 5), end("C", 110, 5, changes=0)], "has 1 changes of the transaction at 0/6E, but its end says 0"),
+        ([end("P", 110, 5, changes=1, **OF_GLOBAL)], "has 0 changes of the transaction at 0/6E, but its end says 1"),
         ([change(110, 5), end("C", 110, 5, changes=None)], "at 0/6E does not say how many changes it has"),
     ],
 )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_transaction_that_spans_segments_goes_on_where_it_stopped() -> None:
     ],
 )  # fmt: skip
 def test_a_transaction_that_spans_segments_otherwise_is_damage(rows: list[Row], open_at: int | None, what: str) -> None:
-    continued = None if open_at else OpenTransaction(Lsn(150), 9)
+    continued = None if open_at else OpenTransaction(Lsn(150), 9, 0)
     with pytest.raises(RowsInvalidError, match=what):
         segment(*rows, open_at=open_at, continued=continued)
 

@@ -41,7 +41,7 @@ from tests.unit.made_changes import FULL, KEYED
 from tests.unit.made_segments import HELD, event, memory, table
 
 PLACES = st.integers(0, 2**63 - 1).map(Lsn)
-OPEN = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40))
+OPEN = st.none() | st.builds(OpenTransaction, PLACES, st.integers(-1, 2**40), st.integers(0, 2**40))
 RANGES = st.builds(
     SegmentRange,
     node=st.text(min_size=1),
@@ -81,7 +81,7 @@ def test_a_segment_round_trips_through_the_store(
     held: SegmentRange, changes: list[dict[str, object]], events: list[dict[str, object]]
 ) -> None:
     store = memory()
-    archived = create_segment(store, "wal", 7, held, (table(changes), table(events)))
+    archived = create_segment(store, "wal", 7, held, (table(changes), table(events)), continued=None)
     created, numbers = archived.segment, Counter(row["lsn"] for row in changes)
     found = (created.node, created.operation, created.after, created.through)
     assert found == (held.node, held.operation, held.after, held.through)
@@ -101,19 +101,21 @@ def test_a_segment_round_trips_through_the_store(
 def test_the_changes_of_a_transaction_are_counted_across_segments() -> None:
     """Only the events that end the changes of a transaction have their number."""
     store = memory()
-    begun = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 5))
+    begun = SegmentRange("n1", "op", Lsn(100), Lsn(150), OpenTransaction(Lsn(160), 5, 0))
     parts = [event(160, "U")] * 3, [event(120), event(130, "M")]
-    first = create_segment(store, "wal", 1, begun, (table(parts[0]), table(parts[1])))
+    first = create_segment(store, "wal", 1, begun, (table(parts[0]), table(parts[1])), continued=None)
     assert first.segment.open == OpenTransaction(Lsn(160), 5, 3)
     assert [row["changes"] for row in read_events(store, first.segment).to_pylist()] == [0, None]
-    middle = replace(begun, after=Lsn(150), open=OpenTransaction(Lsn(160), 7))
-    second = create_segment(store, "wal", 2, middle, (table([event(160, "U")]), table([])), (), first.segment.open)
+    middle = replace(begun, after=Lsn(150), open=OpenTransaction(Lsn(160), 7, 0))
+    second = create_segment(
+        store, "wal", 2, middle, (table([event(160, "U")]), table([])), continued=first.segment.open
+    )
     assert second.segment.open == OpenTransaction(Lsn(160), 7, 4)
     end = replace(begun, after=Lsn(150), through=Lsn(200), open=None)
     part = {"global_id": "transfer"}
     ends = [event(160, "P") | part, event(165, "K") | part, event(170)]
     tables = table([event(160, "D") | part, event(170, "T")]), table(ends)
-    third = create_segment(store, "wal", 3, end, tables, (), second.segment.open)
+    third = create_segment(store, "wal", 3, end, tables, continued=second.segment.open)
     assert third.segment.open is None
     assert [row["changes"] for row in read_events(store, third.segment).to_pylist()] == [5, None, 1]
 
@@ -128,7 +130,7 @@ def test_events_are_read_alone_from_their_own_row_groups(
     changes = table([event(number, "U") for number in range(sizes[0])])
     events = table([event(number) for number in range(sizes[1])])
     store = memory()
-    segment = create_segment(store, "wal", 1, HELD, (changes, events)).segment
+    segment = create_segment(store, "wal", 1, HELD, (changes, events), continued=None).segment
     assert read_events(store, segment).drop_columns("changes").to_pylist() == events.drop_columns("changes").to_pylist()
     file = pq.ParquetFile(pa.BufferReader(store.read(segment.key)))
     for number in range(file.num_row_groups):
@@ -163,7 +165,7 @@ def test_reading_the_events_of_a_large_segment_reads_few_bytes(
     rows = [event(number, "U") | {"key": sha256(b"%d" % number).digest()} for number in range(20_000)]
     raw = CountingStore("memory://counting")
     store = DataKey(bytes(range(32))).over(raw) if is_encrypted else raw
-    segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)]))).segment
+    segment = create_segment(store, "wal", 1, HELD, (table(rows), table([event(5)])), continued=None).segment
     CountingStore.read_bytes = 0
     assert read_events(store, segment)["lsn"].to_pylist() == [5]
     assert CountingStore.read_bytes < segment.size / 3
@@ -177,9 +179,9 @@ def test_reading_the_events_of_a_large_segment_reads_few_bytes(
 def test_a_segment_number_can_be_used_only_once() -> None:
     store = open_store("memory://segments-once", {})
     tables = (table([]), table([]))
-    create_segment(store, "wal", 1, HELD, tables)
+    create_segment(store, "wal", 1, HELD, tables, continued=None)
     with pytest.raises(ObjectExistsError):
-        create_segment(store, "wal", 1, replace(HELD, operation="other"), tables)
+        create_segment(store, "wal", 1, replace(HELD, operation="other"), tables, continued=None)
     assert read_metadata(store, segment_key("wal", 1), 1).segment.operation == "op"
 
 
@@ -224,8 +226,8 @@ def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
     )
     rows = [event(lsn, "U") | {"group": group} for lsn, group in ((900, 5), (700, 5), (800, 5), (600, 7))]
     store = memory()
-    create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions)
-    create_segment(store, "wal", 2, HELD, (table([]), table([])))
+    create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions, continued=None)
+    create_segment(store, "wal", 2, HELD, (table([]), table([])), continued=None)
     found = list(list_unlisted(store, "wal", 0))
     assert [one.definitions for one in found] == [definitions, ()]
     assert [one.first_changes for one in found] == [{5: 700}, {}]

@@ -118,3 +118,10 @@ def test_a_function_is_in_a_language_that_is_there() -> None:
     assert problems(own, MadeEntry("FUNCTION", "f", "m", text.format('"plnone"'))) == []
     of_extension = MadeEntry("FUNCTION", "f", "m", text.format('"plnone"'), dependencies=(1,))
     assert problems(EXTENSION, of_extension) == []
+
+
+def test_a_statement_with_many_quotes_that_does_not_fit_is_read_in_an_instant() -> None:
+    # Each doubled quote can be read as part of a name, or as two names.
+    names = '"' + '""' * 30 + '"'
+    text = f'{ADD}FOREIGN KEY ({names}) REFERENCED "m"."u"("id");\n'
+    assert problems(*TABLES, MadeEntry("FK CONSTRAINT", "t t_c", "m", text)) == []

@@ -118,7 +118,7 @@ class _Archive:
         wal_range = SegmentRange(self.task.node.id, self.task.operation, self.through, through, opened)
         try:
             segment = create_segment(
-                self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions, self.open
+                self.store, self.prefix, number, wal_range, tables, self.task.unlisted_definitions, continued=self.open
             )
             self.segments.append(segment)
         except ObjectExistsError as error:
@@ -241,7 +241,7 @@ class _Chunk:
                 del decoded
                 if self.held_bytes > SEGMENT_BYTES_MAX:
                     opened = decoder.open
-                    self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1) if opened else None, storing)
+                    self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1, 0) if opened else None, storing)
         if decoder.open:
             raise _incomplete_error(task, decoder.open.lsn)
         if decoder.read < messages_max:

@@ -44,7 +44,7 @@ class OpenTransaction(Record, frozen=True):
 
     lsn: Lsn
     seq: Integer
-    changes: Count = 0
+    changes: Count
 
 
 class SegmentRange(Record, frozen=True):

@@ -222,7 +222,8 @@ def create_segment(
     wal_range: SegmentRange,
     tables: tuple[pa.Table, pa.Table],
     definitions: tuple[Definition, ...] = (),
-    continued: OpenTransaction | None = None,
+    *,
+    continued: OpenTransaction | None,
 ) -> ArchivedSegment:
     """Create segment `number` from `tables` (changes, events); raise ObjectExistsError if it exists.
 

@@ -623,7 +623,7 @@ def _break_seal(store: Damaged, node: str, opened: OpenSegment) -> None:
 
 
 def _open(store: Damaged, node: str, opened: OpenSegment) -> None:
-    opened.declared["open"] = OpenTransaction(Lsn(int(Lsn.parse(store.segment(node, 2)["through"])) + 8), 1)
+    opened.declared["open"] = OpenTransaction(Lsn(int(Lsn.parse(store.segment(node, 2)["through"])) + 8), 1, 0)
 
 
 def _together(store: Damaged, node: str, opened: OpenSegment) -> None:

@@ -58,7 +58,6 @@ from cutline.columns.bytes_column import (
 from cutline.columns.fields import read_texts
 from cutline.columns.lines import (
     BACKSLASH,
-    BLOCK_BYTES,
     ESCAPES,
     NEWLINE,
     NULL_MARK,
@@ -81,7 +80,7 @@ DIGITS: Mapping[int, tuple[int, int]] = {
 PARSED: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: pa.int64(), OID: pa.uint32()}
 # Lines are checked in blocks of about this many fields, and of BLOCK_BYTES. Smaller blocks fit better into the CPU
 # cache, but threads wait for each other at the end of every operation (measured: a fifth of the time with 1 << 16).
-FIELDS_PER_BLOCK = 1 << 18
+FIELDS_PER_BLOCK, BLOCK_BYTES = 1 << 18, 1 << 22
 # The changes of a segment are checked in parts, because the rows of some kinds are copied.
 PART_BYTES = 16 << 20
 # At most this many bytes of values are matched or parsed at once, and longer values are not.

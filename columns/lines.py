@@ -15,7 +15,7 @@ from cutline.columns.bytes_column import WORD_BYTES, Bytes, BytesColumn, Flags, 
 
 TAB, NEWLINE, BACKSLASH = 9, 10, 92
 # Block size for operations that need several bytes of memory per byte of data.
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 20
 # If a line has no tab in its first WORDS_MAX words, all bytes are searched.
 WORDS_MAX = 16
 _TABS, _ONES, _HIGHS = (np.uint64(byte * 0x0101010101010101) for byte in (TAB, 0x01, 0x80))

@@ -408,7 +408,7 @@ def _compare_hint(name: str) -> str:
 def restorable_lines(built: RestorableReport) -> list[str]:
     """Describe the rows that a restore would load."""
     rows = quantity_text(sum(built.rows.values()), "rows")
-    ddl = {"run": "the DDL runs in empty databases", "refused": "temporary servers refused the DDL"}
+    ddl = {"run": "the DDL runs in empty databases", "refused": "the DDL could not be run on temporary servers"}
     why = f" ({built.ddl_detail})" if built.ddl_detail else ""
     if built.ddl == "refused":
         why = ""

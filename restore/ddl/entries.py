@@ -153,6 +153,9 @@ SYSTEM_SCHEMA = 'SCHEMA "pg_catalog"'
 # The comment on Cutline's own publication records a node's settings from before the node was made read-only. A restored
 # database is not read-only.
 OMITTED_COMMENT = re.compile(rf'PUBLICATION "?{OWN_PUBLICATION}"?')
+# pg_dump dumps casts and transforms that another session created with temporary types or functions, and nothing else of
+# a session (pg_dump.c, selectDumpableCast).
+OF_TYPES, OF_SESSION = frozenset({"CAST", "TRANSFORM"}), re.compile(r'"pg_temp_[0-9]+"\.')
 # Publications and their tables; pg_dump names the latter by publication and table.
 PUBLICATION_KINDS = ("PUBLICATION", "PUBLICATION TABLE")
 OWN_ENTRY = re.compile(rf"{OWN_PUBLICATION}( .*)?", re.DOTALL)
@@ -282,7 +285,7 @@ def read_archive(archive: DdlArchive) -> ArchiveDdl:
     """Choose the entries to restore."""
     body, contents = archive.body, archive.contents
     search_path = next((entry.name for entry in contents.entries if entry.kind == PATH_ENTRY), None)
-    entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(entry))
+    entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(body, entry))
     return ArchiveDdl(body, contents, entries, find_side_by_side(body, entries), search_path)
 
 
@@ -291,8 +294,12 @@ def is_own_publication(entry: ArchiveEntry) -> bool:
     return entry.kind in PUBLICATION_KINDS and OWN_ENTRY.fullmatch(entry.name) is not None
 
 
-def _is_omitted(entry: ArchiveEntry) -> bool:
-    return entry.kind == PATH_ENTRY or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
+def _is_omitted(body: bytes, entry: ArchiveEntry) -> bool:
+    return (
+        entry.kind == PATH_ENTRY
+        or (entry.kind in REMARKS and OMITTED_COMMENT.fullmatch(entry.name) is not None)
+        or (entry.kind in OF_TYPES and OF_SESSION.search(statements_of_entry(body, entry)) is not None)
+    )
 
 
 def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:

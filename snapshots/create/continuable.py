@@ -197,8 +197,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
             if key not in stored_again and sizes[key] != size and (problem := object_problem(store, key, size)):
                 raise ChainObjectMissingError(
                     f"object {key} of {point_label(commit.increment)} {problem}",
-                    hint=f"put it back from a copy of the store; or {NEW_CHAIN}   (to see what else is missing:"
-                    f" snapshot check {chain.name})",
+                    hint=f"replace it from the other copy, or from a copy of the store: snapshot repair {chain.name};"
+                    f" or {NEW_CHAIN}   (to see what else is missing: snapshot check {chain.name})",
                     ends_chain=ChainEnd.PERHAPS,
                     details={"object": key, "increment": commit.increment},
                 )

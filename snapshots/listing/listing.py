@@ -363,6 +363,7 @@ def find_doubts(
     if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
         doubts.append(
             f"a check of {chain.name} up to increment {standing.point.increment}, which ended at {standing.ended_at},"
-            f" found conflicts; to check whether they affect increment N: snapshot check {chain.name} --increment N"
+            f" found conflicts; to check whether they affect increment {chain.last.increment}: snapshot check"
+            f" {chain.name} --increment {chain.last.increment}"
         )
     return tuple(doubts)

@@ -235,7 +235,10 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
 
 
 def _damaged_error(key: str, problem: str, hint: str = "") -> ManifestError:
-    remedy = "put it back from a copy of the store; until then, nothing that it describes can be trusted"
+    remedy = (
+        "put it back from a copy of the store, or move a commit away and fetch it: snapshot repair NAME --from URL;"
+        " until then, nothing that it describes can be trusted"
+    )
     return ManifestError(f"object {key} {problem}", hint=hint or remedy, details={"object": key})
 
 

@@ -790,7 +790,7 @@ def commit_missing_error(name: str, increment: int) -> SnapshotMissingError:
     what = f"increment {increment} of snapshot {name}" if increment else f"the full snapshot {name}"
     return SnapshotMissingError(
         f"{what} was committed, but its commit file is missing from the store: {key}",
-        hint=f"put it back from a copy of the store, or {NEW_CHAIN}",
+        hint=f"fetch it from a copy of the store: snapshot repair {name} --from URL; or {NEW_CHAIN}",
         ends_chain=ChainEnd.PERHAPS,
         details={"snapshot": name, "increment": increment, "object": key},
     )

@@ -30,6 +30,13 @@ SCHEMA = (
     "ALTER EXTENSION plpgsql ADD COLLATION of_extension",
     'CREATE COLLATION own FROM "C"',
 )
+# pg_dump dumps the cast.
+OF_SESSION = (
+    'CREATE COLLATION pg_temp.of_session FROM "C"',
+    "CREATE TYPE pg_temp.of_session AS (a int)",
+    "CREATE FUNCTION pg_temp.of_session(pg_temp.of_session) RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "CREATE CAST (pg_temp.of_session AS int) WITH FUNCTION pg_temp.of_session(pg_temp.of_session)",
+)
 
 
 @pytest.fixture
@@ -44,7 +51,8 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> It
 def test_what_extensions_and_sessions_create_is_not_expected_in_the_ddl(runs: Runs) -> None:
     (node,) = runs.fleet.nodes
     with psycopg.connect(node.dsn, autocommit=True) as session:
-        session.execute('CREATE COLLATION pg_temp.of_session FROM "C"')
+        for statement in OF_SESSION:
+            session.execute(statement.encode())
         runs.full("daily")
     report = runs.check_one("daily")
     assert report.conflicts == []

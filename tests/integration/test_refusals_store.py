@@ -98,7 +98,7 @@ def test_a_missing_commit_is_named_and_the_chain_continues_once_it_is_back(runs:
         (error,) = errors
         assert error.message.endswith(f"was committed, but its commit file is missing from the store: {key}")
         assert error.details["increment"] == number
-        assert error.hint == f"put it back from a copy of the store, or {NEW_CHAIN}"
+        assert error.hint == f"fetch it from a copy of the store: snapshot repair {NAME} --from URL; or {NEW_CHAIN}"
         if number == 0:
             # A snapshot of the same name would collide with the increments of the old chain.
             with refused(runs.fleet, "snapshot-missing"):

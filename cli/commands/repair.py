@@ -258,7 +258,8 @@ def lines_of(report: RepairReport, earlier: Iterable[RepairReport] = ()) -> list
         lines.append(f"replaced {old} of {one.node} by {new}, {source}")
     lines += [f"warning: still damaged: object {one.key}: {one.why}" for one in report.unrepaired]
     if (report.objects or earlier) and report.unrepaired:
-        lines.append(f"{name} is repaired in part")
+        again = f"what was replaced may help to repair the rest: snapshot repair {name}"
+        lines.append(f"{name} is repaired in part{f'; {again}' if report.objects else ''}")
     elif (report.objects or earlier) and not report.plan.read_all:
         lines += [f"what was found in {name} is repaired in {seconds_text(seconds)}", NOT_READ]
     elif report.objects or earlier:

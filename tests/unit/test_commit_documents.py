@@ -56,7 +56,9 @@ KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 TIMES = st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat)
 COLUMNS = st.builds(Column, TEXTS, TEXTS, COUNTS, st.integers(-1, 99), COUNTS, COUNTS, st.none() | TEXTS)
 GROUPS = st.builds(Group, st.integers(1, 9), TEXTS, TEXTS, TEXTS, COUNTS, tuples_of(COLUMNS), COUNTS)
-SEQUENCES = st.builds(Sequence, TEXTS, TEXTS, VALUES, st.booleans(), st.integers(1, 9), st.booleans(), VALUES, VALUES)
+SEQUENCES = st.builds(
+    Sequence, TEXTS, TEXTS, VALUES, st.booleans(), st.integers(1, 9), st.booleans(), VALUES, VALUES, st.booleans()
+)
 RULES = st.builds(GroupRules, tuples_of(TEXTS), tuples_of(TEXTS), tuples_of(TEXTS))
 TABLE_STATES = st.builds(
     TableState, TEXTS, COUNTS, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, tuples_of(TEXTS),
@@ -79,7 +81,7 @@ def segments_of(node: str) -> st.SearchStrategy[tuple[Segment, ...]]:
             Segment, key=KEYS, number=COUNTS, size=COUNTS, digest=TEXTS, events_at=st.none() | COUNTS,
             events_digest=TEXTS, changes=COUNTS, events=COUNTS, partials=COUNTS, truncates=COUNTS,
             node=st.just(node), operation=TEXTS, after=POSITIONS, through=POSITIONS,
-            open=st.none() | st.builds(OpenTransaction, POSITIONS, st.integers(-1, 2**40)),
+            open=st.none() | st.builds(OpenTransaction, POSITIONS, st.integers(-1, 2**40), COUNTS),
         )
     )  # fmt: skip
 

@@ -360,10 +360,11 @@ def find_doubts(
     missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
     doubts = missing_texts(missing)
     checks = read_checks(store, documents, {chain.name})
-    if standing := checks.standing_conflicts(chain.name, chain.last.increment + 1):
+    last = chain.last.increment
+    if standing := checks.standing_conflicts(chain.name, last + 1):
         doubts.append(
             f"a check of {chain.name} up to increment {standing.point.increment}, which ended at {standing.ended_at},"
-            f" found conflicts; to check whether they affect increment {chain.last.increment}: snapshot check"
-            f" {chain.name} --increment {chain.last.increment}"
+            f" found conflicts; to check whether they affect increment {last}: snapshot check"
+            f" {chain.name} --increment {last}"
         )
     return tuple(doubts)

@@ -67,7 +67,11 @@ def parse(words: list[str]) -> None:
     command: Any = typer.main.get_command(app)
     context, name = None, "snapshot"
     while True:
-        context = command.make_context(name, ["1" if word == "N" else word for word in words], parent=context)
+        numbered = [
+            "1" if word == "N" or before == "--increment" else word
+            for before, word in zip(["", *words], words, strict=False)
+        ]
+        context = command.make_context(name, numbered, parent=context)
         command = context.command
         if not hasattr(command, "resolve_command"):
             return

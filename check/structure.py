@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from cutline.check.report import Conflict, Doubt, SnapshotReport
+from cutline.check.report import Conflict, Doubt, Skipped, SnapshotReport
 from cutline.fleet.messages import list_some
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, read_marks
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
     find_place,
+    increment_label,
     increment_numbers,
     increments_pruned_error,
     point_label,
@@ -56,26 +57,16 @@ def check_structure(
 ) -> tuple[Chain | None, SnapshotReport]:
     """Read the chain and check that it is complete; return it, or None if it can't be read.
 
-    `recorded` maps operations to the increments that they recorded as committed. Nothing else would show that the last
-    commit file is missing.
+    If the commit of an increment can't be read, the chain that ends before it is returned, and a conflict names the
+    commit. `recorded` maps operations to the increments that they recorded as committed. Nothing else would show that
+    the last commit file is missing.
     """
-    try:
-        chain = read_chain_lists(store, read_chain(store, name, increment))
-    except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
-        raise
-    except SnapshotError as error:
-        # If a mark can't be read, `error` says so, and is reported below.
-        with suppress(ManifestError):
-            check_not_deleted(store, name)
-            if increment and is_only_full(store, name):
-                raise increments_pruned_error(name) from error
-        if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
-            raise
+    chain, conflicts = _read_intact(store, name, increment, recorded)
+    if chain is None:
         report = SnapshotReport(name, increment or 0)
-        damaged = _text(error, "object")
-        kind = "mark" if damaged in (tombstone_key(name), only_full_key(name)) else "commit"
-        report.conflicts.append(Conflict(kind, error.message, object=damaged))
+        report.conflicts += conflicts
         return None, report
+    is_whole = increment is None and not conflicts
     copies = Counter(identity.backup_of or identity.node for identity in chain.nodes)
     report = SnapshotReport(
         name,
@@ -84,6 +75,10 @@ def check_structure(
         warned=select_warnings(chain.left_out),
         copies=tuple(sorted(set(copies.values()))),
     )
+    report.conflicts += conflicts
+    if conflicts:
+        why = "without that commit, they can't be checked"
+        report.skipped.append(Skipped(f"what follows {increment_label(name, chain.last.increment)}", why))
     marks = read_marks(store, name, chain.full.chain)
     report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]
     if marks.is_only_full and (kept := increment_numbers(store, name)):
@@ -91,8 +86,8 @@ def check_structure(
         why = "a prune was interrupted, which gc completes, or somebody changed the store"
         report.doubts.append(Doubt("mark", f"{detail}: {why}", object=only_full_key(name)))
     if marks.lost is not None and not marks.is_only_full:
-        _check_mark(store, chain, marks.lost, report, is_whole=increment is None)
-    if increment is None and not marks.is_only_full:
+        _check_mark(store, chain, marks.lost, report, is_whole=is_whole)
+    if is_whole and not marks.is_only_full:
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
         foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)
@@ -108,6 +103,38 @@ def check_structure(
                 Conflict(kind, error.message, node=_text(error, "node"), object=_text(error, "object"))
             )
     return chain, report
+
+
+def _read_intact(
+    store: ObjectStore, name: str, increment: int | None, recorded: Mapping[str, int]
+) -> tuple[Chain | None, list[Conflict]]:
+    """Read the chain up to the first commit that can't be read; return None if no commit precedes it.
+
+    The conflicts name the commits that can't be read.
+    """
+    conflicts: list[Conflict] = []
+    last = increment
+    while True:
+        try:
+            return read_chain_lists(store, read_chain(store, name, last)), conflicts
+        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
+            raise
+        except SnapshotError as error:
+            # If a mark can't be read, `error` says so, and is reported below.
+            with suppress(ManifestError):
+                check_not_deleted(store, name)
+                if increment and is_only_full(store, name):
+                    raise increments_pruned_error(name) from error
+            if isinstance(error, SnapshotMissingError) and not _was_there(store, name, error, recorded):
+                raise
+            damaged = _text(error, "object")
+            kind = "mark" if damaged in (tombstone_key(name), only_full_key(name)) else "commit"
+            conflicts.append(Conflict(kind, error.message, object=damaged))
+            key = parse_key(name, damaged) if damaged else None
+            number = key.number if key is not None and key.kind is Kind.COMMIT else 0
+            if not number or (last is not None and number > last):
+                return None, conflicts
+            last = number - 1
 
 
 def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: SnapshotReport, *, is_whole: bool) -> None:

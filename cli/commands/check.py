@@ -29,7 +29,7 @@ from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
-from cutline.snapshots.records.operation_records import CONFLICTS, ONE_COPY, CheckedPoint, CheckResult
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
@@ -44,11 +44,18 @@ WITH_LIVE = (
 SUBSET = re.compile(r"([0-9]{1,6})/([0-9]{1,6})", re.ASCII)
 # The kinds of conflicts about objects that a repair may replace, and about copies that differ.
 DAMAGED = ("missing", "size", "digest", "unreadable")
+# A damaged or missing commit may be in a copy of the store.
+REPAIRABLE = (*DAMAGED, "commit")
 COPIES_DIFFER = (*ROWS_DIFFER, "changes", "events")
 # The new snapshot needs a name of its own.
 TAKE_NEW = (
     "to get a snapshot without conflicts, fix their cause, then take a new full snapshot under another name: snapshot"
     " create NAME"
+)
+
+ALLOW_ONE_COPY = (
+    'if shards are meant to have no standby, let a check pass whose only gap that is: [check] allow = ["one-copy"] in'
+    " fleet.toml"
 )
 
 
@@ -263,8 +270,9 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
     if restorable and request.name is None:
         raise UsageError("--restorable needs a NAME", hint="snapshot check NAME --restorable")
-    if restorable and request.metadata_only:
-        raise UsageError("--restorable and --metadata-only are mutually exclusive", hint="use only one of them")
+    if request.metadata_only and (restorable or request.rows):
+        other = "--restorable" if restorable else "--rows"
+        raise UsageError(f"{other} and --metadata-only are mutually exclusive", hint="use only one of them")
     reads_all = {
         "--increment": request.increment is not None,
         "--metadata-only": request.metadata_only,
@@ -373,8 +381,7 @@ def _hints(report: CheckReport) -> Iterator[str]:
         damaged = {conflict.node for conflict in snapshot.conflicts if conflict.kind in DAMAGED}
         if any(_may_name_rows(snapshot, conflict) for conflict in snapshot.conflicts):
             names[_rows_hint].append(snapshot.name)
-        # A damaged or missing commit may be in a copy of the store.
-        if damaged or any(conflict.kind == "commit" for conflict in snapshot.conflicts):
+        if any(conflict.kind in REPAIRABLE for conflict in snapshot.conflicts):
             names[_repair_hint].append(snapshot.name)
         if any(
             conflict.kind in COPIES_DIFFER and damaged.isdisjoint((conflict.node, conflict.other_node))
@@ -382,8 +389,11 @@ def _hints(report: CheckReport) -> Iterator[str]:
         ):
             names[_compare_hint].append(snapshot.name)
     yield from (hint(of[0] if len(of) == 1 else "NAME") for hint, of in names.items() if of)
-    if report.result == CONFLICTS:
+    conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
+    if any(conflict.kind not in REPAIRABLE for conflict in conflicts):
         yield TAKE_NEW
+    if report.result == INCONCLUSIVE and any(part.is_one_copy for one in report.snapshots for part in one.skipped):
+        yield ALLOW_ONE_COPY
 
 
 def _rows_hint(name: str) -> str:

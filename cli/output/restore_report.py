@@ -405,7 +405,9 @@ def dry_run_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
         lines.append(f"not rehearsed: the DDL on {where}; the restore rehearses it before it loads any rows")
     if several := plan.topology is not None and len(plan.topology.sources) > 1:
         lines.append("not compared: the sources' keys; the restore compares them first")
-    other = "other " * (bool(preview.untried) or several)
+    if is_unread := plan.request.use_backup_copies:
+        lines.append("not read: the objects; the restore reads them first, and chooses the copies")
+    other = "other " * (bool(preview.untried) or several or is_unread)
     return [*lines, f"every {other}check passed; nothing was changed"]
 
 

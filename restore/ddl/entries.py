@@ -285,7 +285,10 @@ def read_archive(archive: DdlArchive) -> ArchiveDdl:
     """Choose the entries to restore."""
     body, contents = archive.body, archive.contents
     search_path = next((entry.name for entry in contents.entries if entry.kind == PATH_ENTRY), None)
-    entries = tuple(entry for entry in _with_sections(contents.entries) if not _is_omitted(body, entry))
+    omitted = {entry.number for entry in contents.entries if _is_omitted(body, entry)}
+    remarks = [entry for entry in contents.entries if entry.kind in REMARKS]
+    omitted |= {remark.number for remark in remarks if omitted.intersection(remark.dependencies)}
+    entries = tuple(entry for entry in _with_sections(contents.entries) if entry.number not in omitted)
     return ArchiveDdl(body, contents, entries, find_side_by_side(body, entries), search_path)
 
 

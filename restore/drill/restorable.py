@@ -487,7 +487,7 @@ def _rehearse(source: Fleet, plan: RestorePlan, progress: Progress, report: Rest
         report.ddl_detail = error.message
         return
     except DrillUnfitError as error:
-        report.ddl, report.ddl_detail = "refused", error.message
+        report.ddl, report.ddl_detail = "refused", "; ".join([error.message, *error.hint.splitlines()])
         return
     except RefusedError as error:
         # Such as UnconfinedError: the servers would run as this user.

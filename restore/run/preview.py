@@ -407,7 +407,8 @@ def left_rows(plan: RestorePlan) -> list[str]:
         for shard in plan.sources:
             groups = plan.chain.groups(shard)
             if others := sorted({group.name for group in groups} - {group.name for group in request.tables.of(groups)}):
-                rows.append(f"rows of {len(others)} other tables on {shard}: {list_some(others, OTHERS_MAX)}")
+                amount = "another table" if len(others) == 1 else f"{len(others):,} other tables"
+                rows.append(f"rows of {amount} on {shard}: {list_some(others, OTHERS_MAX)}")
     return (
         rows
         + of_extensions

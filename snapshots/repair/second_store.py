@@ -38,8 +38,9 @@ class SecondStore:
     def of(cls, fleet: Fleet, place: str) -> SecondStore:
         """Open the store at the URL `place`, or that of another fleet file.
 
-        A URL gets the options of the fleet's own store if both have the same kind of URL. Raises UsageError if it is
-        the fleet's own store, and NoSecondStoreError if there is no store.
+        A URL gets the options of the fleet's own store if both have the same kind of URL. A path may be relative to the
+        working directory. Raises UsageError if it is the fleet's own store, and NoSecondStoreError if there is no
+        store.
         """
         location = _locate(fleet, place)
         raw = location.open_raw()
@@ -72,6 +73,7 @@ class SecondStore:
 def _locate(fleet: Fleet, place: str) -> StoreLocation:
     if place.endswith(FLEET_FILE):
         return load_fleet(Path(place)).store
+    place = place if "://" in place else str(Path(place).absolute())
     is_same_kind = place.partition("://")[0] == fleet.store.url.partition("://")[0]
     return StoreLocation(place, with_environment(place, fleet.store.options if is_same_kind else {}))
 

@@ -36,6 +36,7 @@ OF_SESSION = (
     "CREATE TYPE pg_temp.of_session AS (a int)",
     "CREATE FUNCTION pg_temp.of_session(pg_temp.of_session) RETURNS int LANGUAGE sql AS 'SELECT 1'",
     "CREATE CAST (pg_temp.of_session AS int) WITH FUNCTION pg_temp.of_session(pg_temp.of_session)",
+    "COMMENT ON CAST (pg_temp.of_session AS int) IS 'of the session, too'",
 )
 
 

@@ -227,11 +227,12 @@ def test_a_second_store_is_trusted_only_by_digest() -> None:
     check_whole(shard)
 
 
-def test_a_second_store_must_be_a_store_and_another_one(tmp_path: Path) -> None:
-    """However it is written: a folder by its path, or by a URL."""
+def test_a_second_store_must_be_a_store_and_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written: a folder by its path, also a relative one, or by a URL."""
+    monkeypatch.chdir(tmp_path)
     shard = new_shard(location=StoreLocation(f"file://{tmp_path}/own"))
     shard.take()
-    for place in (f"{tmp_path}/own", f"file://{tmp_path}/own/"):
+    for place in (f"{tmp_path}/own", f"file://{tmp_path}/own/", "own", "./own"):
         with pytest.raises(UsageError, match="names the fleet's own store"):
             plan(shard, other=place)
     with pytest.raises(NoSecondStoreError, match=r"no store at .*nowhere: it has no fleet\.json"):

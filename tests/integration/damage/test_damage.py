@@ -329,10 +329,10 @@ def test_the_command_exits_1_and_names_the_damaged_object(stored: StoredChain) -
     flip_byte(stored.store / key)
     code, document = run_here(stored.fleet, "check", NAME, spark=stored.spark.running)
     assert (code, objects_of(document)) == (1, [key])
-    key = stored.key_by_kind()["increment's commit"]
-    flip_byte(stored.store / key, 0.9)
+    commit = stored.key_by_kind()["increment's commit"]
+    flip_byte(stored.store / commit, 0.9)
     code, document = run_command(stored.fleet, "check", NAME)
-    assert (code, objects_of(document)) == (1, [key])
+    assert (code, objects_of(document)) == (1, [commit, key])
 
 
 def objects_of(document: Document) -> list[str]:

@@ -27,6 +27,7 @@ from cutline.snapshots.records.store_identity import ForeignSnapshotError
 from tests.integration.damage.stored_chain import NAME, ONLY_PRIMARIES, StoredChain
 from tests.run.soak import first_of_each
 from tests.stores.damage import change_document, empty, extend, flip_byte, remove, truncate
+from tests.stores.listed import objects_of
 
 
 def check_metadata(stored: StoredChain, name: str | None = NAME) -> CheckReport:
@@ -102,6 +103,21 @@ def test_a_damaged_commit_is_named_by_every_command_and_hides_no_other_snapshot(
         NAME: [key],
         ONLY_PRIMARIES: [],
     }
+
+
+@pytest.mark.parametrize("damage", [flip_byte, remove])
+def test_a_check_compares_what_precedes_a_damaged_commit(stored: StoredChain, damage: Callable[[Path], None]) -> None:
+    key, base = commit_key(NAME, 1), stored.key_by_kind()["base"]
+    damage(stored.store / key)
+    report = stored.check().snapshots[0]
+    assert [one.object for one in report.conflicts] == [key]
+    assert report.increment == 0
+    assert report.compared.rows == sum(
+        sum(one.rows.values()) for one in objects_of(stored.chain.full) if one.kind == "base"
+    )
+    assert [one.what for one in report.skipped] == [f"what follows snapshot {NAME}"] * (damage is flip_byte)
+    flip_byte(stored.store / base)
+    assert {one.object for one in stored.conflicts()} == {key, base}
 
 
 def test_a_snapshot_of_another_fleet_is_refused_by_every_command(stored: StoredChain) -> None:

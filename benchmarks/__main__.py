@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.changes import changes_part
 from benchmarks.cutline import warm_session
 from benchmarks.encryption import encryption_part
 from benchmarks.machine import environment
@@ -82,6 +83,8 @@ def main(
                 small_part(results, folder, say)
             if "tables" in parts:
                 tables_part(results, tables, folder, say)
+            if "changes" in parts:
+                changes_part(results, folder, say)
             if parts & WARM:
                 say(f"starting a server with {accounts} accounts")
                 with running_shard(folder, rows=accounts, backups=backups) as shard:

@@ -26,6 +26,7 @@ from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Flags, Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
+from cutline.snapshots.fold.counted_lines import LineMatches, Matches
 from cutline.snapshots.fold.sources import BaseSource, BaseSources, NodeBases, converted_to_cut, read_tables
 from cutline.spark.spark_jobs import if_shared
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
@@ -38,13 +39,15 @@ class NodeBase:
     """A base object of a node; `changed` is a broadcast of the node's changed keys by group.
 
     `fed` are the groups at the cut whose smallest and largest keys are wanted. `expected` is a broadcast of the
-    ExpectedRows, which changes delete.
+    ExpectedRows, which changes delete. With `counts_lines`, the rows with changed lines are counted, in groups without
+    a key.
     """
 
     base: BaseSource
     changed: Any = None
     fed: frozenset[int] = frozenset()
     expected: Any = None
+    counts_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,8 @@ class BaseHashReport:
     """An object's combined hashes, keyed by (node number, group, partition), or the problem with the object.
 
     Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
-    their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has; `number` is the
-    node's.
+    their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has, and `matches` the
+    rows that have changed lines; `number` is the node's.
     """
 
     sums: Sums | None
@@ -85,6 +88,7 @@ class BaseHashReport:
     extremes: KeyExtremes = field(default_factory=dict)
     number: int = 0
     deleted: Ints | None = None
+    matches: Matches = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -95,6 +99,12 @@ class _Hashed:
     parts: list[Sums] = field(default_factory=list)
     extremes: KeyExtremes = field(default_factory=dict)
     deleted: list[Ints] = field(default_factory=list)
+    lines: LineMatches | None = None
+
+    def __post_init__(self) -> None:
+        """Prepare for counting lines, if they are to be counted."""
+        if self.object.counts_lines and self.object.changed is not None:
+            self.lines = LineMatches(self.object.base, self.object.changed.value)
 
     def check_rows(self, task: BaseHashTask, rows: _RowsAtCut) -> Flags | None:
         """Check the rows that are part of the node's state; return flags marking them, or None if all of them are.
@@ -105,6 +115,8 @@ class _Hashed:
         changed: Mapping[int, Keys] = self.object.changed.value if self.object.changed is not None else {}
         if changed or base.truncated:
             valid = find_valid_rows(rows.batch, base, changed, rows.key_hashes)
+            if self.lines is not None:
+                self.lines.add(rows.batch)
             if self.object.expected is not None:
                 # Every row that a change deletes has changed.
                 hashes = salted(rows.key_hashes[~valid], rows.group[~valid])
@@ -129,6 +141,7 @@ class _Hashed:
             extremes=self.extremes,
             number=source.number,
             deleted=np.concatenate(self.deleted) if self.deleted else None,
+            matches=self.lines.matches() if self.lines is not None else {},
         )
 
 

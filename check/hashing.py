@@ -47,6 +47,17 @@ def combine_hashes(keys: Ints, hashes: npt.NDArray[np.uint64]) -> Sums:
     return Sums(keys[order[starts]], np.stack(columns, axis=1))
 
 
+def combine_repeated(keys: Ints, hashes: npt.NDArray[np.uint64], counts: Ints) -> Sums:
+    """Combine the hashes of entries with the same key, each of which occurs as often as `counts` says."""
+    columns = [
+        counts,
+        np.where(counts % 2 == 1, hashes, np.uint64(0)).view(np.int64),
+        counts * (hashes & HALF).view(np.int64),
+        counts * (hashes >> np.uint64(32)).view(np.int64),
+    ]
+    return combine(keys, np.stack(columns, axis=1))
+
+
 def combine(keys: Ints, values: Ints) -> Sums:
     """Merge combined hashes with the same key."""
     if len(keys) == 0:

@@ -1,8 +1,9 @@
 """Hash the segments, and find the last change of every key in the same tasks, so that each segment is read once.
 
 For every key that its segment changes, a task reports the last change that belongs to the state, with a hash instead of
-the row. The driver compares keys and positions, which gives the same result as a fold. Spark folds the changes if the
-reports are larger than the driver should hold, or if changes need their rows (groups without a key, partial images).
+the row; in groups without a key, it reports all changes. The driver compares keys and positions, and counts lines: the
+result is the same as of a fold. Spark folds the changes if the reports are larger than the driver should hold, or if
+changes need their rows (partial images).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.check.truncates import note_contradicted
-from cutline.columns.arrow_numbers import to_arrow, to_numpy
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -124,31 +125,50 @@ def last_tasks(sources: Sources, alone: frozenset[int] = frozenset()) -> dict[st
         return {}
     if (shares := reported_shares(sources.segments)) is None:
         return {}
-    form = ChangeForm.of(sources, hashed=True, alone=alone)
+    form = ChangeForm.of(sources, hashed=True, hashes_lines=True, alone=alone)
     return {
         source.source.key: LastTask(source, form, share) for source, share in zip(sources.segments, shares, strict=True)
     }
 
 
-def last_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[pa.Table | None]:
-    """Yield the last changes of every node (`node` and REPORTED_SCHEMA), or None if Spark has to fold them.
+class NodeChanges(NamedTuple):
+    """A node's last changes of rows with a key, and all its changes of rows without one (`node`, REPORTED_SCHEMA).
+
+    The changes of rows without a key also have the number of their `segment` in the sources.
+    """
+
+    last: pa.Table
+    lines: pa.Table
+
+
+def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[NodeChanges | None]:
+    """Yield the changes that tasks reported, for every node, or None if Spark has to fold them.
 
     Removes each node's entries from `reports`, so that only one node's changes are in memory at a time.
     """
-    keys: dict[int, list[str]] = {}
-    for segment in sources.segments:
-        keys.setdefault(segment.source.number, []).append(segment.source.key)
-    for number in sorted(keys):
-        streams = [reports.pop(key, None) for key in keys[number]]
-        whole = [stream for stream in streams if stream is not None]
-        if len(whole) < len(streams):
+    numbers: dict[int, list[int]] = {}
+    for place, segment in enumerate(sources.segments):
+        numbers.setdefault(segment.source.number, []).append(place)
+    for number in sorted(numbers):
+        streams = {place: reports.pop(sources.segments[place].source.key, None) for place in numbers[number]}
+        tables: list[pa.Table] = []
+        for place, stream in streams.items():
+            if stream is None:
+                break
+            changes = from_stream(stream)
+            for name, value in (("node", number), ("segment", place)):
+                changes = changes.append_column(name, to_arrow(np.full(len(changes), value, np.int32)))
+            tables.append(changes)
+        if len(tables) < len(streams):
             yield None
             continue
-        changes = pa.concat_tables(map(from_stream, whole))
-        del streams, whole
-        last = last_changes(changes.append_column("node", to_arrow(np.full(len(changes), number, np.int32))))
+        changes = pa.concat_tables(tables)
+        del streams, tables
+        is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
+        lines = changes.filter(to_mask(is_line))
+        last = last_changes((changes.filter(to_mask(~is_line)) if is_line.any() else changes).drop_columns(["segment"]))
         del changes
-        yield last
+        yield None if last is None else NodeChanges(last, lines)
 
 
 # The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are

@@ -2,8 +2,8 @@
 
 Superseded changes are not shuffled: a row that is updated a thousand times in a segment counts as one change.
 
-`choose_changes` compares only keys and positions. The rows stay in the segments, and the tasks that load them read them
-again, so multi-gigabyte transactions are never shuffled.
+`choose_changes` compares only keys and positions, and counts the lines of groups without a key by their hashes. Rows
+stay in the segments, and the tasks that load them read them again, so multi-gigabyte transactions are never shuffled.
 """
 
 from __future__ import annotations
@@ -23,6 +23,19 @@ from cutline.columns.row_batches import from_stream, row_batches, to_stream
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
+from cutline.snapshots.fold.counted_lines import (
+    LINE_NAMES,
+    added_by,
+    are_contested,
+    choose_inserted,
+    count_lines,
+    deleted_keys,
+    hash_rows,
+    line_images,
+    match_base_rows,
+    read_contested,
+    removed_lines,
+)
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row, read_at_cut
 from cutline.spark.sent_values import broadcast
@@ -95,22 +108,25 @@ class ChangeForm:
     """The form in which changes are read.
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
-    line identifies the row, and on nodes with partial images (`whole`), which may have to be completed from earlier
-    rows. On nodes that are `alone`, nothing is compared with the ENTRY, so it is 0. If `has_stand_ins`, stand-ins and
-    places replace long lines; otherwise there is no `place`.
+    line identifies the row, unless `hashes_lines` is set, and on nodes with partial images (`whole`), which may have to
+    be completed from earlier rows. On nodes that are `alone`, nothing is compared with the ENTRY of a row with a key:
+    it is 0. If `has_stand_ins`, stand-ins and places replace long lines; otherwise there is no `place`.
     """
 
     multisets: frozenset[int]
     hashed: bool = False
+    hashes_lines: bool = False
     whole: frozenset[int] = frozenset()
     has_stand_ins: bool = True
     alone: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, sources: Sources, *, hashed: bool, alone: frozenset[int] = frozenset()) -> ChangeForm:
+    def of(
+        cls, sources: Sources, *, hashed: bool, hashes_lines: bool = False, alone: frozenset[int] = frozenset()
+    ) -> ChangeForm:
         """Return the form for changes from these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
-        return cls(sources.multisets, hashed, whole, alone=alone)
+        return cls(sources.multisets, hashed, hashes_lines, whole, alone=alone)
 
     @property
     def schema(self) -> pa.Schema:
@@ -177,8 +193,11 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
         table, is_multiset = table.filter(to_mask(needed)), is_multiset[needed]
     entries = None
     if form.hashed:
-        is_hashed = ~is_multiset if one.source.number not in form.whole else np.zeros(len(table), np.bool_)
-        table, entries = _with_entries(table, is_hashed, is_alone=one.source.number in form.alone)
+        is_hashed = np.full(len(table), one.source.number not in form.whole)
+        if not form.hashes_lines:
+            is_hashed &= ~is_multiset
+        needs_hash = is_hashed if one.source.number not in form.alone else is_hashed & is_multiset
+        table, entries = _with_entries(table, is_hashed, needs_hash)
     if form.has_stand_ins:
         # A DELETE by key has no line: its `row` may contain the row's new key.
         table = with_stand_ins(table, (to_numpy(table["op"]) != DELETE) | is_multiset)
@@ -209,13 +228,9 @@ def are_moves(changes: pa.Table) -> Flags:
     return are_moved
 
 
-def _with_entries(table: pa.Table, is_hashed: Flags, *, is_alone: bool) -> tuple[pa.Table, pa.Array[Any]]:
-    """Hash these rows: return the table with the rows emptied, and the ENTRY column, which is 0 if `is_alone`."""
-    hashes = np.zeros(len(table), np.int64)
-    # Avoid a copy if possible: a row may be 1 GB.
-    chosen = table if is_hashed.all() else table.filter(to_mask(is_hashed))
-    if len(chosen) and not is_alone:
-        hashes[is_hashed] = xxhash64(column_of(chosen["row"]), xxhash64(column_of(chosen["key"]))).view(np.int64)
+def _with_entries(table: pa.Table, is_hashed: Flags, needs_hash: Flags) -> tuple[pa.Table, pa.Array[Any]]:
+    """Return the table with some rows emptied, and the ENTRY column, which is 0 except where a row `needs_hash`."""
+    hashes = hash_rows(table, needs_hash)
     row = table.column_names.index("row")
     kept = pc.if_else(to_mask(is_hashed), pa.scalar(b"", pa.binary()), table["row"])
     return table.set_column(row, table.schema.field("row"), kept), pa.array(hashes, mask=~is_hashed)
@@ -243,13 +258,15 @@ def last_changes(changes: pa.Table) -> pa.Table | None:
 # Limits on the bytes of reported keys: the maximum for all segments together, and the minimum share for a segment.
 REPORTED_BYTES_MAX, REPORTED_BYTES_MIN = 512 << 20, 1 << 14
 COMPARED = ["group", "key", "lsn", "seq", "op"]
-# `index` is the change's index among the segment's changes that belong to the state.
-LAST_SCHEMA = pa.schema([*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64())])
+# `index` is the change's index among the segment's changes that belong to the state; ENTRY is 0 for rows with a key.
+LAST_SCHEMA = pa.schema(
+    [*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64()), pa.field(ENTRY, pa.int64())]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read. Rows of groups in `multisets` have no key. No keys are reported if they exceed `bytes_max`."""
+    """A segment to read. Rows of groups in `multisets` have no key. Nothing is reported if it exceeds `bytes_max`."""
 
     segment: SegmentSource
     multisets: frozenset[int]
@@ -261,7 +278,7 @@ class SegmentTask:
 class SegmentReport:
     """The last change for each of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
 
-    `last` is None if there are too many keys, or if changes have no key.
+    It also has all changes of groups without a key. `last` is None if there is too much of them.
     """
 
     last: bytes | None = None
@@ -280,18 +297,25 @@ class SegmentImages:
 class ChosenChanges:
     """The last change (node, group, key, op) for every key in tables with base rows, and the images by segment.
 
-    Segments are identified by the keys of their objects.
+    Segments are identified by the keys of their objects. In groups without a key, a line counts as a key if base rows
+    have to lose it; `added` (IMAGE_SCHEMA) are the rows that replace those base rows.
     """
 
     last: pa.Table
     images: Mapping[str, SegmentImages]
     problems: list[ErrorReport]
+    added: pa.Table | None = None
+
+    @classmethod
+    def failed(cls, problems: Sequence[ErrorReport]) -> ChosenChanges:
+        """Return the problems of objects that can't be read."""
+        return cls(deleted_keys([]), {}, list(problems))
 
 
 def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> ChosenChanges | None:
     """Choose the changes that produce the state; None if that requires their rows, or more memory than the driver has.
 
-    Groups without a key and partial images require the rows.
+    Partial images require the rows, and so do lines of groups without a key that are deleted and take much memory.
     """
     fewest = limits.CHANGES_PER_SEGMENT * len(sources.segments)
     if sources.has_partials or not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
@@ -307,7 +331,7 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
     reports = run_tasks(spark, find_last_changes, tasks, Silent(), dealing, problem_of=shared_problem)
     problems = [report.problem for report in reports if report.problem]
     if problems:
-        return ChosenChanges(LAST_SCHEMA.append(pa.field("node", pa.int32())).empty_table(), {}, problems)
+        return ChosenChanges.failed(problems)
     tables: list[pa.Table] = []
     for number, (segment, report) in enumerate(zip(segments, reports, strict=True)):
         if report.last is None:
@@ -316,13 +340,69 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
         for name, value in (("segment", number), ("node", segment.source.number)):
             reported = reported.append_column(name, to_arrow(np.full(len(reported), value, np.int32)))
         tables.append(reported)
-    last = last_changes(pa.concat_tables(tables))
+    changes = pa.concat_tables(tables)
+    is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
+    last = last_changes(changes.filter(to_mask(~is_line)) if is_line.any() else changes)
     if last is None:
         return None
     in_base = in_base_tables(last, sources)
     if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
         return None
-    return ChosenChanges(in_base, _images_by_segment(last, segments), [])
+    if not is_line.any():
+        return ChosenChanges(in_base, _images_by_segment(last, segments), [])
+    lines = _choose_lines(spark, sources, changes.filter(to_mask(is_line)), dict(enumerate(segments)), store)
+    if lines is None:
+        return None
+    keys = pa.concat_tables([in_base.select(NAMED), lines.last])
+    if keys_size(keys) > limits.CHOSEN_KEYS_BYTES_MAX:
+        return None
+    images = pa.concat_tables([last.select(IMAGES), lines.images])
+    return ChosenChanges(keys, _images_by_segment(images, segments), lines.problems, lines.added)
+
+
+NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "op"]
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenLines:
+    """What ChosenChanges says of groups without a key; `images` are the inserted rows that count (IMAGES)."""
+
+    images: pa.Table
+    last: pa.Table
+    problems: list[ErrorReport]
+    added: pa.Table | None = None
+
+
+def _choose_lines(
+    spark: SparkSession, sources: Sources, lines: pa.Table, segments: Mapping[int, SegmentSource], store: StoreLocation
+) -> _ChosenLines | None:
+    """Choose the changes of groups without a key; None if the driver can't hold the contested lines."""
+    are_open = are_contested(to_numpy(lines["op"]), to_numpy(lines[ENTRY]))
+    images = lines.select(IMAGES)
+    if not are_open.any():
+        return _ChosenLines(images, deleted_keys([]), [])
+    number = to_numpy(lines["segment"])[are_open]
+    counts = dict(zip(*(column.tolist() for column in np.unique(number, return_counts=True)), strict=True))
+    hashes = to_numpy(lines[ENTRY])[are_open]
+    some = {one: segments[one] for one in counts}
+    contested = read_contested(spark, some, counts, hashes, sources.multisets, store)
+    if contested is None:
+        return None
+    if contested.problems:
+        return _ChosenLines(images, deleted_keys([]), list(contested.problems))
+    changes = contested.changes
+    counted = count_lines(changes.select(LINE_NAMES), added_by(to_numpy(changes["op"])))
+    removed = removed_lines(counted)
+    problems = match_base_rows(spark, sources.bases, removed, store)
+    rows = pa.concat_tables([one.rows_with(one.left != 0) for one in removed]) if removed else changes.slice(0, 0)
+    left = np.concatenate([np.zeros(0, np.int64), *(one.left[one.left != 0] for one in removed)])
+    size = int((np.abs(left) * to_numpy(pc.binary_length(rows["row"]))).sum())
+    if size > limits.READ_BYTES_MAX:
+        return None
+    chosen = choose_inserted(changes, counted)
+    images = pa.concat_tables([images.filter(to_mask(~are_open)), chosen.select(IMAGES).cast(images.schema)])
+    added = line_images(rows, left) if len(left) else None
+    return _ChosenLines(images, deleted_keys(removed), problems, added)
 
 
 def reported_shares(segments: Sequence[SegmentSource]) -> list[int] | None:
@@ -357,20 +437,24 @@ def find_last_changes(task: SegmentTask) -> SegmentReport:
     segment, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
     try:
         for table in read_at_cut(task.store.open(), segment, SEGMENT_SCHEMA):
-            effective = filter_effective(table, segment).select(COMPARED)
-            if np.isin(to_numpy(effective["group"]), list(task.multisets)).any():
-                return SegmentReport()
-            index = to_arrow(np.arange(seen, seen + len(effective)))
-            tables.append(effective.append_column(LAST_SCHEMA.field("index"), index).cast(LAST_SCHEMA))
+            effective = filter_effective(table, segment)
+            entries = hash_rows(effective, np.isin(to_numpy(effective["group"]), list(task.multisets)))
+            index = np.arange(seen, seen + len(effective))
+            compared = effective.select(COMPARED)
+            for name, values in (("index", index), (ENTRY, entries)):
+                compared = compared.append_column(LAST_SCHEMA.field(name), to_arrow(values))
+            tables.append(compared.cast(LAST_SCHEMA))
             seen += len(effective)
     except SnapshotError as error:
         return SegmentReport(problem=report_of(error))
     changes = pa.concat_tables(tables)
     if changes.nbytes > task.bytes_max:
         return SegmentReport()
-    group, lsn, seq = (to_numpy(changes[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-    last = changes.filter(to_mask(last_of_every_key(group, column_of(changes["key"]), lsn, seq)))
-    return SegmentReport(to_stream(last))
+    is_kept = np.isin(to_numpy(changes["group"]), list(task.multisets))
+    keyed = changes.filter(to_mask(~is_kept)) if is_kept.any() else changes
+    group, lsn, seq = (to_numpy(keyed[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+    is_kept[~is_kept] = last_of_every_key(group, column_of(keyed["key"]), lsn, seq)
+    return SegmentReport(to_stream(changes.filter(to_mask(is_kept))))
 
 
 def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[str, SegmentImages]:

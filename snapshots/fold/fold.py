@@ -38,7 +38,8 @@ class Fold:
     `images` (IMAGE_COLUMNS) contains the rows that changes have produced; it is None if there are no such rows. In a
     hashed fold, these rows also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Rows with a
     long line are in `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`). If the driver has folded the changes,
-    all rows are in `local` instead (IMAGE_COLUMNS, ordered by node and group; snapshots.fold.local_fold).
+    all rows are in `local` instead (IMAGE_COLUMNS, ordered by node and group; snapshots.fold.local_fold). With
+    `segment_images`, `local` contains the rows that replace base rows of groups without a key.
 
     `images`, `long_images` and `local` may contain rows in the PROBLEM group, which their reader must check for. Such a
     row may be an image that can't be completed, because an earlier image or a deleted row is missing; its `partition`
@@ -89,7 +90,8 @@ def fold(
     if (local := fold_locally(sources, held or store, store)) is not None:
         return Fold(None, local.changed, local.problems, [], local=local.images if len(local.images) else None)
     if for_loading and (found := choose_changes(spark, sources, store)) is not None:
-        return Fold(None, exact_keys(found.last).keys, found.problems, [], segment_images=found.images)
+        keys = exact_keys(found.last).keys
+        return Fold(None, keys, found.problems, [], local=found.added, segment_images=found.images)
     changes = read_changes(spark, sources, store, hashed=hashed)
     if sources.multisets or sources.has_partials:
         # Folding multisets or partial images reads the changes a second time.

@@ -22,14 +22,15 @@ from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import Keys, KeySet, have_key_in, overlays
 from cutline.snapshots.fold.changes import ChangeForm, are_moves, changes_in, last_changes
+from cutline.snapshots.fold.counted_lines import LINE_NAMES, CountedLines, added_by, count_lines, line_images
 from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks, number_rows
 from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, line_names
 from cutline.snapshots.fold.sources import (
     LARGE_BYTES,
-    PROBLEM,
     BaseSource,
     SegmentSource,
     Sources,
+    as_problems,
     converted_to_cut,
     open_object,
     read_opened,
@@ -37,7 +38,7 @@ from cutline.snapshots.fold.sources import (
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import OpensStore
-from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import DELETE, PARTIAL, SEGMENT_SCHEMA
 
 READERS = 4
 # Rows are identified by their node, group and key; in a group without a key, the name of the line replaces the key.
@@ -341,55 +342,11 @@ def _complete(partial: PartialImages, base: pa.Table, counts: Mapping[tuple[int,
         index[chosen] = len(rows) + np.arange(len(chosen))
         lines = concatenate([lines, merged]).take(index)
     completed = rows.set_column(rows.column_names.index("row"), "row", lines.to_arrow())
-    return _images(_as_problems(completed, ~is_complete))
-
-
-def _as_problems(rows: pa.Table, are_problems: Flags) -> pa.Table:
-    """Put some rows in the PROBLEM group, and their group in `partition`."""
-    if not are_problems.any():
-        return rows
-    mask, names = to_mask(are_problems), rows.column_names
-    problem = pa.scalar(PROBLEM, pa.int32())
-    partition, group = (
-        pc.if_else(mask, rows["group"], rows["partition"]),
-        pc.if_else(mask, problem, rows["group"]),
-    )
-    return rows.set_column(names.index("partition"), "partition", partition).set_column(
-        names.index("group"), "group", group
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CountedLines:
-    """The lines of groups without a key: `net` is how many more times each was inserted than deleted.
-
-    `rows` (node, group, partition, row) has each line at least once; `first` is the row with each.
-    """
-
-    rows: pa.Table
-    first: Ints
-    net: Ints
-
-    def rows_with(self, chosen: Flags) -> pa.Table:
-        """Return a row for each of the chosen lines."""
-        return self.rows.take(to_arrow(self.first[chosen]))
-
-
-LINE_NAMES = ["node", "group", "partition", "row"]
+    return _images(as_problems(completed, ~is_complete))
 
 
 def _count_lines(unkeyed: pa.Table) -> CountedLines:
-    added = np.where(to_numpy(unkeyed["op"]) == INSERT, 1, -1)
-    return _sum_lines(unkeyed.select(LINE_NAMES), added)
-
-
-def _sum_lines(rows: pa.Table, added: Ints) -> CountedLines:
-    """Sum up `added` for equal rows, which have the same node, group, partition and line."""
-    if len(rows) == 0:
-        return CountedLines(rows, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    code = number_rows(rows["row"], *(to_numpy(rows[name]) for name in LINE_NAMES[:3]))
-    _, first, number = np.unique(code, return_index=True, return_inverse=True)
-    return CountedLines(rows, first, np.bincount(number, added).astype(np.int64))
+    return count_lines(unkeyed.select(LINE_NAMES), added_by(to_numpy(unkeyed["op"])))
 
 
 def _name_lines(rows: pa.Table) -> pa.Table:
@@ -398,21 +355,14 @@ def _name_lines(rows: pa.Table) -> pa.Table:
 
 
 def _fold_lines(counted: CountedLines, base: pa.Table, room: Room) -> pa.Table:
-    """Return the images (IMAGE_SCHEMA) of lines without a key: as often as in `base`, plus inserts, minus deletes.
-
-    Equal rows can't be told apart, so they have no key and no lsn.
-    """
+    """Return the images (IMAGE_SCHEMA) of lines without a key: as often as in `base`, plus inserts, minus deletes."""
     changed = counted.net != 0
     rows = pa.concat_tables([_unlabelled(counted.rows_with(changed)), _unlabelled(base)])
-    total = _sum_lines(rows, np.concatenate([counted.net[changed], np.ones(len(base), np.int64)]))
-    # If a line was deleted more often than it occurred, a row is missing.
-    copies = np.where(total.net < 0, 1, total.net)
-    lengths = to_numpy(pc.binary_length(total.rows["row"])).astype(np.int64)
-    room.take(int((copies * (lengths[total.first] + BYTES_PER_ROW)).sum()))
-    images = total.rows.take(to_arrow(np.repeat(total.first, copies)))
-    keyed = images.append_column("key", pa.repeat(pa.scalar(b"", pa.binary()), len(images)))
-    keyed = keyed.append_column("lsn", to_arrow(np.zeros(len(images), np.int64)))
-    return _images(_as_problems(keyed, np.repeat(total.net < 0, copies)))
+    total = count_lines(rows, np.concatenate([counted.net[changed], np.ones(len(base), np.int64)]))
+    lines, copies = total.rows.take(to_arrow(total.first)), np.maximum(np.abs(total.net), 1)
+    lengths = to_numpy(pc.binary_length(lines["row"])).astype(np.int64)
+    room.take(int((copies * (lengths + BYTES_PER_ROW)).sum()))
+    return line_images(lines, total.net)
 
 
 def _unlabelled(rows: pa.Table) -> pa.Table:

@@ -22,10 +22,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
-from cutline.columns.bytes_column import Ints
+from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import from_json
 from cutline.nodes.groups import Group
@@ -274,6 +275,21 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
 def numbers_of(table: pa.Table, column: str) -> npt.NDArray[Any]:
     """Return a column of numbers."""
     return to_numpy(table[column])
+
+
+def as_problems(rows: pa.Table, are_problems: Flags) -> pa.Table:
+    """Put some rows in the PROBLEM group, and their group in `partition`."""
+    if not are_problems.any():
+        return rows
+    mask, names = to_mask(are_problems), rows.column_names
+    problem = pa.scalar(PROBLEM, pa.int32())
+    partition, group = (
+        pc.if_else(mask, rows["group"], rows["partition"]),
+        pc.if_else(mask, problem, rows["group"]),
+    )
+    return rows.set_column(names.index("partition"), "partition", partition).set_column(
+        names.index("group"), "group", group
+    )
 
 
 # The size of the lists expanded at the same time: 16 lists of 10,000 objects with rows from one table, which then take

@@ -69,13 +69,17 @@ State = Counter[tuple[int, int, bytes]]
 
 @dataclass(slots=True)
 class DrawnTables:
-    """The tables of one node: rows by key, lines, and the changes that WAL would contain."""
+    """The tables of one node: rows by key, lines, and the changes that WAL would contain.
+
+    If `is_whole`, no change leaves values out, and no line is long.
+    """
 
     draw: random.Random
     rows: dict[bytes, Line] = field(default_factory=dict)
     lines: Counter[Line] = field(default_factory=Counter)
     changes: list[dict[str, Any]] = field(default_factory=list)
     is_altered: bool = False
+    is_whole: bool = False
     lsn: int = 10
     seq: int = 0
     made: int = 0
@@ -149,7 +153,7 @@ class DrawnTables:
 
     def _update(self, key: bytes, to: bytes) -> None:
         old = self.rows.pop(key)[1:]
-        values = [self._value() if self.draw.random() < 0.5 else None for _ in old]
+        values = [self._value() if self.is_whole or self.draw.random() < 0.5 else None for _ in old]
         self.rows[to] = (to, *(before if new is None else new for new, before in zip(values, old, strict=True)))
         is_partial = None in values
         if to != key:
@@ -161,7 +165,7 @@ class DrawnTables:
         return self._text() + b"%d" % self.made
 
     def _text(self) -> bytes:
-        return LONG if self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
+        return LONG if not self.is_whole and self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
 
     def _log(self, op: int, key: bytes | None, row: Line, partition: int = 0) -> None:
         self.seq += 1
@@ -178,15 +182,20 @@ def to_line(row: Line) -> bytes:
     return b"\t".join(row) + b"\n"
 
 
-def store_history(store: ObjectStore, seed: int, changes: int = 120) -> tuple[Sources, State]:
-    """Store base copies and segments of drawn changes; return them, and the rows at the cut."""
+def store_history(
+    store: ObjectStore, seed: int, changes: int = 120, *, is_whole: bool = False
+) -> tuple[Sources, State]:
+    """Store base copies and segments of drawn changes; return them, and the rows at the cut.
+
+    If `is_whole`, no change leaves values out, and no line is long.
+    """
     draw = random.Random(seed)
     mapping = MAPPING if draw.random() < 0.5 else None
     bases: list[BaseSource] = []
     segments: list[SegmentSource] = []
     expected: State = Counter()
     for number in range(len(NODES)):
-        tables = DrawnTables(draw)
+        tables = DrawnTables(draw, is_whole=is_whole)
         for _ in range(changes // 4):
             tables.change()
         base, tables.changes = tables.stored_rows(), []

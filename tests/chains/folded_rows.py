@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from cutline.columns.arrow_numbers import to_mask
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import find_valid_rows
+from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, long_image_reader
-from cutline.snapshots.fold.sources import PROBLEM, Sources, read_at_cut
+from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, read_at_cut
 from cutline.storage.location import StoreLocation
+from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
 Image = tuple[int, int, int, bytes, int, bytes]
 FoldedRow = tuple[int, int, bytes]
@@ -30,7 +34,18 @@ def images_of(folded: Fold, sources: Sources, location: StoreLocation) -> list[I
     if folded.long_images is not None:
         batches = folded.long_images.toArrow().to_batches()
         tables.append(pa.Table.from_batches(long_image_reader(sources, location).read_images(batches)))
+    tables += [_left_in(one, folded, location) for one in sources.segments if one.source.key in folded.segment_images]
     return sorted(tuple(row[name] for name in IMAGE_COLUMNS) for table in tables for row in table.to_pylist())
+
+
+def _left_in(segment: SegmentSource, folded: Fold, location: StoreLocation) -> pa.Table:
+    """The images that were left in the segment."""
+    images = folded.segment_images[segment.source.key]
+    read = read_at_cut(location.open(), segment, SEGMENT_SCHEMA)
+    changes = pa.concat_tables([filter_effective(table, segment) for table in read])
+    chosen = changes.filter(to_mask(unpack_flags(images.flags, 0, len(changes))))
+    assert set(chosen["group"].to_pylist()) == images.groups
+    return chosen.append_column("node", pa.array(np.full(len(chosen), segment.source.number, np.int32)))
 
 
 def rows_at_cut(folded: Fold, sources: Sources, location: StoreLocation) -> Counter[FoldedRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from xxhash import xxh64_intdigest
 import cutline.check.streams
 from cutline.check.copies import Copies
 from cutline.check.partitions import hash_local, hash_reported
-from cutline.check.streams import LastChanges, last_by_node, last_tasks
+from cutline.check.streams import LastChanges, changes_by_node, last_tasks
 from cutline.columns.bytes_column import HASH_SEED
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold import changes, limits
@@ -66,6 +67,13 @@ def reports_of(sources: Sources, location: StoreLocation) -> dict[str, bytes | N
     return reports
 
 
+def last_changes(sources: Sources, reports: dict[str, bytes | None]) -> Iterator[pa.Table]:
+    """The last changes of each node's rows with a key."""
+    for found in changes_by_node(sources, reports):
+        assert found is not None
+        yield found.last
+
+
 def entry(key: bytes, row: bytes) -> int:
     """Spark's xxhash64(key, row), by the library."""
     digest = xxh64_intdigest(row, xxh64_intdigest(key, int(HASH_SEED)))
@@ -89,7 +97,7 @@ def test_reports_and_spark_have_the_last_rows_as_hashes(spark: SparkSession, tmp
     keys: dict[int, dict[int, set[bytes]]] = {}
     for node, group, key in last:
         keys.setdefault(node, {}).setdefault(group, set()).add(key)
-    reported = [row for table in last_by_node(sources, reports_of(sources, location)) for row in table.to_pylist()]
+    reported = [row for table in last_changes(sources, reports_of(sources, location)) for row in table.to_pylist()]
     assert entries_of([row for row in reported if row["op"] != DELETED]) == expected
     assert {(row["node"], row["group"], row["key"]) for row in reported} == last.keys()
     folded = fold(spark, sources, location, hashed=True)
@@ -121,14 +129,18 @@ def test_what_is_too_much_or_needs_rows_is_left_to_spark(tmp_path: Path, monkeyp
 
     one, keyless = change(1, 1, b"k", INSERTED, b"k\n"), change(2, 3, b"", INSERTED, b"k\n")
     sources, reports = reported("keyless", one, keyless)
-    assert (list(reports.values()), list(last_by_node(sources, reports))) == ([None], [None])
+    (found,) = changes_by_node(sources, reports)
+    assert found is not None
+    assert [(row["key"], row[ENTRY]) for row in found.last.to_pylist()] == [(b"k", entry(b"k", b"k\n"))]
+    assert [(row["segment"], row[ENTRY]) for row in found.lines.to_pylist()] == [(0, entry(b"", b"k\n"))]
     sources, reports = reported("one", one)
-    assert list(last_by_node(sources.without(NODES[:1]), reports)) == []
-    assert [len(last) for last in last_by_node(sources, reports)] == [1]
+    assert list(changes_by_node(sources.without(NODES[:1]), reports)) == []
+    assert [len(last) for last in last_changes(sources, reports)] == [1]
     with monkeypatch.context() as patch:
         patch.setattr("cutline.snapshots.fold.changes.REPORTED_BYTES_MAX", 0)
         patch.setattr("cutline.snapshots.fold.changes.REPORTED_BYTES_MIN", 0)
-        assert list(reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}")).values()) == [None]
+        reports = reports_of(sources, StoreLocation(f"file://{tmp_path / 'one'}"))
+        assert (list(reports.values()), list(changes_by_node(sources, reports))) == ([None], [None])
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 0)
     assert last_tasks(sources) == {}
     monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 1)
@@ -177,7 +189,7 @@ def test_what_will_not_be_reported_is_no_longer_read(tmp_path: Path, monkeypatch
 def test_a_report_is_released_once_it_was_used(tmp_path: Path) -> None:
     sources, location = store_segments(tmp_path, drawn_changes()), StoreLocation(f"file://{tmp_path}")
     reports = reports_of(sources, location)
-    found = last_by_node(sources, reports)
+    found = changes_by_node(sources, reports)
     left = []
     for _ in NODES:
         next(found)
@@ -194,17 +206,19 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
 
 
 def test_the_keys_of_all_nodes_together_are_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: Copies
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: Copies
 ) -> None:
     sources, location = store_segments(tmp_path, drawn_changes()), StoreLocation(f"file://{tmp_path}")
-    sizes = [keys_size(in_base_tables(last, sources)) for last in last_by_node(sources, reports_of(sources, location))]
+    sizes = [keys_size(in_base_tables(last, sources)) for last in last_changes(sources, reports_of(sources, location))]
     assert min(sizes) > 0
     for too_many in (0, 1):
         monkeypatch.setattr(limits, "CHOSEN_KEYS_BYTES_MAX", sum(sizes) - too_many)
-        assert (hash_reported(sources, copies, reports_of(sources, location)) is None) == bool(too_many)
+        assert (hash_reported(spark, sources, copies, reports_of(sources, location), location) is None) == bool(
+            too_many
+        )
 
 
-def test_changes_of_a_copy_that_is_alone_are_not_hashed(tmp_path: Path, copies: Copies) -> None:
+def test_changes_of_a_copy_that_is_alone_are_not_hashed(spark: SparkSession, tmp_path: Path, copies: Copies) -> None:
     changes = [
         (node, [change(100, 1, key, INSERTED, key + b"\tv\n") for key in (b"5", b"12")] + [
             change(101, 1, b"3", DELETED, b""), change(102, 2, b"other", INSERTED, b"other\n"),
@@ -213,7 +227,7 @@ def test_changes_of_a_copy_that_is_alone_are_not_hashed(tmp_path: Path, copies: 
     ]  # fmt: skip
     sources, location = store_segments(tmp_path, changes), StoreLocation(f"file://{tmp_path}")
     alone = replace(copies, shard={node: node for node in NODES}, fed={NODES[0]: frozenset({1})})
-    reported = hash_reported(sources, alone, reports_of(sources, location))
+    reported = hash_reported(spark, sources, alone, reports_of(sources, location), location)
     assert reported is not None
     assert (reported.rows, reported.versions) == ([], [])
     assert reported.extremes == {(0, 1): (5, 12)}

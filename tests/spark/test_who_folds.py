@@ -21,7 +21,6 @@ from cutline.wal.segments.segments import SEGMENT_SCHEMA
 from tests.run.soak import SEED
 from tests.spark.drawn_segments import (
     DELETED,
-    INSERTED,
     UPDATED,
     Change,
     change,
@@ -130,17 +129,11 @@ def test_what_the_driver_should_not_hold_is_left_to_spark(
     folded.release()
 
 
-def test_a_group_without_a_key_and_too_many_keys_are_folded_by_rows(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_keys_are_folded_by_rows(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_MAX", 0)
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHOSEN_CHANGES_MAX", 10_000)
     monkeypatch.setattr(cutline.snapshots.fold.limits, "CHANGES_PER_SEGMENT", 0)
     location = StoreLocation(f"file://{tmp_path}")
-    keyless = store_segments(tmp_path / "1", [(0, [ONE]), (0, [change(1, 3, b"", INSERTED, b"k\n")])])
-    folded = fold(spark, keyless, StoreLocation(f"file://{tmp_path}/1"), for_loading=True)
-    assert (folded.segment_images, folded.images is not None) == ({}, True)
-    folded.release()
     sources = store_segments(tmp_path, [(0, [ONE])])
     for module, name, value in (
         (cutline.snapshots.fold.limits, "CHOSEN_KEYS_BYTES_MAX", 0),

@@ -27,7 +27,7 @@ STOP_SECONDS_MAX = 2.0
 # The application_name of sessions that load rows, followed by the number of rows sent in the current transaction.
 LOADING = "cutline loading "
 LOADED_QUERY = """
-SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger})
+SELECT (SELECT coalesce(sum(rows), 0) FROM {ledger} WHERE groupno > 0)
      + (SELECT coalesce(sum(substr(application_name, {begin})::bigint), 0) FROM pg_stat_activity
          WHERE datname = current_database() AND application_name ~ '^{loading}[0-9]{{1,18}}$')
 """

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain as chain_of
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,9 +37,11 @@ from cutline.restore.rows.load import (
     LoadTask,
     SegmentLoadTask,
     check_complete,
+    incomplete_error,
     load_images,
     load_task,
 )
+from cutline.snapshots.fold.changes import NO_IMAGES
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import Sources, sources_of
@@ -137,18 +140,20 @@ def load_rows(
         for number, node in enumerate(nodes)
         if (feed := targets.feed_of(node, chain.shard_of(node))) is not None
     }
-    folded = fold(session, sources, store, for_loading=True)
+    folded = fold(session, sources, store, for_loading=True, completes=not targets.is_routed)
     changed: dict[int, Any] = {}
+    anchored: dict[int, Any] = {}
     try:
         raise_first(folded.problems)
         local = None if folded.local is None else _images_for(feeds, folded.local)
         progress.step("load rows")
         changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
+        anchored |= {number: broadcast(session, of_tables) for number, of_tables in folded.in_bases.items()}
         # If there are more tasks than one job can have, the tasks for changed rows are part of the first job.
         tasks: Iterator[LoadTask] = chain_of(
             _image_tasks(local, feeds),
             _segment_tasks(sources, folded, feeds, store),
-            base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store),
+            base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store, anchored),
         )
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
         jobs: list[Callable[[], Counter[int]]] = []
@@ -159,12 +164,25 @@ def load_rows(
             jobs.append(lambda: load_long_images(session, long_images, feeds, spread, reader))
         limited = limited_sessions(session, targets.task_sessions, jobs=len(jobs) + 1)
         dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited)
-        jobs.append(lambda: _run_tasks(session, tasks, dealing))
-        return run_together(session, jobs)
+        completed: Counter[tuple[int, int]] = Counter()
+        jobs.append(lambda: _run_tasks(session, tasks, dealing, completed))
+        placed = run_together(session, jobs)
+        _check_completed(folded, feeds, completed)
+        return placed
     finally:
         folded.release()
-        for sent in changed.values():
+        for sent in (*changed.values(), *anchored.values()):
             sent.unpersist()
+
+
+def _check_completed(folded: Fold, feeds: Mapping[int, Feed], completed: Mapping[tuple[int, int], int]) -> None:
+    """Raise LoadError if there was no base row for an image that lacks values."""
+    for number, of_tables in folded.in_bases.items():
+        for group, images in of_tables.items():
+            of_group = feeds[number].select([group]).targets if number in feeds else {}
+            for target in of_group.values():
+                if lacking := len(images.images) - completed.get((number, group), 0):
+                    raise incomplete_error(target.node.id, f"{lacking:,} rows of {target.groups[group].name}")
 
 
 def base_tasks(
@@ -173,10 +191,12 @@ def base_tasks(
     changed: Mapping[int, Any],
     feeds: Mapping[int, Feed],
     store: StoreLocation,
+    anchored: Mapping[int, Any] = MappingProxyType({}),
 ) -> Iterator[BaseLoadTask]:
     """Yield the tasks for the base objects.
 
-    `alone` is the result of _groups_alone; `changed` are broadcast keys, by node number.
+    `alone` is the result of _groups_alone; `changed` are broadcast keys, and `anchored` broadcast images that the base
+    rows complete, by node number.
 
     Tasks of different nodes alternate, because the tasks per job and the sessions per node are limited.
     """
@@ -184,7 +204,8 @@ def base_tasks(
     for base in sources.bases.without(unfed).interleaved():
         number = base.source.number
         if (feed := feeds[number].select(base.groups)).targets:
-            yield BaseLoadTask(base, feed, changed.get(number), store, alone[number] & base.groups)
+            of_node = alone[number] & base.groups
+            yield BaseLoadTask(base, feed, changed.get(number), store, of_node, anchored.get(number))
 
 
 def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
@@ -237,15 +258,13 @@ def _shares(sizes: Ints) -> Iterator[tuple[int, int]]:
 def _segment_tasks(
     sources: Sources, folded: Fold, feeds: Mapping[int, Feed], store: StoreLocation
 ) -> Iterator[SegmentLoadTask]:
-    """Yield the tasks for the images that were left in their segments."""
+    """Yield the tasks for the images that were left in their segments, or that are completed there."""
     for segment in sources.segments:
-        images = folded.segment_images.get(segment.source.key)
-        if (
-            images
-            and segment.source.number in feeds
-            and (feed := feeds[segment.source.number].select(images.groups)).targets
-        ):
-            yield SegmentLoadTask(segment, feed, images.flags, store)
+        images = folded.segment_images.get(segment.source.key, NO_IMAGES)
+        anchored = folded.in_segments.get(segment.source.key, {})
+        groups = images.groups | anchored.keys()
+        if groups and segment.source.number in feeds and (feed := feeds[segment.source.number].select(groups)).targets:
+            yield SegmentLoadTask(segment, feed, images.flags, store, anchored)
 
 
 def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
@@ -274,11 +293,16 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
     return _sum_placed(future.result() for future in running)
 
 
-def _run_tasks(session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask]) -> Counter[int]:
+def _run_tasks(
+    session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask], completed: Counter[tuple[int, int]]
+) -> Counter[int]:
+    """Run the tasks; return how many rows they placed, and add up the images that they `completed`."""
     placed: Counter[int] = Counter()
     for reports in run_many(session, load_task, tasks, Silent(), dealing, shared_problem):
         raise_first([report.problem for report in reports])
         placed.update(_sum_placed(report.placed for report in reports))
+        for report in reports:
+            completed.update(report.completed)
     return placed
 
 

@@ -39,6 +39,7 @@ from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of
 from cutline.restore.scope.table_routes import EVERYWHERE, NOWHERE, Places, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
+from cutline.snapshots.fold.anchored_images import OfTables, complete_base_rows, complete_changes
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
@@ -204,7 +205,9 @@ class TablesInUseError(RefusedError):
 def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
     """Create the ledger in the database, in a new schema; return the table's qualified name.
 
-    If no name is given, the schema gets a random name, because the snapshot may have schemas with any name.
+    It has a row for each task (group 0), the rows that each task has loaded, by group, and the images that it has
+    completed, by the negative number of the source's group. If no name is given, the schema gets a random name, because
+    the snapshot may have schemas with any name.
     """
     schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
     connection.execute(f"CREATE SCHEMA {schema}")
@@ -225,7 +228,7 @@ def check_counts(connection: psycopg.Connection[Any], target: LoadTarget) -> int
 
     Groups loaded through a root are counted together in the root, because their rows may be in any of its partitions.
     """
-    query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} GROUP BY groupno"
+    query = f"SELECT groupno, sum(rows)::bigint FROM {target.ledger} WHERE groupno > 0 GROUP BY groupno"
     loaded = dict(connection.execute(query.encode()).fetchall())
     expected: dict[str, int] = {}
     names: dict[str, str] = {}
@@ -291,6 +294,7 @@ class Loader:
     ) -> None:
         self._connection, self._target, self._task, self._alone = connection, target, task, alone
         self._rows: dict[int, int] = {}
+        self._completed: dict[int, int] = {}
         self._frozen: set[int] = set()
         self._widened: set[int] = set()
         self._said, self._path = 0.0, ""
@@ -372,15 +376,29 @@ class Loader:
             name = f"{LOADING}{sum(self._rows.values())}"
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
 
+    def completed(self) -> dict[int, int]:
+        """Return how many images this task has completed, by group; also if it did so earlier."""
+        if not self._is_loaded:
+            return self._completed
+        query = f"SELECT -groupno, rows FROM {self._target.ledger} WHERE task = %s AND groupno < 0"
+        return dict(self._connection.execute(query.encode(), (self._task,)).fetchall())
+
+    def note_completed(self, number: int, count: int) -> None:
+        """Count images of a group that this task has completed."""
+        self._completed[number] = self._completed.get(number, 0) + count
+
     def finish(self) -> None:
-        """Record the numbers of sent rows in the ledger."""
+        """Record the numbers of sent rows and of completed images in the ledger."""
+        if self._is_loaded:
+            return
         if self._said:
             # Progress must not count rows twice once they are in the ledger.
             self._connection.execute("SELECT pg_catalog.set_config('application_name', %s, false)", (LOADED,))
         # An unqualified unnest of several arrays is pg_catalog's under any search_path; if qualified, unnest takes only
         # one argument.
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
-        self._connection.execute(entries.encode(), (self._task, list(self._rows), list(self._rows.values())))
+        counts = self._rows | {-number: count for number, count in self._completed.items()}
+        self._connection.execute(entries.encode(), (self._task, list(counts), list(counts.values())))
 
 
 def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
@@ -455,6 +473,21 @@ class Loaders:
             if chosen.any():
                 self._send(number, batch if chosen.all() else batch.filter(pa.array(chosen)), target)
 
+    def add_completed(self, source: int, images: pa.Table) -> None:
+        """Send a source's completed images (COMPLETED_SCHEMA) of one table. Its feed has no routes."""
+        group = images["group"][0].as_py()
+        for batch in images.select(["group", "row", "key"]).combine_chunks().to_batches():
+            self.add(source, batch)
+        for number, target in self._feeds[source].targets.items():
+            if group in target.groups:
+                self._loaders[number].note_completed(group, len(images))
+
+    def completed(self, source: int) -> dict[tuple[int, int], int]:
+        """Return how many images of the source the task has completed, by source and group."""
+        self._open(self._feeds[source])
+        (loader,) = self._loaders.values()
+        return {(source, group): count for group, count in loader.completed().items()}
+
     def finish(self) -> None:
         """Record the numbers of sent rows in the ledgers."""
         for number, loader in self._loaders.items():
@@ -499,7 +532,8 @@ def _naming(node: Node) -> Iterator[None]:
 class BaseLoadTask:
     """A base object to load; `changed` broadcasts, by group, the node's changed keys, whose base rows are obsolete.
 
-    `alone` are the groups that have rows only in this object.
+    `alone` are the groups that have rows only in this object. `anchored` broadcasts the node's images (OfTables) that
+    are to be completed with base rows.
     """
 
     base: BaseSource
@@ -507,6 +541,7 @@ class BaseLoadTask:
     changed: Any
     store: StoreLocation
     alone: frozenset[int] = frozenset()
+    anchored: Any = None
 
     @property
     def size(self) -> int:
@@ -541,12 +576,13 @@ class ImageLoadTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLoadTask:
-    """A segment to load: the effective changes whose flag in `chosen` is set."""
+    """A segment to load: the effective changes whose flag in `chosen` is set, and the images that others complete."""
 
     segment: SegmentSource
     feed: Feed
     chosen: bytes
     store: StoreLocation
+    anchored: OfTables = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -564,10 +600,14 @@ LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The number of rows that a task placed on each target, keyed by target number, or the error that ended it."""
+    """The number of rows that a task placed on each target, keyed by target number, or the error that ended it.
+
+    `completed` counts the images that were completed with base rows, by source and group.
+    """
 
     placed: Mapping[int, int] = field(default_factory=dict)
     problem: ErrorReport | None = None
+    completed: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 def load_task(task: LoadTask) -> LoadReport:
@@ -587,19 +627,27 @@ def load_task(task: LoadTask) -> LoadReport:
 def _load_base(task: BaseLoadTask) -> LoadReport:
     tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
+    anchored: OfTables = task.anchored.value if task.anchored is not None else {}
     number = task.base.source.number
     with loading({number: task.feed}, task.base.source.key, task.alone) as loaders:
         for batch in (batch for table in tables for batch in table.to_batches()):
             holds = find_valid_rows(batch, task.base, changed)
             loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
-    return LoadReport(loaders.placed)
+            for images in complete_base_rows(batch, task.base, anchored, ~holds) if anchored else ():
+                loaders.add_completed(number, images)
+        completed = loaders.completed(number) if anchored else {}
+    return LoadReport(loaders.placed, completed=completed)
 
 
 def _load_segment(task: SegmentLoadTask) -> LoadReport:
     source, seen = task.segment.source, 0
     with loading({source.number: task.feed}, source.key) as loaders:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
-            effective = filter_effective(table, task.segment).select(["group", "row", "key"])
+            effective = filter_effective(table, task.segment)
+            for images in complete_changes(effective, task.anchored):
+                for batch in images.select(["group", "row", "key"]).combine_chunks().to_batches():
+                    loaders.add(source.number, batch)
+            effective = effective.select(["group", "row", "key"])
             flags = unpack_flags(task.chosen, seen, len(effective))
             seen += len(effective)
             # A row may be 1 GB, so don't copy it, and release it before reading the next.
@@ -642,11 +690,16 @@ def check_complete(batch: pa.RecordBatch | pa.Table, feeds: Mapping[int, Feed]) 
         feed = feeds[batch.column("node")[int(lacking[0])].as_py()]
         node = feed.routes.source if feed.routes else next(iter(feed.targets.values())).node.id
         key = batch.column("key")[int(lacking[0])].as_py()
-        raise LoadError(
-            f"node {node}: the row with key {key!r} can't be completed: the snapshot lacks an earlier image of it",
-            hint=f"to see what is missing: {CHECK_NAMED}",
-            details={"node": node},
-        )
+        raise incomplete_error(node, f"the row with key {key!r}")
+
+
+def incomplete_error(node: str, rows: str) -> LoadError:
+    """Return the error for rows of which the snapshot lacks an earlier image."""
+    return LoadError(
+        f"node {node}: {rows} can't be completed: the snapshot lacks an earlier image",
+        hint=f"to see what is missing: {CHECK_NAMED}",
+        details={"node": node},
+    )
 
 
 def report_batch(report: LoadReport) -> pa.RecordBatch:

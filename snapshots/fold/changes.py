@@ -9,7 +9,7 @@ stay in the segments, and the tasks that load them read them again, so multi-gig
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from cutline.columns.python_workers import map_batches
 from cutline.columns.row_batches import from_stream, row_batches, to_stream
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.anchored_images import Anchors, OfTables, find_anchors
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY
 from cutline.snapshots.fold.counted_lines import (
     LINE_NAMES,
@@ -36,6 +37,7 @@ from cutline.snapshots.fold.counted_lines import (
     read_contested,
     removed_lines,
 )
+from cutline.snapshots.fold.histories import are_moves
 from cutline.snapshots.fold.long_lines import PLACE_FIELD, read_with_places, with_stand_ins
 from cutline.snapshots.fold.sources import SegmentSource, Sources, filter_effective, problem_row, read_at_cut
 from cutline.spark.sent_values import broadcast
@@ -219,15 +221,6 @@ def _are_needed(table: pa.Table, one: SegmentSource) -> Flags:
     return last_of_every_key(group, column_of(table["key"]), lsn, seq, continues) | moves
 
 
-def are_moves(changes: pa.Table) -> Flags:
-    """Flag the changes that moved a row: DELETEs whose `row` is the new key as a line.
-
-    In groups without a key, the `row` of a DELETE is the deleted line, and the flags have no meaning.
-    """
-    are_moved: Flags = (to_numpy(changes["op"]) == DELETE) & (to_numpy(pc.binary_length(changes["row"])) > 0)
-    return are_moved
-
-
 def _with_entries(table: pa.Table, is_hashed: Flags, needs_hash: Flags) -> tuple[pa.Table, pa.Array[Any]]:
     """Return the table with some rows emptied, and the ENTRY column, which is 0 except where a row `needs_hash`."""
     hashes = hash_rows(table, needs_hash)
@@ -262,21 +255,27 @@ COMPARED = ["group", "key", "lsn", "seq", "op"]
 LAST_SCHEMA = pa.schema(
     [*(SEGMENT_SCHEMA.field(name) for name in COMPARED), pa.field("index", pa.int64()), pa.field(ENTRY, pa.int64())]
 )
+# With partial images; `row` is that of a partial image, or the new key of a move, and empty for all other changes.
+PARTIAL_SCHEMA = pa.schema([*LAST_SCHEMA, SEGMENT_SCHEMA.field("partition"), SEGMENT_SCHEMA.field("row")])
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to read. Rows of groups in `multisets` have no key. Nothing is reported if it exceeds `bytes_max`."""
+    """A segment to read. Rows of groups in `multisets` have no key. Nothing is reported if it exceeds `bytes_max`.
+
+    If there are partial images (`with_partials`), also in other segments, changes that may complete them are reported.
+    """
 
     segment: SegmentSource
     multisets: frozenset[int]
     bytes_max: int
     store: StoreLocation
+    with_partials: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """The last change for each of the segment's keys (LAST_SCHEMA, an Arrow stream), or an error.
+    """The last change for each of the segment's keys (LAST_SCHEMA or PARTIAL_SCHEMA, an Arrow stream), or an error.
 
     It also has all changes of groups without a key. `last` is None if there is too much of them.
     """
@@ -293,18 +292,24 @@ class SegmentImages:
     groups: frozenset[int]
 
 
+NO_IMAGES = SegmentImages(b"", frozenset())
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenChanges:
     """The last change (node, group, key, op) for every key in tables with base rows, and the images by segment.
 
     Segments are identified by the keys of their objects. In groups without a key, a line counts as a key if base rows
-    have to lose it; `added` (IMAGE_SCHEMA) are the rows that replace those base rows.
+    have to lose it. `added` (IMAGE_SCHEMA) are rows that are neither in segments nor anchored: those that replace lines
+    of base rows, and merged images. `in_bases` and `in_segments` are images that lack values (Anchors).
     """
 
     last: pa.Table
     images: Mapping[str, SegmentImages]
     problems: list[ErrorReport]
     added: pa.Table | None = None
+    in_bases: Mapping[int, OfTables] = field(default_factory=dict)
+    in_segments: Mapping[str, OfTables] = field(default_factory=dict)
 
     @classmethod
     def failed(cls, problems: Sequence[ErrorReport]) -> ChosenChanges:
@@ -312,20 +317,23 @@ class ChosenChanges:
         return cls(deleted_keys([]), {}, list(problems))
 
 
-def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) -> ChosenChanges | None:
-    """Choose the changes that produce the state; None if that requires their rows, or more memory than the driver has.
+def choose_changes(
+    spark: SparkSession, sources: Sources, store: StoreLocation, *, completes: bool = True
+) -> ChosenChanges | None:
+    """Choose the changes that produce the state; None if that takes more memory than the driver should use.
 
-    Partial images require the rows, and so do lines of groups without a key that are deleted and take much memory.
+    Unless the caller `completes` images, it is also None if there are partial images.
     """
     fewest = limits.CHANGES_PER_SEGMENT * len(sources.segments)
-    if sources.has_partials or not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX:
+    if not fewest <= sources.changes <= limits.CHOSEN_CHANGES_MAX or (sources.has_partials and not completes):
         return None
     # Read the largest segments first.
     segments = sorted(sources.segments, key=lambda segment: -segment.source.size)
     if (shares := reported_shares(segments)) is None:
         return None
     tasks = [
-        SegmentTask(source, sources.multisets, share, store) for source, share in zip(segments, shares, strict=True)
+        SegmentTask(source, sources.multisets, share, store, sources.has_partials)
+        for source, share in zip(segments, shares, strict=True)
     ]
     dealing = Dealing[SegmentTask](lambda task: task.segment.source.size)
     reports = run_tasks(spark, find_last_changes, tasks, Silent(), dealing, problem_of=shared_problem)
@@ -342,22 +350,34 @@ def choose_changes(spark: SparkSession, sources: Sources, store: StoreLocation) 
         tables.append(reported)
     changes = pa.concat_tables(tables)
     is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
-    last = last_changes(changes.filter(to_mask(~is_line)) if is_line.any() else changes)
+    keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
+    last = last_changes(keyed)
     if last is None:
         return None
-    in_base = in_base_tables(last, sources)
-    if keys_size(in_base) > limits.CHOSEN_KEYS_BYTES_MAX:
+    anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
+    keys, images = in_base_tables(last, sources).select(NAMED), last.filter(to_mask(to_numpy(last["op"]) != PARTIAL))
+    if keys_size(keys) + anchors.size_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
         return None
-    if not is_line.any():
-        return ChosenChanges(in_base, _images_by_segment(last, segments), [])
-    lines = _choose_lines(spark, sources, changes.filter(to_mask(is_line)), dict(enumerate(segments)), store)
-    if lines is None:
-        return None
-    keys = pa.concat_tables([in_base.select(NAMED), lines.last])
-    if keys_size(keys) > limits.CHOSEN_KEYS_BYTES_MAX:
-        return None
-    images = pa.concat_tables([last.select(IMAGES), lines.images])
-    return ChosenChanges(keys, _images_by_segment(images, segments), lines.problems, lines.added)
+    added, problems = [anchors.images], list[ErrorReport]()
+    images = images.select(IMAGES)
+    if is_line.any():
+        lines = _choose_lines(spark, sources, changes.filter(to_mask(is_line)), dict(enumerate(segments)), store)
+        if lines is None:
+            return None
+        keys = pa.concat_tables([keys, lines.last])
+        if keys_size(keys) + anchors.size_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
+            return None
+        images, problems = pa.concat_tables([images, lines.images]), lines.problems
+        added += [lines.added] if lines.added is not None else []
+    rows = pa.concat_tables(added).sort_by([("node", "ascending"), ("group", "ascending")])
+    return ChosenChanges(
+        keys,
+        _images_by_segment(images, segments),
+        problems,
+        rows if len(rows) else None,
+        anchors.in_bases,
+        {segments[number].source.key: of_tables for number, of_tables in anchors.in_segments.items()},
+    )
 
 
 NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "op"]
@@ -433,28 +453,50 @@ def in_base_tables(changes: pa.Table, sources: Sources) -> pa.Table:
 
 
 def find_last_changes(task: SegmentTask) -> SegmentReport:
-    """Find the last change for each of the segment's keys: the work of a Spark task."""
-    segment, seen, tables = task.segment, 0, [LAST_SCHEMA.empty_table()]
+    """Find the last change for each of the segment's keys: the work of a task."""
+    schema = PARTIAL_SCHEMA if task.with_partials else LAST_SCHEMA
+    segment, seen, size, tables = task.segment, 0, 0, [schema.empty_table()]
     try:
         for table in read_at_cut(task.store.open(), segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, segment)
-            entries = hash_rows(effective, np.isin(to_numpy(effective["group"]), list(task.multisets)))
-            index = np.arange(seen, seen + len(effective))
-            compared = effective.select(COMPARED)
-            for name, values in (("index", index), (ENTRY, entries)):
-                compared = compared.append_column(LAST_SCHEMA.field(name), to_arrow(values))
-            tables.append(compared.cast(LAST_SCHEMA))
+            found = _compared(effective, seen, task, schema)
             seen += len(effective)
+            size += found.nbytes
+            if size > task.bytes_max:
+                return SegmentReport()
+            tables.append(found)
     except SnapshotError as error:
         return SegmentReport(problem=report_of(error))
     changes = pa.concat_tables(tables)
-    if changes.nbytes > task.bytes_max:
-        return SegmentReport()
     is_kept = np.isin(to_numpy(changes["group"]), list(task.multisets))
     keyed = changes.filter(to_mask(~is_kept)) if is_kept.any() else changes
-    group, lsn, seq = (to_numpy(keyed[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
-    is_kept[~is_kept] = last_of_every_key(group, column_of(keyed["key"]), lsn, seq)
+    if task.with_partials:
+        is_kept[~is_kept] = _are_needed(keyed, segment)
+    else:
+        group, lsn, seq = (to_numpy(keyed[name]).astype(np.int64) for name in ("group", "lsn", "seq"))
+        is_kept[~is_kept] = last_of_every_key(group, column_of(keyed["key"]), lsn, seq)
     return SegmentReport(to_stream(changes.filter(to_mask(is_kept))))
+
+
+def _compared(effective: pa.Table, seen: int, task: SegmentTask, schema: pa.Schema) -> pa.Table:
+    """Return what the driver compares of changes that belong to the state, of which `seen` others precede these."""
+    is_line = np.isin(to_numpy(effective["group"]), list(task.multisets))
+    columns = {
+        "index": to_arrow(np.arange(seen, seen + len(effective))),
+        ENTRY: to_arrow(hash_rows(effective, is_line)),
+    }
+    if task.with_partials:
+        columns["row"] = pc.if_else(
+            to_mask(keeps_row(effective) & ~is_line), effective["row"], pa.scalar(b"", pa.binary())
+        )
+    arrays = [columns[name] if name in columns else effective[name] for name in schema.names]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def keeps_row(changes: pa.Table) -> Flags:
+    """Flag the changes of groups with a key whose row helps to complete partial images without being complete."""
+    flags: Flags = are_moves(changes) | (to_numpy(changes["op"]) == PARTIAL)
+    return flags
 
 
 def _images_by_segment(last: pa.Table, segments: list[SegmentSource]) -> dict[str, SegmentImages]:

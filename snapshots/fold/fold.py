@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cutline.columns.python_workers import local_frame, map_batches
+from cutline.snapshots.fold.anchored_images import OfTables
 from cutline.snapshots.fold.changed_keys import Keys, collect_changed_keys, exact_keys, read_wanted_rows
 from cutline.snapshots.fold.changes import ENTRY, SegmentImages, choose_changes, read_changes
 from cutline.snapshots.fold.key_history import BASE_LSN, CompletedImages, complete_images
@@ -39,14 +40,15 @@ class Fold:
     hashed fold, these rows also have an ENTRY, which is null or replaces the row (snapshots.fold.changes). Rows with a
     long line are in `long_images` (LONG_IMAGE_ROWS, read by `long_image_reader`). If the driver has folded the changes,
     all rows are in `local` instead (IMAGE_COLUMNS, ordered by node and group; snapshots.fold.local_fold). With
-    `segment_images`, `local` contains the rows that replace base rows of groups without a key.
+    `segment_images`, `local` contains the rows that are in no segment.
 
     `images`, `long_images` and `local` may contain rows in the PROBLEM group, which their reader must check for. Such a
     row may be an image that can't be completed, because an earlier image or a deleted row is missing; its `partition`
     is then the group. Otherwise it reports an object that was readable at first, but not when Spark read it again.
 
     `segment_images` holds the images that were left in their segments (snapshots.fold.changes), by the key of the
-    segment's object.
+    segment's object. `in_bases` (by node) and `in_segments` (by the segment's key) are images that lack values, which
+    the reader of their anchors has to complete (snapshots.fold.anchored_images).
 
     `changed` holds, by node number and group, the keys (in groups without a key, the lines) whose base rows are no
     longer valid. With `segment_images`, it covers only groups with base rows. If it is a filter, the unchanged rows
@@ -62,6 +64,8 @@ class Fold:
     has_long_lines: bool = False
     local: pa.Table | None = None
     segment_images: Mapping[str, SegmentImages] = field(default_factory=dict)
+    in_bases: Mapping[int, OfTables] = field(default_factory=dict)
+    in_segments: Mapping[str, OfTables] = field(default_factory=dict)
 
     def release(self) -> None:
         """Release the cached DataFrames."""
@@ -75,23 +79,34 @@ def fold(
     store: StoreLocation,
     *,
     for_loading: bool = False,
+    completes: bool = False,
     hashed: bool = False,
     held: HeldObjects | None = None,
 ) -> Fold:
     """Fold the changes in `sources`. Does not start a job if there are no segments or only a few changes.
 
     Few images stay in the driver (`Fold.local`), and with `for_loading`, many may stay in their segments
-    (`Fold.segment_images`). Otherwise all images are in DataFrames. With `hashed`, images can only be compared: rows
-    are not shuffled where their hash is enough. The driver holds the changed keys, or a filter if there are many
-    (snapshots.fold.changed_keys). Segments that are `held` are not read from the store.
+    (`Fold.segment_images`). If the caller `completes` images, large values may also stay where they are. Otherwise all
+    images are in DataFrames. With `hashed`, images can only be compared: rows are not shuffled where their hash is
+    enough. The driver holds the changed keys, or a filter if there are many (snapshots.fold.changed_keys). Segments
+    that are `held` are not read from the store.
     """
     if not sources.segments:
         return Fold(None, {}, [], [])
     if (local := fold_locally(sources, held or store, store)) is not None:
         return Fold(None, local.changed, local.problems, [], local=local.images if len(local.images) else None)
-    if for_loading and (found := choose_changes(spark, sources, store)) is not None:
+    if for_loading and (found := choose_changes(spark, sources, store, completes=completes)) is not None:
         keys = exact_keys(found.last).keys
-        return Fold(None, keys, found.problems, [], local=found.added, segment_images=found.images)
+        return Fold(
+            None,
+            keys,
+            found.problems,
+            [],
+            local=found.added,
+            segment_images=found.images,
+            in_bases=found.in_bases,
+            in_segments=found.in_segments,
+        )
     changes = read_changes(spark, sources, store, hashed=hashed)
     if sources.multisets or sources.has_partials:
         # Folding multisets or partial images reads the changes a second time.

@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, gather, offsets_of, runs
+from cutline.columns.bytes_column import BytesColumn, Flags, column_of
 from cutline.columns.lines import concatenate
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changed_keys import Keys, KeySet, have_key_in, overlays
-from cutline.snapshots.fold.changes import ChangeForm, are_moves, changes_in, last_changes
+from cutline.snapshots.fold.changes import ChangeForm, changes_in, last_changes
 from cutline.snapshots.fold.counted_lines import LINE_NAMES, CountedLines, added_by, count_lines, line_images
-from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks, number_rows
+from cutline.snapshots.fold.histories import ROW_NAME, find_histories, merge_by_table, named
+from cutline.snapshots.fold.key_history import Images, number_rows
 from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, line_names
 from cutline.snapshots.fold.sources import (
     LARGE_BYTES,
@@ -41,8 +42,6 @@ from cutline.wal.segments.damage import OpensStore
 from cutline.wal.segments.segments import DELETE, PARTIAL, SEGMENT_SCHEMA
 
 READERS = 4
-# Rows are identified by their node, group and key; in a group without a key, the name of the line replaces the key.
-ROW_NAME = ["node", "group", "key"]
 # What a row of a table takes in addition to its key and its line.
 BYTES_PER_ROW = 32
 WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA])
@@ -108,7 +107,7 @@ def fold_locally(sources: Sources, archive: OpensStore, store: StoreLocation) ->
         ]
     except TooLargeError:
         return None
-    changed = overlays(pa.concat_tables([_named(last), deleted]))
+    changed = overlays(pa.concat_tables([named(last), deleted]))
     ordered = pa.concat_tables(images).sort_by([("node", "ascending"), ("group", "ascending")])
     return LocalFold(ordered, {node: dict(of_groups) for node, of_groups in changed.items()}, problems + more)
 
@@ -191,11 +190,6 @@ def _filter(table: pa.Table, rows: Flags) -> pa.Table:
     return table if rows.all() else table.filter(to_mask(rows))
 
 
-def _named(table: pa.Table, key: str = "key") -> pa.Table:
-    """Return the rows' names (ROW_NAME); the third column is `key`."""
-    return pa.table([table["node"], table["group"], table[key]], names=ROW_NAME)
-
-
 def _images(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([table[name] for name in IMAGE_SCHEMA.names], schema=IMAGE_SCHEMA)
 
@@ -224,109 +218,17 @@ def _merge_changes(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, i
     rows = _filter(last, to_numpy(last["op"]) == PARTIAL).sort_by([("node", "ascending"), ("group", "ascending")])
     if len(rows) == 0:
         none = np.zeros(0, np.bool_)
-        return PartialImages(rows, column_of(rows["row"]), none, none, _named(rows))
-    histories = _find_histories(keyed, rows)
+        return PartialImages(rows, column_of(rows["row"]), none, none, named(rows))
+    histories = find_histories(keyed, rows)
     lines = column_of(keyed["row"].take(to_arrow(histories.changes)))
-    merged, is_complete = _merge_by_table(rows, Images(lines, histories.offsets), counts)
+    merged, is_complete = merge_by_table(rows, Images(lines, histories.offsets), counts)
     return PartialImages(rows, merged, is_complete, histories.is_open, histories.names)
-
-
-@dataclass(frozen=True, slots=True)
-class Histories:
-    """The changes from which each of n rows takes its values: those of row i begin at `offsets[i]`, oldest first.
-
-    They are partial except for the oldest, which may be complete. If they have no beginning (`is_open`), the row may
-    have been in the base copy, under the name in `names`.
-    """
-
-    changes: Ints
-    offsets: Ints
-    is_open: Flags
-    names: pa.Table
-
-
-def _find_histories(keyed: pa.Table, rows: pa.Table) -> Histories:
-    """Find the histories of `rows` (with a name) among the changes of groups with a key."""
-    periods = build_key_history(_named(rows), _moves(keyed))
-    parts = [_named(rows), _named(periods, "target"), _named(periods), _named(keyed)]
-    names = pa.concat_tables(parts)
-    code = number_rows(names["key"], *(to_numpy(names[name]) for name in ROW_NAME[:2]))
-    of_row, of_target, of_period, of_change = np.split(code, np.cumsum([len(part) for part in parts])[:-1])
-    chosen = np.flatnonzero(np.isin(of_change, of_period))
-    places = [of_change[chosen], *(to_numpy(keyed[name])[chosen].astype(np.int64) for name in ("lsn", "seq"))]
-    # The changes of each key, oldest first, and where those of each period are among them.
-    order = np.lexsort(places[::-1])
-    places = [place[order] for place in places]
-    low, high = (
-        _count_before(places, [of_period, *(to_numpy(periods[f"{end}_{name}"]) for name in ("lsn", "seq"))])
-        for end in ("low", "high")
-    )
-    # The periods of each row, oldest first: build_key_history returns the newest first.
-    by_code = np.argsort(of_row)
-    row = by_code[np.searchsorted(of_row[by_code], of_target)]
-    by_row = np.lexsort((-np.arange(len(row)), row))
-    first = np.searchsorted(row[by_row], np.arange(len(rows)))
-    begin, is_stopped = _begin_periods(to_numpy(keyed["op"])[chosen[order]], low[by_row], high[by_row])
-    # If a period is stopped, the row's earlier periods don't count.
-    later: Ints = np.cumsum(is_stopped[::-1])[::-1] - is_stopped
-    later -= np.repeat(later[np.append(first[1:], len(row)) - 1], np.diff(np.append(first, len(row))))
-    lengths = np.where(later == 0, high[by_row] - begin, 0)
-    offsets = offsets_of(lengths)
-    changes = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
-    is_open = ~np.logical_or.reduceat(is_stopped, first)
-    oldest = _named(periods.take(to_arrow(by_row[first])))
-    return Histories(chosen[order[changes]], offsets[np.append(first, len(row))], is_open, oldest)
-
-
-def _begin_periods(op: Ints, low: Ints, high: Ints) -> tuple[Ints, Flags]:
-    """Return where the changes that count begin in each period [low, high), and whether it is stopped there.
-
-    A change that is not partial stops the search for values: it has all of them, or it deletes the row.
-    """
-    last = np.concatenate([[-1], np.maximum.accumulate(np.where(op != PARTIAL, np.arange(len(op)), -1))])
-    stop = last[high]
-    is_stopped = stop >= low
-    return np.where(is_stopped, stop + (op[stop] == DELETE), low), is_stopped
-
-
-def _moves(keyed: pa.Table) -> pa.Table:
-    """Select the moves: `key` is the old key, `row` is the new key."""
-    moves = keyed.filter(to_mask(are_moves(keyed)))
-    line = column_of(moves["row"])
-    key = gather(line.data, line.offsets[:-1], line.lengths - 1).to_arrow()
-    columns = [*(moves[name] for name in ROW_NAME), key, moves["lsn"], moves["seq"]]
-    return pa.table(columns, names=[*ROW_NAME, "row", "lsn", "seq"])
-
-
-def _count_before(ordered: list[Ints], bounds: list[Ints]) -> Ints:
-    """For each of the `bounds`, count the `ordered` triples that are less than it."""
-    triples = [np.concatenate(columns) for columns in zip(bounds, ordered, strict=True)]
-    is_counted = np.arange(len(triples[0])) >= len(bounds[0])
-    order = np.lexsort((is_counted, *reversed(triples)))
-    counts = np.empty(len(order), np.int64)
-    counts[order] = np.cumsum(is_counted[order])
-    return counts[: len(bounds[0])]
-
-
-def _merge_by_table(rows: pa.Table, images: Images, counts: Mapping[tuple[int, int], int]) -> tuple[BytesColumn, Flags]:
-    """Merge the images of `rows`, which are ordered by node and group."""
-    node, group = (to_numpy(rows[name]).astype(np.int64) for name in ("node", "group"))
-    merged: list[BytesColumn] = []
-    complete = [np.zeros(0, np.bool_)]
-    for run in runs((node << 32) + group):
-        offsets = images.offsets[run.start : run.stop + 1]
-        lines = images.lines.part(slice(int(offsets[0]), int(offsets[-1])))
-        copy = int(node[run.start]), int(group[run.start])
-        of_table, are_complete = merge_in_blocks(Images(lines, offsets - offsets[0]), counts[copy])
-        merged.append(of_table)
-        complete.append(are_complete)
-    return concatenate(merged), np.concatenate(complete)
 
 
 def _complete(partial: PartialImages, base: pa.Table, counts: Mapping[tuple[int, int], int]) -> pa.Table:
     """Fill in the values that the changes lack from the base rows; return all images (IMAGE_SCHEMA)."""
     rows, lines, is_complete = partial.rows, partial.lines, partial.is_complete.copy()
-    names = pa.concat_tables([partial.names, _named(base)])
+    names = pa.concat_tables([partial.names, named(base)])
     code = number_rows(names["key"], *(to_numpy(names[name]) for name in ROW_NAME[:2]))
     of_row, of_base = code[: len(rows)], code[len(rows) :]
     by_code = np.argsort(of_base, kind="stable")
@@ -337,7 +239,7 @@ def _complete(partial: PartialImages, base: pa.Table, counts: Mapping[tuple[int,
         both = concatenate([column_of(base["row"]), lines])
         pairs = np.stack([by_code[place[chosen]], len(base) + chosen], axis=1).reshape(-1)
         images = Images(both.take(pairs), np.arange(len(chosen) + 1) * 2)
-        merged, is_complete[chosen] = _merge_by_table(rows.take(to_arrow(chosen)), images, counts)
+        merged, is_complete[chosen] = merge_by_table(rows.take(to_arrow(chosen)), images, counts)
         index = np.arange(len(rows))
         index[chosen] = len(rows) + np.arange(len(chosen))
         lines = concatenate([lines, merged]).take(index)

@@ -71,7 +71,7 @@ State = Counter[tuple[int, int, bytes]]
 class DrawnTables:
     """The tables of one node: rows by key, lines, and the changes that WAL would contain.
 
-    If `is_whole`, no change leaves values out, and no line is long.
+    If `is_whole`, no change leaves values out. With `has_long`, some lines are long.
     """
 
     draw: random.Random
@@ -80,6 +80,7 @@ class DrawnTables:
     changes: list[dict[str, Any]] = field(default_factory=list)
     is_altered: bool = False
     is_whole: bool = False
+    has_long: bool = True
     lsn: int = 10
     seq: int = 0
     made: int = 0
@@ -165,7 +166,7 @@ class DrawnTables:
         return self._text() + b"%d" % self.made
 
     def _text(self) -> bytes:
-        return LONG if not self.is_whole and self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
+        return LONG if self.has_long and self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
 
     def _log(self, op: int, key: bytes | None, row: Line, partition: int = 0) -> None:
         self.seq += 1
@@ -183,11 +184,11 @@ def to_line(row: Line) -> bytes:
 
 
 def store_history(
-    store: ObjectStore, seed: int, changes: int = 120, *, is_whole: bool = False
+    store: ObjectStore, seed: int, changes: int = 120, *, is_whole: bool = False, has_long: bool = True
 ) -> tuple[Sources, State]:
     """Store base copies and segments of drawn changes; return them, and the rows at the cut.
 
-    If `is_whole`, no change leaves values out, and no line is long.
+    If `is_whole`, no change leaves values out. With `has_long`, some lines are long.
     """
     draw = random.Random(seed)
     mapping = MAPPING if draw.random() < 0.5 else None
@@ -195,7 +196,7 @@ def store_history(
     segments: list[SegmentSource] = []
     expected: State = Counter()
     for number in range(len(NODES)):
-        tables = DrawnTables(draw, is_whole=is_whole)
+        tables = DrawnTables(draw, is_whole=is_whole, has_long=has_long)
         for _ in range(changes // 4):
             tables.change()
         base, tables.changes = tables.stored_rows(), []

@@ -13,10 +13,11 @@ import pytest
 from cutline.columns.arrow_numbers import to_mask
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.anchored_images import complete_base_rows, complete_changes
 from cutline.snapshots.fold.changed_keys import find_valid_rows
-from cutline.snapshots.fold.changes import unpack_flags
+from cutline.snapshots.fold.changes import NO_IMAGES, unpack_flags
 from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, long_image_reader
-from cutline.snapshots.fold.sources import PROBLEM, SegmentSource, Sources, filter_effective, read_at_cut
+from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Sources, filter_effective, read_at_cut
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
@@ -34,18 +35,39 @@ def images_of(folded: Fold, sources: Sources, location: StoreLocation) -> list[I
     if folded.long_images is not None:
         batches = folded.long_images.toArrow().to_batches()
         tables.append(pa.Table.from_batches(long_image_reader(sources, location).read_images(batches)))
-    tables += [_left_in(one, folded, location) for one in sources.segments if one.source.key in folded.segment_images]
+    for one in sources.segments:
+        tables += _left_in(one, folded, location)
+    for base in sources.bases if folded.in_bases else ():
+        tables += _completed_by(base, folded, location)
     return sorted(tuple(row[name] for name in IMAGE_COLUMNS) for table in tables for row in table.to_pylist())
 
 
-def _left_in(segment: SegmentSource, folded: Fold, location: StoreLocation) -> pa.Table:
-    """The images that were left in the segment."""
-    images = folded.segment_images[segment.source.key]
+def _left_in(segment: SegmentSource, folded: Fold, location: StoreLocation) -> Iterator[pa.Table]:
+    """The images that were left in the segment, or are completed there."""
+    images = folded.segment_images.get(segment.source.key, NO_IMAGES)
+    anchored = folded.in_segments.get(segment.source.key, {})
     read = read_at_cut(location.open(), segment, SEGMENT_SCHEMA)
     changes = pa.concat_tables([filter_effective(table, segment) for table in read])
     chosen = changes.filter(to_mask(unpack_flags(images.flags, 0, len(changes))))
     assert set(chosen["group"].to_pylist()) == images.groups
-    return chosen.append_column("node", pa.array(np.full(len(chosen), segment.source.number, np.int32)))
+    completed = list(complete_changes(changes, anchored))
+    assert sum(map(len, completed)) == sum(len(one.images) for one in anchored.values())
+    for table in (chosen, *completed):
+        yield _of_node(table, segment.source.number)
+
+
+def _completed_by(base: BaseSource, folded: Fold, location: StoreLocation) -> Iterator[pa.Table]:
+    """The images that are completed with rows of the base object."""
+    number = base.source.number
+    for table in read_at_cut(location.open(), base, BASE_SCHEMA):
+        for batch in table.to_batches():
+            changed = ~find_valid_rows(batch, base, folded.changed.get(number, {}))
+            for images in complete_base_rows(batch, base, folded.in_bases.get(number, {}), changed):
+                yield _of_node(images, number)
+
+
+def _of_node(table: pa.Table, number: int) -> pa.Table:
+    return table.append_column("node", pa.array(np.full(len(table), number, np.int32)))
 
 
 def rows_at_cut(folded: Fold, sources: Sources, location: StoreLocation) -> Counter[FoldedRow]:

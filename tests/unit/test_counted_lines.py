@@ -74,7 +74,7 @@ def folded_by_segment(sources: Sources, location: StoreLocation) -> Fold:
 @pytest.mark.parametrize("number", range(HISTORIES))
 def test_drawn_histories_have_the_rows_that_the_tables_had(tmp_path: Path, number: int) -> None:
     location = StoreLocation(f"file://{tmp_path}")
-    sources, expected = store_history(location.open(), SEED + number, is_whole=True)
+    sources, expected = store_history(location.open(), SEED + number, is_whole=True, has_long=False)
     assert rows_at_cut(folded_by_segment(sources, location), sources, location) == expected
 
 
@@ -110,7 +110,7 @@ def sums_of(rows: State) -> dict[tuple[int, ...], tuple[int, ...]]:
 @pytest.mark.parametrize("number", range(HISTORIES))
 def test_a_check_hashes_the_rows_that_the_tables_had(tmp_path: Path, number: int, copies: Copies) -> None:
     location = StoreLocation(f"file://{tmp_path}")
-    sources, expected = store_history(location.open(), SEED + number, is_whole=True)
+    sources, expected = store_history(location.open(), SEED + number, is_whole=True, has_long=False)
     reported = hash_reported(SESSION, sources, copies, reports_of(sources, location), location)
     assert reported is not None
     parts: list[Sums] = list(reported.rows)

@@ -1,0 +1,208 @@
+"""Images that lack values, of too many changes for the driver: another row has the values, and stays where it is.
+
+An UPDATE leaves out the large values that it does not change, so the last image of a row may be partial. The driver
+merges the partial images of such a row, which are small because of that. The row that has the other values is its
+*anchor*: a base row, or a complete image in a segment. The task that reads the anchor completes the image, so large
+values are neither collected nor shuffled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_list, runs, xxhash64
+from cutline.columns.lines import concatenate
+from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY, KeySet
+from cutline.snapshots.fold.histories import find_histories, merge_by_table, moves_among, named
+from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks
+from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA
+from cutline.snapshots.fold.sources import BaseSource, as_problems
+from cutline.wal.segments.segments import PARTIAL
+
+# A task completes rows of at most this size together, or one row.
+COMPLETED_BYTES = 32 << 20
+COMPLETED_SCHEMA = pa.schema(
+    [*(IMAGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "row")), ("number", pa.int64())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredImages:
+    """Partial images of a table with `column_count` columns, by the names of the rows that have the other values.
+
+    Image i (partition, key, lsn, row) belongs to name i. A base row's name is its key, a change's is `change_names`.
+    """
+
+    group: int
+    column_count: int
+    names: KeySet
+    images: pa.Table
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that they take in a task."""
+        names: int = self.names.keys.lengths.sum() + len(self.names.keys) * BYTES_PER_KEY
+        return names + int(self.images.nbytes)
+
+    def complete(self, names: BytesColumn, lines: BytesColumn) -> Iterator[pa.Table]:
+        """Complete the images of those of the rows that are anchors; yield them (COMPLETED_SCHEMA), some at a time."""
+        found = self.names.find(names)
+        rows = np.flatnonzero(found >= 0)
+        ends = np.cumsum(lines.lengths[rows])
+        first = 0
+        while first < len(rows):
+            before = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, before + COMPLETED_BYTES, side="right")), first + 1)
+            some = rows[first:last]
+            yield self._complete(found[some], lines.take(some))
+            first = last
+
+    def _complete(self, numbers: Ints, lines: BytesColumn) -> pa.Table:
+        images = self.images.take(to_arrow(numbers))
+        both = concatenate([lines, column_of(images["row"])])
+        pairs = np.stack([np.arange(len(numbers)), len(numbers) + np.arange(len(numbers))], axis=1).reshape(-1)
+        merged, _ = merge_in_blocks(Images(both.take(pairs), np.arange(len(numbers) + 1) * 2), self.column_count)
+        columns = {
+            "group": to_arrow(np.full(len(numbers), self.group, np.int32)),
+            "row": merged.to_arrow(),
+            "number": to_arrow(numbers),
+        }
+        arrays = [columns[name] if name in columns else images[name] for name in COMPLETED_SCHEMA.names]
+        return pa.Table.from_arrays(arrays, schema=COMPLETED_SCHEMA)
+
+
+OfTables = dict[int, AnchoredImages]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """The rows whose last images lack values: `in_bases` by node and group, `in_segments` by segment and group.
+
+    `images` (IMAGE_SCHEMA) are those that need no anchor, and those that have none (in the PROBLEM group).
+    """
+
+    in_bases: dict[int, OfTables] = field(default_factory=dict)
+    in_segments: dict[int, OfTables] = field(default_factory=dict)
+    images: pa.Table = field(default_factory=lambda: IMAGE_SCHEMA.empty_table())
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that they take in the driver."""
+        tables = [*self.in_bases.values(), *self.in_segments.values()]
+        return int(self.images.nbytes) + sum(one.size_bytes for of_tables in tables for one in of_tables.values())
+
+
+def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int], int]) -> Anchors:
+    """Find the anchors of the partial images among the `last` changes.
+
+    `keyed` are the changes that `are_needed` for that (node, segment, group, partition, key, lsn, seq, op, row), of
+    groups with a key; complete images need no row. `counts` are the numbers of columns by node and group.
+    """
+    rows = last.filter(to_mask(to_numpy(last["op"]) == PARTIAL))
+    if len(rows) == 0:
+        return Anchors()
+    rows = rows.sort_by([("node", "ascending"), ("group", "ascending")])
+    keyed = _of_their_keys(keyed, rows)
+    histories = find_histories(keyed, rows)
+    starts, ends = histories.offsets[:-1], histories.offsets[1:]
+    op = to_numpy(keyed["op"])[histories.changes]
+    is_in_segment = op[starts] != PARTIAL
+    # All images of a row but a complete one, which has to be the oldest.
+    lengths = ends - starts - is_in_segment
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    partial = np.arange(offsets[-1]) + np.repeat(starts + is_in_segment - offsets[:-1], lengths)
+    lines = column_of(keyed["row"].take(to_arrow(histories.changes[partial])))
+    merged, is_complete = merge_by_table(rows, Images(lines, offsets), counts)
+    images = rows.set_column(rows.column_names.index("row"), "row", merged.to_arrow())
+    is_in_segment &= ~is_complete
+    is_in_base = ~is_complete & ~is_in_segment & histories.is_open
+    is_lost = ~is_complete & ~is_in_segment & ~is_in_base
+    own = as_problems(_images(images), is_lost).filter(to_mask(is_complete | is_lost))
+    anchors = Anchors(images=own)
+    oldest = keyed.take(to_arrow(histories.changes[starts[is_in_segment]]))
+    in_segments = images.filter(to_mask(is_in_segment))
+    for place, group, chosen in _by_table(to_numpy(oldest["segment"]), in_segments):
+        names = change_names(oldest.take(to_arrow(chosen)))
+        of_tables = anchors.in_segments.setdefault(place, {})
+        of_tables[group] = _anchored(names, in_segments.take(to_arrow(chosen)), counts)
+    in_bases, base_names = images.filter(to_mask(is_in_base)), histories.names.filter(to_mask(is_in_base))
+    for place, group, chosen in _by_table(to_numpy(in_bases["node"]), in_bases):
+        names = column_of(base_names["key"].take(to_arrow(chosen)))
+        anchors.in_bases.setdefault(place, {})[group] = _anchored(names, in_bases.take(to_arrow(chosen)), counts)
+    return anchors
+
+
+def _of_their_keys(keyed: pa.Table, rows: pa.Table) -> pa.Table:
+    """Return the changes that may belong to the rows: there may be millions of others."""
+    periods = build_key_history(named(rows), moves_among(keyed))
+    wanted = np.unique(_hash_names(named(periods)))
+    chosen = np.isin(_hash_names(keyed), wanted)
+    # The moves between their keys are among these.
+    return keyed.filter(to_mask(chosen))
+
+
+def _hash_names(table: pa.Table) -> Ints:
+    hashes = xxhash64(column_of(table["key"])) if len(table) else np.zeros(0, np.uint64)
+    numbers = (to_numpy(table["node"]).astype(np.uint64) << np.uint64(32)) ^ to_numpy(table["group"]).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        return (hashes ^ (numbers * np.uint64(0x9E3779B97F4A7C15))).view(np.int64)
+
+
+def change_names(changes: pa.Table) -> BytesColumn:
+    """Return the names of changes (lsn, seq, key) as anchors, among those of a table in a segment."""
+    if len(changes) == 0:
+        return from_list([])
+    numbers = np.stack([to_numpy(changes[name]).astype(np.int64) for name in ("lsn", "seq")], axis=1)
+    data = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1)
+    positions = BytesColumn(data, np.arange(len(changes) + 1, dtype=np.int64) * numbers.shape[1] * 8).to_arrow()
+    keys = column_of(changes["key"]).to_arrow()
+    return column_of(pa.chunked_array([pc.binary_join_element_wise(positions, keys, pa.scalar(b"", pa.binary()))]))
+
+
+def _by_table(place: Ints, images: pa.Table) -> Iterator[tuple[int, int, Ints]]:
+    """Yield the rows of each place and group."""
+    group = to_numpy(images["group"])
+    order = np.lexsort((group, place))
+    codes = (place[order].astype(np.int64) << 32) + group[order]
+    for run in runs(codes):
+        rows = order[run]
+        yield int(place[rows[0]]), int(group[rows[0]]), rows
+
+
+def _anchored(names: BytesColumn, images: pa.Table, counts: Mapping[tuple[int, int], int]) -> AnchoredImages:
+    hashes = xxhash64(names)
+    order = np.argsort(hashes, kind="stable")
+    node, group = images["node"][0].as_py(), images["group"][0].as_py()
+    kept = images.select(["partition", "key", "lsn", "row"]).take(to_arrow(order))
+    return AnchoredImages(group, counts[node, group], KeySet(hashes[order], names.take(order)), kept)
+
+
+def _images(table: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([table[name] for name in IMAGE_SCHEMA.names], schema=IMAGE_SCHEMA)
+
+
+def complete_base_rows(
+    batch: pa.RecordBatch, base: BaseSource, anchored: Mapping[int, AnchoredImages], rows: Flags
+) -> Iterator[pa.Table]:
+    """Yield the images (COMPLETED_SCHEMA) whose anchors are among `rows` of a base object's batch (BASE_SCHEMA)."""
+    group = to_numpy(batch.column("group"))
+    for run in runs(group):
+        number = int(group[run.start])
+        if number in anchored and number not in base.truncated and rows[run].any():
+            chosen = batch.slice(run.start, run.stop - run.start).filter(to_mask(rows[run]))
+            yield from anchored[number].complete(column_of(chosen.column("key")), column_of(chosen.column("row")))
+
+
+def complete_changes(effective: pa.Table, anchored: Mapping[int, AnchoredImages]) -> Iterator[pa.Table]:
+    """Yield the images (COMPLETED_SCHEMA) whose anchors are among a segment's changes that belong to the state."""
+    group = to_numpy(effective["group"])
+    for number, images in anchored.items():
+        chosen = effective.filter(to_mask((group == number) & (to_numpy(effective["op"]) != PARTIAL)))
+        if len(chosen):
+            yield from images.complete(change_names(chosen), column_of(chosen["row"]))

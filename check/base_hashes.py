@@ -25,6 +25,13 @@ from cutline.check.stored_rows import NO_FIELDS, BaseChecks, MarkedFields, RowsI
 from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import Flags, Ints, from_arrow, xxhash64
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.anchored_images import (
+    Completed,
+    CompletedHashes,
+    OfTables,
+    complete_base_rows,
+    find_base_rows,
+)
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.counted_lines import LineMatches, Matches
 from cutline.snapshots.fold.sources import BaseSource, BaseSources, NodeBases, converted_to_cut, read_tables
@@ -40,7 +47,7 @@ class NodeBase:
 
     `fed` are the groups at the cut whose smallest and largest keys are wanted. `expected` is a broadcast of the
     ExpectedRows, which changes delete. With `counts_lines`, the rows with changed lines are counted, in groups without
-    a key.
+    a key. `anchored` is a broadcast of the node's images (OfTables) that base rows complete.
     """
 
     base: BaseSource
@@ -48,6 +55,7 @@ class NodeBase:
     fed: frozenset[int] = frozenset()
     expected: Any = None
     counts_lines: bool = False
+    anchored: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class BaseHashReport:
 
     Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
     their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has, and `matches` the
-    rows that have changed lines; `number` is the node's.
+    rows that have changed lines. `completed` are the images that its rows have completed; `number` is the node's.
     """
 
     sums: Sums | None
@@ -89,6 +97,7 @@ class BaseHashReport:
     number: int = 0
     deleted: Ints | None = None
     matches: Matches = field(default_factory=dict)
+    completed: Completed = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -100,6 +109,7 @@ class _Hashed:
     extremes: KeyExtremes = field(default_factory=dict)
     deleted: list[Ints] = field(default_factory=list)
     lines: LineMatches | None = None
+    completed: CompletedHashes = field(default_factory=CompletedHashes)
 
     def __post_init__(self) -> None:
         """Prepare for counting lines, if they are to be counted."""
@@ -117,6 +127,7 @@ class _Hashed:
             valid = find_valid_rows(rows.batch, base, changed, rows.key_hashes)
             if self.lines is not None:
                 self.lines.add(rows.batch)
+            self._complete(task, rows, ~valid)
             if self.object.expected is not None:
                 # Every row that a change deletes has changed.
                 hashes = salted(rows.key_hashes[~valid], rows.group[~valid])
@@ -125,6 +136,18 @@ class _Hashed:
         if task.required is not None:
             check_required(task.forms.value, rows.group, rows.nulls, task.required.value, valid)
         return valid
+
+    def _complete(self, task: BaseHashTask, rows: _RowsAtCut, changed: Flags) -> None:
+        """Complete the images whose anchors are among the changed rows, and hash them if they are compared."""
+        if self.object.anchored is None:
+            return
+        anchored: OfTables = self.object.anchored.value
+        if task.is_compared:
+            for images in complete_base_rows(rows.batch, self.object.base, anchored, changed):
+                self.completed.add(images)
+        else:
+            for group, numbers in find_base_rows(rows.batch, self.object.base, anchored, changed):
+                self.completed.add_numbers(group, numbers, np.zeros(len(numbers), np.int64))
 
     def add(self, sums: Sums) -> None:
         """Add combined hashes of the object's rows, by group and partition."""
@@ -142,6 +165,7 @@ class _Hashed:
             number=source.number,
             deleted=np.concatenate(self.deleted) if self.deleted else None,
             matches=self.lines.matches() if self.lines is not None else {},
+            completed=self.completed.all(),
         )
 
 

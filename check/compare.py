@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
-from cutline.check.partitions import PartitionHashes
+from cutline.check.image_hashes import PartitionHashes
 from cutline.check.report import Conflict, Findings, Skipped
 
 NAMED_MAX = 1000

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,31 +11,20 @@ import pyarrow as pa
 from cutline.check.base_hashes import BaseHashReport, BaseHashTask, NodeBase, equal_bases, hash_base
 from cutline.check.copies import Copies
 from cutline.check.deleted_rows import note_missing
-from cutline.check.hashing import Sums, combine_all, combine_hashes, combine_repeated, hash_aggregates, sums_of_table
+from cutline.check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
+from cutline.check.image_hashes import PartitionHashes, hash_local
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Findings
+from cutline.check.reported_changes import Reported, hash_reported
 from cutline.check.required_values import required_by_node
-from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
-from cutline.check.streams import StreamHashes, changes_by_node
+from cutline.check.sequence_values import KeyExtremes, fed_by_node, merge
+from cutline.check.streams import StreamHashes
 from cutline.check.table_forms import forms_of_shards
-from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
-from cutline.columns.bytes_column import BytesColumn, Flags, Ints, column_of, from_arrow, xxhash64
+from cutline.columns.arrow_numbers import to_arrow
+from cutline.columns.bytes_column import Flags, from_arrow, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.progress import Progress
-from cutline.snapshots.fold import limits
-from cutline.snapshots.fold.changed_keys import Keys, exact_keys
-from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
-from cutline.snapshots.fold.counted_lines import (
-    LINE_NAMES,
-    RemovedLines,
-    added_by,
-    are_contested,
-    count_lines,
-    deleted_keys,
-    hash_line,
-    read_contested,
-    removed_lines,
-)
+from cutline.snapshots.fold.changes import ENTRY
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources
@@ -45,7 +33,6 @@ from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, sh
 from cutline.storage.errors import ErrorReport, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError, OpensStore
-from cutline.wal.segments.segments import DELETE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -57,24 +44,6 @@ PLACES = ["node", "group", "partition"]
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
 # The combined hashes have columns `low` and `high`.
 SMALLEST, LARGEST = "smallest_key", "largest_key"
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionHashes:
-    """Combined hashes of rows and of row versions, keyed by (node number, group, partition).
-
-    A row's version is the commit position of its last writer. It is known only for rows written after all base copies
-    were taken. `extremes` are the smallest and largest keys of the groups in `Copies.fed`.
-    """
-
-    rows: Sums
-    versions: Sums
-    extremes: KeyExtremes = field(default_factory=dict)
-
-    @classmethod
-    def none(cls) -> PartitionHashes:
-        """Return the hashes of no rows."""
-        return cls(combine_all([], 3), combine_all([], 3))
 
 
 def hash_partitions(
@@ -110,6 +79,7 @@ def hash_partitions(
     forms: dict[str, Any] = {}
     required: dict[int, Any] = {}
     expected: dict[int, Any] = {}
+    awaited: dict[int, Any] = {}
     try:
         for problem in folded.problems:
             findings.damage(problem)
@@ -128,12 +98,21 @@ def hash_partitions(
         expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
         shards, counts = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}, copies.counts
 
+        removed = reported.removed if reported else {}
+
         def hash_task(equal: Sequence[BaseSource]) -> BaseHashTask:
             number = equal[0].source.number
             shard, objects = (
                 shards[number],
                 [
-                    NodeBase(base, changed.get(of), fed.get(of, frozenset()), expected.get(of), of in removed)
+                    NodeBase(
+                        base,
+                        changed.get(of),
+                        fed.get(of, frozenset()),
+                        expected.get(of),
+                        of in removed,
+                        awaited.get(of),
+                    )
                     for base, of in ((base, base.source.number) for base in equal)
                 ],
             )
@@ -146,15 +125,19 @@ def hash_partitions(
                 is_everywhere=len(objects) == counts[shard],
             )
 
-        removed = reported.removed if reported else {}
+        if reported:
+            awaited |= {
+                number: broadcast(session, {one.images.group: one.images for one in of_node})
+                for number, of_node in reported.awaited.items()
+            }
         tasks = map(hash_task, equal_bases(bases, shards))
         seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
-        base = _hash_bases(session, tasks, findings, shares, extremes, seen, removed)
+        base = _hash_bases(session, tasks, findings, shares, extremes, seen, reported)
         note_missing(streams.expected, seen, copies, findings)
         if reported:
-            for of_node in removed.values():
-                reported.rows += [_hash_left(one) for one in of_node]
-                _note_lines(of_node, copies, findings)
+            reported.end()
+            for (number, group), count in reported.lacking.items():
+                _note_lacking(number, group, count, copies, findings)
             merge(extremes, reported.extremes)
             return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
         if folded.local is not None:
@@ -168,118 +151,8 @@ def hash_partitions(
         return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
     finally:
         folded.release()
-        for sent in (*changed.values(), *forms.values(), *required.values(), *expected.values()):
+        for sent in (*changed.values(), *forms.values(), *required.values(), *expected.values(), *awaited.values()):
             sent.unpersist()
-
-
-@dataclass(slots=True)
-class Reported:
-    """The results of the reports of changes: combined hashes by node (PartitionHashes), and `Fold.changed`.
-
-    `removed` are the lines that base rows have to lose, by node number.
-    """
-
-    rows: list[Sums] = field(default_factory=list)
-    versions: list[Sums] = field(default_factory=list)
-    changed: dict[int, dict[int, Keys]] = field(default_factory=dict)
-    extremes: KeyExtremes = field(default_factory=dict)
-    removed: dict[int, list[RemovedLines]] = field(default_factory=dict)
-
-
-def hash_reported(
-    session: SparkSession,
-    sources: Sources,
-    copies: Copies,
-    reports: MutableMapping[str, bytes | None],
-    store: StoreLocation,
-) -> Reported | None:
-    """Hash the rows that the tasks reported after reading segments; return None if Spark has to fold the changes.
-
-    Removes the entries of `reports` that it uses. Reads segments again if lines of a table without a key were deleted.
-    """
-    reported, keys_bytes, alone, fed = Reported(), 0, copies.alone, fed_by_node(copies)
-    for changes in changes_by_node(sources, reports):
-        if changes is None:
-            return None
-        last, lines = changes
-        in_base = in_base_tables(last.select(["node", "group", "key", "op"]), sources)
-        if len(lines):
-            removed = _hash_lines(session, sources, lines, copies, store, reported)
-            if removed is None:
-                return None
-            in_base = pa.concat_tables([in_base, removed])
-        # The driver holds the keys of all nodes, and so does a worker that has read objects from every node.
-        keys_bytes += keys_size(in_base)
-        if keys_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
-            return None
-        reported.changed |= exact_keys(in_base).keys
-        number = last["node"][0].as_py() if len(last) else None
-        if number in alone and number not in fed:
-            continue
-        rows = last.filter(to_mask(to_numpy(last["op"]) != DELETE))
-        del in_base, last, lines, changes
-        for start in range(0, len(rows), HASHED_AT_ONCE):
-            some = rows.slice(start, HASHED_AT_ONCE)
-            if number in alone:
-                add_extremes(reported.extremes, number, to_numpy(some["group"]), keys_of(some), fed[number])
-                continue
-            hashes = hash_local(some, copies)
-            reported.rows.append(hashes.rows)
-            reported.versions.append(hashes.versions)
-            merge(reported.extremes, hashes.extremes)
-    return reported
-
-
-def _hash_lines(
-    session: SparkSession, sources: Sources, lines: pa.Table, copies: Copies, store: StoreLocation, reported: Reported
-) -> pa.Table | None:
-    """Hash the lines that a node's changes add to tables without a key; return the lines that base rows have to lose.
-
-    Returns None if the driver can't hold the lines that were deleted, or if a segment can't be read again.
-    """
-    number = lines["node"][0].as_py()
-    are_open = are_contested(to_numpy(lines["op"]), to_numpy(lines[ENTRY]))
-    added = lines.filter(to_mask(~are_open)) if are_open.any() else lines
-    sums = [combine_hashes(_places_of(added), to_numpy(added[ENTRY]).view(np.uint64))]
-    removed: list[RemovedLines] = []
-    if are_open.any():
-        segment = to_numpy(lines["segment"])[are_open]
-        counts = dict(zip(*(column.tolist() for column in np.unique(segment, return_counts=True)), strict=True))
-        some = {one: sources.segments[one] for one in counts}
-        hashes = to_numpy(lines[ENTRY])[are_open]
-        contested = read_contested(session, some, counts, hashes, sources.multisets, store)
-        if contested is None or contested.problems:
-            return None
-        counted = count_lines(contested.changes.select(LINE_NAMES), added_by(to_numpy(contested.changes["op"])))
-        removed = removed_lines(counted)
-        sums.append(_hash_repeated(counted.rows_with(counted.net > 0), counted.net[counted.net > 0]))
-    if removed:
-        reported.removed[number] = removed
-    if number not in copies.alone:
-        reported.rows += sums
-    return deleted_keys(removed)
-
-
-def _hash_left(removed: RemovedLines) -> Sums:
-    """Hash the base rows that are left of the removed lines."""
-    is_left = removed.left > 0
-    return _hash_repeated(removed.rows_with(is_left), removed.left[is_left])
-
-
-def _hash_repeated(lines: pa.Table, counts: Ints) -> Sums:
-    return combine_repeated(_places_of(lines), hash_line(lines["row"]).view(np.uint64), counts)
-
-
-def _places_of(rows: pa.Table) -> Ints:
-    return np.stack([to_numpy(rows[name]).astype(np.int64) for name in PLACES], axis=1)
-
-
-def _note_lines(removed: Iterable[RemovedLines], copies: Copies, findings: Findings) -> None:
-    """Report the tables without a key from which rows are deleted that were never there."""
-    for one in removed:
-        node, count = copies.nodes[one.node], int((one.left < 0).sum())
-        if count and node not in findings.damaged:
-            _note_lacking(node, copies.group_name(node, one.group), count, findings)
 
 
 def _find_sources(copies: Copies, part: NewPart, store: OpensStore, findings: Findings) -> Sources:
@@ -311,11 +184,11 @@ def _hash_bases(
     shares: NodeShares[BaseHashTask],
     extremes: KeyExtremes,
     seen: Mapping[int, Flags],
-    removed: Mapping[int, Sequence[RemovedLines]],
+    reported: Reported | None,
 ) -> Sums:
     """Return the combined hashes of all base rows, and add the keys of fed groups to `extremes`.
 
-    Also flags the expected rows that are `seen`, and counts the rows with `removed` lines, both by node number.
+    Also flags the expected rows that are `seen`, by node number, and adds to `reported` what it awaits of base rows.
     """
     sums = combine_all([], 3)
     # Of equal objects, only one is expanded.
@@ -330,8 +203,8 @@ def _hash_bases(
                 merge(extremes, report.extremes)
                 if report.deleted is not None:
                     seen[report.number][report.deleted] = True
-                for one in removed.get(report.number, ()):
-                    one.add(report.matches)
+                if reported is not None:
+                    reported.add_base(report.number, report.matches, report.completed)
         sums = combine_all([sums, *(report.sums for report in reports if report.sums is not None)], 3)
     return sums
 
@@ -343,41 +216,17 @@ def _problem_of_task(reports: Iterable[BaseHashReport]) -> ErrorReport | None:
 def _note_incomplete(images: Sums, copies: Copies, findings: Findings) -> None:
     """Report rows whose earlier images are missing from the snapshot although every object of the copy is intact."""
     for (number, group, place), (count, *_) in images.as_dict().items():
-        node = copies.nodes[number]
-        if group == PROBLEM and node not in findings.damaged:
-            name = copies.group_name(node, place)
-            _note_lacking(node, name, count, findings)
+        if group == PROBLEM:
+            _note_lacking(number, place, count, copies, findings)
 
 
-def _note_lacking(node: str, group: str | None, count: int, findings: Findings) -> None:
+def _note_lacking(number: int, group: int, count: int, copies: Copies, findings: Findings) -> None:
+    node = copies.nodes[number]
+    if node in findings.damaged:
+        return
     detail = f"the earlier images that are needed to apply the changes to {count:,} rows are missing from the snapshot"
-    findings.conflict(Conflict("history", detail, node=node, group=group))
+    findings.conflict(Conflict("history", detail, node=node, group=copies.group_name(node, group)))
     findings.damaged.add(node)
-
-
-def hash_local(images: pa.Table, copies: Copies) -> PartitionHashes:
-    """Hash rows that the driver folded, and their versions; the hashes are those of `hash_folded`."""
-    numbers = ("node", "group", "partition", "lsn")
-    node, group, partition, lsn = (to_numpy(images[name]).astype(np.int64) for name in numbers)
-    hashed = xxhash64(column_of(images["key"]))
-    has_entries = ENTRY in images.column_names
-    entries = to_numpy(images[ENTRY]).view(np.uint64) if has_entries else xxhash64(column_of(images["row"]), hashed)
-    positions = BytesColumn(np.ascontiguousarray(lsn).view(np.uint8), np.arange(len(lsn) + 1, dtype=np.int64) * 8)
-    is_compared = np.zeros(len(lsn), np.bool_)
-    extremes, fed = KeyExtremes(), fed_by_node(copies)
-    # Most slices contain rows from only one node. Computing the positions of all nodes takes seconds in a large fleet.
-    for number in np.unique(node).tolist():
-        name, of_node = copies.nodes[number], node == number
-        is_compared |= of_node & (lsn >= copies.since(name))
-        for recopied, position in copies.recopied_since(name).items():
-            of_group = of_node & (group == recopied)
-            is_compared[of_group] = lsn[of_group] >= position
-        if number in fed:
-            add_extremes(extremes, number, group, keys_of(images), fed[number], of_node)
-    keys = np.stack([node, group, partition], axis=1)
-    rows = combine_hashes(keys, entries)
-    versions = combine_hashes(keys[is_compared], xxhash64(positions, hashed)[is_compared])
-    return PartitionHashes(rows, versions, extremes)
 
 
 def hash_folded(images: DataFrame, folded: Fold, copies: Copies, reader: LongImageReader) -> PartitionHashes:

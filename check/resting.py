@@ -17,8 +17,8 @@ import numpy as np
 from cutline.check.compare import compare_copies
 from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
+from cutline.check.image_hashes import PartitionHashes
 from cutline.check.new_part import NewPart
-from cutline.check.partitions import PartitionHashes
 from cutline.check.read_times import (
     LastReads,
     PlaceRange,

@@ -1,9 +1,9 @@
 """Hash the segments, and find the last change of every key in the same tasks, so that each segment is read once.
 
 For every key that its segment changes, a task reports the last change that belongs to the state, with a hash instead of
-the row; in groups without a key, it reports all changes. The driver compares keys and positions, and counts lines: the
-result is the same as of a fold. Spark folds the changes if the reports are larger than the driver should hold, or if
-changes need their rows (partial images).
+the row; in groups without a key, it reports all changes. The driver compares keys and positions, counts lines, merges
+partial images, and gets the same result as a fold. Spark folds the changes if the reports are larger than the driver
+should hold.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.anchored_images import Anchors, find_anchors
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
 from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
 from cutline.snapshots.fold.sources import (
@@ -74,7 +75,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REPORTED_SCHEMA = pa.schema(
-    [*(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op")), (ENTRY, pa.int64())]
+    [
+        *(CHANGE_SCHEMA.field(name) for name in ("group", "partition", "key", "lsn", "seq", "op", "row")),
+        (ENTRY, pa.int64()),
+    ]
 )
 
 
@@ -108,24 +112,26 @@ class LastChanges:
         for converted in converted_to_cut(with_places, self.task.segment):
             for batch in changes_in(converted, self.task.segment, self.task.form):
                 changes = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
+                # Rows that are kept have no ENTRY.
+                changes = changes.set_column(len(REPORTED_SCHEMA) - 1, ENTRY, changes[ENTRY].fill_null(0))
                 self.size_bytes += changes.nbytes
-                if changes[ENTRY].null_count or self.size_bytes > self.task.bytes_max:
+                if self.size_bytes > self.task.bytes_max:
                     self.is_complete, self.tables = False, []
                     return
                 self.tables.append(changes)
 
     def report(self) -> bytes | None:
-        """Return the changes (REPORTED_SCHEMA, an Arrow stream); None if some need their rows or there are too many."""
+        """Return the changes (REPORTED_SCHEMA, an Arrow stream); None if there are too many."""
         return to_stream(pa.concat_tables(self.tables)) if self.is_complete else None
 
 
 def last_tasks(sources: Sources, alone: frozenset[int] = frozenset()) -> dict[str, LastTask]:
     """Return the tasks by object key; an empty dictionary if Spark has to fold the changes. `alone`: see Copies."""
-    if not sources.segments or sources.has_partials or sources.changes > limits.CHOSEN_CHANGES_MAX:
+    if not sources.segments or sources.changes > limits.CHOSEN_CHANGES_MAX:
         return {}
     if (shares := reported_shares(sources.segments)) is None:
         return {}
-    form = ChangeForm.of(sources, hashed=True, hashes_lines=True, alone=alone)
+    form = ChangeForm.of(sources, hashed=True, for_reports=True, alone=alone)
     return {
         source.source.key: LastTask(source, form, share) for source, share in zip(sources.segments, shares, strict=True)
     }
@@ -134,11 +140,13 @@ def last_tasks(sources: Sources, alone: frozenset[int] = frozenset()) -> dict[st
 class NodeChanges(NamedTuple):
     """A node's last changes of rows with a key, and all its changes of rows without one (`node`, REPORTED_SCHEMA).
 
-    The changes of rows without a key also have the number of their `segment` in the sources.
+    The changes of rows without a key also have the number of their `segment` in the sources. `anchors` has the rows
+    whose last change is partial.
     """
 
     last: pa.Table
     lines: pa.Table
+    anchors: Anchors
 
 
 def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[NodeChanges | None]:
@@ -166,9 +174,14 @@ def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]
         del streams, tables
         is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
         lines = changes.filter(to_mask(is_line))
-        last = last_changes((changes.filter(to_mask(~is_line)) if is_line.any() else changes).drop_columns(["segment"]))
-        del changes
-        yield None if last is None else NodeChanges(last, lines)
+        keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
+        last = last_changes(keyed)
+        if last is None:
+            yield None
+            continue
+        anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
+        del changes, keyed
+        yield NodeChanges(last.drop_columns(["segment", "row"]), lines, anchors)
 
 
 # The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are

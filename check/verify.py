@@ -13,11 +13,12 @@ from cutline.check.copies import Copies
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
+from cutline.check.image_hashes import PartitionHashes
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.own_types import own_types
-from cutline.check.partitions import PartitionHashes, hash_partitions
+from cutline.check.partitions import hash_partitions
 from cutline.check.primaries import check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.required_values import required_columns

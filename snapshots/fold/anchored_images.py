@@ -22,8 +22,10 @@ from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY, KeySet
 from cutline.snapshots.fold.histories import find_histories, merge_by_table, moves_among, named
 from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks
 from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA
-from cutline.snapshots.fold.sources import BaseSource, as_problems
-from cutline.wal.segments.segments import PARTIAL
+from cutline.snapshots.fold.sources import BaseSource, SegmentSource, as_problems, filter_effective, read_at_cut
+from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.wal.segments.damage import OpensStore
+from cutline.wal.segments.segments import PARTIAL, SEGMENT_SCHEMA
 
 # A task completes rows of at most this size together, or one row.
 COMPLETED_BYTES = 32 << 20
@@ -78,6 +80,8 @@ class AnchoredImages:
 
 
 OfTables = dict[int, AnchoredImages]
+# The numbers of images that were completed, and the hash of key and row of each, by group.
+Completed = dict[int, tuple[Ints, Ints]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,72 @@ def complete_base_rows(
         if number in anchored and number not in base.truncated and rows[run].any():
             chosen = batch.slice(run.start, run.stop - run.start).filter(to_mask(rows[run]))
             yield from anchored[number].complete(column_of(chosen.column("key")), column_of(chosen.column("row")))
+
+
+def find_base_rows(
+    batch: pa.RecordBatch, base: BaseSource, anchored: Mapping[int, AnchoredImages], rows: Flags
+) -> Iterator[tuple[int, Ints]]:
+    """Yield the groups and numbers of the images that `complete_base_rows` would complete."""
+    group = to_numpy(batch.column("group"))
+    for run in runs(group):
+        number = int(group[run.start])
+        if number in anchored and number not in base.truncated and rows[run].any():
+            chosen = batch.slice(run.start, run.stop - run.start).filter(to_mask(rows[run]))
+            found = anchored[number].names.find(column_of(chosen.column("key")))
+            yield number, found[found >= 0]
+
+
+@dataclass(slots=True)
+class CompletedHashes:
+    """Collects the hashes of completed images, by group."""
+
+    _found: dict[int, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+
+    def add(self, images: pa.Table) -> None:
+        """Add images (COMPLETED_SCHEMA) of a table."""
+        if len(images):
+            hashes = xxhash64(column_of(images["row"]), xxhash64(column_of(images["key"]))).view(np.int64)
+            self.add_numbers(images["group"][0].as_py(), to_numpy(images["number"]), hashes)
+
+    def add_numbers(self, group: int, numbers: Ints, hashes: Ints) -> None:
+        """Add the numbers and the hashes of images of a table."""
+        self._found.setdefault(group, []).append((numbers, hashes))
+
+    def all(self) -> Completed:
+        """Return all of them."""
+        return {
+            group: (np.concatenate([numbers for numbers, _ in found]), np.concatenate([hashes for _, hashes in found]))
+            for group, found in self._found.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTask:
+    """A segment with complete images, with which the `anchored` images are to be completed."""
+
+    segment: SegmentSource
+    anchored: OfTables
+    store: OpensStore
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReport:
+    """The images that were completed, or the problem with the segment."""
+
+    completed: Completed = field(default_factory=dict)
+    problem: ErrorReport | None = None
+
+
+def hash_completed(task: CompletionTask) -> CompletionReport:
+    """Complete images with those in a segment, and hash them: the work of a task."""
+    found = CompletedHashes()
+    try:
+        for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
+            for images in complete_changes(filter_effective(table, task.segment), task.anchored):
+                found.add(images)
+    except SnapshotError as error:
+        return CompletionReport(problem=report_of(error))
+    return CompletionReport(found.all())
 
 
 def complete_changes(effective: pa.Table, anchored: Mapping[int, AnchoredImages]) -> Iterator[pa.Table]:

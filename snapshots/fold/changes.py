@@ -110,25 +110,26 @@ class ChangeForm:
     """The form in which changes are read.
 
     If `hashed`, they have an ENTRY instead of the row. The row is kept in groups without a key (`multisets`), where the
-    line identifies the row, unless `hashes_lines` is set, and on nodes with partial images (`whole`), which may have to
-    be completed from earlier rows. On nodes that are `alone`, nothing is compared with the ENTRY of a row with a key:
-    it is 0. If `has_stand_ins`, stand-ins and places replace long lines; otherwise there is no `place`.
+    line identifies the row, and on nodes with partial images (`whole`), which may have to be completed from earlier
+    rows. With `for_reports`, lines have an ENTRY as well, and only rows that `keeps_row` flags are kept. On nodes that
+    are `alone`, nothing is compared with the ENTRY of a row with a key: it is 0. If `has_stand_ins`, stand-ins and
+    places replace long lines; otherwise there is no `place`.
     """
 
     multisets: frozenset[int]
     hashed: bool = False
-    hashes_lines: bool = False
+    for_reports: bool = False
     whole: frozenset[int] = frozenset()
     has_stand_ins: bool = True
     alone: frozenset[int] = frozenset()
 
     @classmethod
     def of(
-        cls, sources: Sources, *, hashed: bool, hashes_lines: bool = False, alone: frozenset[int] = frozenset()
+        cls, sources: Sources, *, hashed: bool, for_reports: bool = False, alone: frozenset[int] = frozenset()
     ) -> ChangeForm:
         """Return the form for changes from these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
-        return cls(sources.multisets, hashed, hashes_lines, whole, alone=alone)
+        return cls(sources.multisets, hashed, for_reports, frozenset() if for_reports else whole, alone=alone)
 
     @property
     def schema(self) -> pa.Schema:
@@ -196,8 +197,7 @@ def changes_in(table: pa.Table, one: SegmentSource, form: ChangeForm) -> Iterato
     entries = None
     if form.hashed:
         is_hashed = np.full(len(table), one.source.number not in form.whole)
-        if not form.hashes_lines:
-            is_hashed &= ~is_multiset
+        is_hashed &= is_multiset | ~keeps_row(table) if form.for_reports else ~is_multiset
         needs_hash = is_hashed if one.source.number not in form.alone else is_hashed & is_multiset
         table, entries = _with_entries(table, is_hashed, needs_hash)
     if form.has_stand_ins:

@@ -13,8 +13,9 @@ import cutline.check.streams
 import cutline.check.verify
 from cutline.check.copies import Copies
 from cutline.check.hashing import combine_all
+from cutline.check.image_hashes import PartitionHashes
 from cutline.check.new_part import NewPart
-from cutline.check.partitions import PartitionHashes, hash_partitions
+from cutline.check.partitions import hash_partitions
 from cutline.check.report import Findings, SnapshotReport
 from cutline.check.sequence_values import INTEGERS
 from cutline.check.streams import StreamHashes, hash_streams

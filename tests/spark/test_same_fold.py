@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cutline.check.copies import Copies
-from cutline.check.partitions import PartitionHashes, hash_folded, hash_local
+from cutline.check.image_hashes import PartitionHashes, hash_local
+from cutline.check.partitions import hash_folded
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.changed_keys import KeySet
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader

@@ -18,14 +18,14 @@ from cutline.check.report import Conflict, Findings
 from cutline.check.reported_changes import Reported, hash_reported
 from cutline.check.required_values import required_by_node
 from cutline.check.sequence_values import KeyExtremes, fed_by_node, merge
-from cutline.check.streams import StreamHashes
+from cutline.check.streams import StreamHashes, read_reports
 from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import Flags, from_arrow, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.changes import ENTRY
-from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
+from cutline.snapshots.fold.fold import Fold, fold, fold_in_driver, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources
 from cutline.spark.sent_values import broadcast
@@ -62,19 +62,7 @@ def hash_partitions(
     """
     progress.step("fold changes", unit="tasks")
     part = part or NewPart(copies.chain)
-    reported: Reported | None = None
-    if streams.sources:
-        sources = streams.sources.without(findings.damaged)
-        reported = hash_reported(session, sources, copies, streams.last, store)
-        # Free unused reports (those for damaged copies, or all if the segments are folded): they may take half a
-        # gigabyte.
-        streams.last.clear()
-        with stage_progress(session, progress):
-            folded = Fold(None, reported.changed, [], []) if reported else fold(session, sources, store, hashed=True)
-    else:
-        sources = _find_sources(copies, part, streams.store, findings)
-        with stage_progress(session, progress):
-            folded = fold(session, sources, store, hashed=True, held=streams.held)
+    sources, folded, reported = _fold_changes(session, copies, store, findings, progress, streams, part)
     changed: dict[int, Any] = {}
     forms: dict[str, Any] = {}
     required: dict[int, Any] = {}
@@ -153,6 +141,36 @@ def hash_partitions(
         folded.release()
         for sent in (*changed.values(), *forms.values(), *required.values(), *expected.values(), *awaited.values()):
             sent.unpersist()
+
+
+def _fold_changes(
+    session: SparkSession,
+    copies: Copies,
+    store: StoreLocation,
+    findings: Findings,
+    progress: Progress,
+    streams: StreamHashes,
+    part: NewPart,
+) -> tuple[Sources, Fold, Reported | None]:
+    """Fold the changes by what tasks report of them, or else by rows; return also what was reported."""
+    folded: Fold | None = None
+    if streams.sources:
+        sources = streams.sources.without(findings.damaged)
+        reports = streams.last
+    else:
+        sources = _find_sources(copies, part, streams.store, findings)
+        folded = fold_in_driver(sources, store, streams.held)
+        if folded is not None:
+            return sources, folded, None
+        reports = read_reports(session, sources, store, copies.alone)
+    with stage_progress(session, progress):
+        reported = hash_reported(session, sources, copies, reports, store)
+        # Free unused reports (those for damaged copies, or all if the segments are folded): they may take half a
+        # gigabyte.
+        reports.clear()
+        if reported is not None:
+            return sources, Fold(None, reported.changed, [], []), reported
+        return sources, fold(session, sources, store, hashed=True, held=streams.held), None
 
 
 def _find_sources(copies: Copies, part: NewPart, store: OpensStore, findings: Findings) -> Sources:

@@ -34,7 +34,7 @@ from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
 from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.progress import Progress
+from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.anchored_images import Anchors, find_anchors
@@ -49,11 +49,13 @@ from cutline.snapshots.fold.sources import (
     open_object,
     own_definitions,
     read_opened,
+    read_tables,
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.sent_values import InDriver, broadcast
 from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import OpenTransaction, Segment, SegmentMetadata, has_place_of
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore, read_listed
@@ -135,6 +137,36 @@ def last_tasks(sources: Sources, alone: frozenset[int] = frozenset()) -> dict[st
     return {
         source.source.key: LastTask(source, form, share) for source, share in zip(sources.segments, shares, strict=True)
     }
+
+
+def read_reports(
+    session: SparkSession, sources: Sources, store: StoreLocation, alone: frozenset[int]
+) -> dict[str, bytes | None]:
+    """Return what tasks report of the segments, which are read for this alone; empty if Spark has to fold them."""
+    tasks = [ReportTask(last, store) for last in last_tasks(sources, alone).values()]
+    dealing = Dealing[ReportTask](lambda task: task.last.segment.source.size)
+    reports = run_tasks(session, report_changes, tasks, Silent(), dealing, problem_of=lambda _: None)
+    return {task.last.segment.source.key: report for task, report in zip(tasks, reports, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTask:
+    """A request for the last changes in a segment alone."""
+
+    last: LastTask
+    store: StoreLocation
+
+
+def report_changes(task: ReportTask) -> bytes | None:
+    """Read a segment and report its last changes: the work of a task. None also if it can't be read."""
+    changes = LastChanges(task.last)
+    try:
+        for table in read_tables(task.store.open(), task.last.segment.source, SEGMENT_SCHEMA):
+            changes.add(table)
+    except SnapshotError:
+        # The fold by rows reports why.
+        return None
+    return changes.report()
 
 
 class NodeChanges(NamedTuple):

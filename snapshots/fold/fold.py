@@ -91,10 +91,8 @@ def fold(
     enough. The driver holds the changed keys, or a filter if there are many (snapshots.fold.changed_keys). Segments
     that are `held` are not read from the store.
     """
-    if not sources.segments:
-        return Fold(None, {}, [], [])
-    if (local := fold_locally(sources, held or store, store)) is not None:
-        return Fold(None, local.changed, local.problems, [], local=local.images if len(local.images) else None)
+    if (in_driver := fold_in_driver(sources, store, held)) is not None:
+        return in_driver
     if for_loading and (found := choose_changes(spark, sources, store, completes=completes)) is not None:
         keys = exact_keys(found.last).keys
         return Fold(
@@ -128,6 +126,15 @@ def fold(
     if PARTIAL in changed.ops:
         _add_completed(folded, complete_images(spark, sources, base_rows, changes, latest))
     return folded
+
+
+def fold_in_driver(sources: Sources, store: StoreLocation, held: HeldObjects | None = None) -> Fold | None:
+    """Fold the changes in the driver, as `fold` does; return None if there is too much of something."""
+    if not sources.segments:
+        return Fold(None, {}, [], [])
+    if (local := fold_locally(sources, held or store, store)) is None:
+        return None
+    return Fold(None, local.changed, local.problems, [], local=local.images if len(local.images) else None)
 
 
 def long_image_reader(sources: Sources, store: StoreLocation) -> LongImageReader:

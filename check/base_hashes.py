@@ -146,8 +146,8 @@ class _Hashed:
             for images in complete_base_rows(rows.batch, self.object.base, anchored, changed):
                 self.completed.add(images)
         else:
-            for group, numbers in find_base_rows(rows.batch, self.object.base, anchored, changed):
-                self.completed.add_numbers(group, numbers, np.zeros(len(numbers), np.int64))
+            for found in find_base_rows(rows.batch, self.object.base, anchored, changed):
+                self.completed.add_numbers(found.group, found.numbers, np.zeros(len(found.numbers), np.int64))
 
     def add(self, sums: Sums) -> None:
         """Add combined hashes of the object's rows, by group and partition."""

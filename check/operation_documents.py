@@ -58,7 +58,8 @@ class RecordedPoints:
             else:
                 recorded.others[operation] = outcome.kind
             for point in () if isinstance(outcome.checked, UnsetType) else outcome.checked:
-                # A check that could not read the chain reports a conflict at the increment that it was asked for.
+                # A check that could not read a commit reports a conflict at the increment before it, or at the one that
+                # it was asked for.
                 if point.result != CONFLICTS:
                     recorded.seen.setdefault(point.snapshot, {})[operation] = point
         return recorded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import Flags, from_arrow, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.progress import Progress
+from cutline.snapshots.fold.anchored_images import OfTables
 from cutline.snapshots.fold.changes import ENTRY
 from cutline.snapshots.fold.fold import Fold, fold, fold_in_driver, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
@@ -37,10 +39,7 @@ from cutline.wal.segments.damage import ObjectDamagedError, OpensStore
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# The number of rows hashed in one batch, small enough that the hash columns take little memory.
-HASHED_AT_ONCE = 1 << 19
 ENTRY_ROWS = f"node int, `group` int, partition int, key binary, lsn bigint, {ENTRY} bigint"
-PLACES = ["node", "group", "partition"]
 ENTRY_NAMES = ["node", "group", "partition", "key", "lsn", ENTRY]
 # The combined hashes have columns `low` and `high`.
 SMALLEST, LARGEST = "smallest_key", "largest_key"
@@ -62,7 +61,8 @@ def hash_partitions(
     """
     progress.step("fold changes", unit="tasks")
     part = part or NewPart(copies.chain)
-    sources, folded, reported = _fold_changes(session, copies, store, findings, progress, streams, part)
+    found = _fold_changes(session, copies, store, findings, progress, streams, part)
+    sources, folded, reported = found.sources, found.fold, found.reported
     changed: dict[int, Any] = {}
     forms: dict[str, Any] = {}
     required: dict[int, Any] = {}
@@ -86,7 +86,11 @@ def hash_partitions(
         expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
         shards, counts = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}, copies.counts
 
-        removed = reported.removed if reported else {}
+        removed = {number for number, _ in reported.removed} if reported else set[int]()
+        of_nodes: dict[int, OfTables] = {}
+        for (number, group), one_awaited in reported.awaited.items() if reported else ():
+            of_nodes.setdefault(number, {})[group] = one_awaited.images
+        awaited |= {number: broadcast(session, of_tables) for number, of_tables in of_nodes.items()}
 
         def hash_task(equal: Sequence[BaseSource]) -> BaseHashTask:
             number = equal[0].source.number
@@ -113,11 +117,6 @@ def hash_partitions(
                 is_everywhere=len(objects) == counts[shard],
             )
 
-        if reported:
-            awaited |= {
-                number: broadcast(session, {one.images.group: one.images for one in of_node})
-                for number, of_node in reported.awaited.items()
-            }
         tasks = map(hash_task, equal_bases(bases, shards))
         seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
         base = _hash_bases(session, tasks, findings, shares, extremes, seen, reported)
@@ -143,6 +142,15 @@ def hash_partitions(
             sent.unpersist()
 
 
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """The folded changes of the `sources`; `reported` if they were folded by what tasks reported."""
+
+    sources: Sources
+    fold: Fold
+    reported: Reported | None = None
+
+
 def _fold_changes(
     session: SparkSession,
     copies: Copies,
@@ -151,9 +159,8 @@ def _fold_changes(
     progress: Progress,
     streams: StreamHashes,
     part: NewPart,
-) -> tuple[Sources, Fold, Reported | None]:
+) -> _Folded:
     """Fold the changes by what tasks report of them, or else by rows; return also what was reported."""
-    folded: Fold | None = None
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reports = streams.last
@@ -161,7 +168,7 @@ def _fold_changes(
         sources = _find_sources(copies, part, streams.store, findings)
         folded = fold_in_driver(sources, store, streams.held)
         if folded is not None:
-            return sources, folded, None
+            return _Folded(sources, folded)
         reports = read_reports(session, sources, store, copies.alone)
     with stage_progress(session, progress):
         reported = hash_reported(session, sources, copies, reports, store)
@@ -169,8 +176,8 @@ def _fold_changes(
         # gigabyte.
         reports.clear()
         if reported is not None:
-            return sources, Fold(None, reported.changed, [], []), reported
-        return sources, fold(session, sources, store, hashed=True, held=streams.held), None
+            return _Folded(sources, Fold(None, reported.changed, [], []), reported)
+        return _Folded(sources, fold(session, sources, store, hashed=True, held=streams.held))
 
 
 def _find_sources(copies: Copies, part: NewPart, store: OpensStore, findings: Findings) -> Sources:

@@ -35,7 +35,7 @@ from cutline.snapshots.fold.counted_lines import (
     are_contested,
     count_lines,
     deleted_keys,
-    hash_line,
+    hash_lines,
     read_contested,
     removed_lines,
 )
@@ -70,9 +70,8 @@ class AwaitedImages:
         count = len(images.images)
         return cls(node, images, np.zeros(count, np.int64), np.zeros(count, np.bool_))
 
-    def add(self, completed: Completed) -> None:
-        """Add the images that were completed with rows of a base object."""
-        numbers, hashes = completed.get(self.images.group, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+    def add(self, numbers: Ints, hashes: Ints) -> None:
+        """Add images that were completed, by their numbers."""
         self.entries[numbers], self.is_complete[numbers] = hashes, True
 
     @property
@@ -93,7 +92,7 @@ class Reported:
     """The results of the reports of changes: combined hashes by node (PartitionHashes), and `Fold.changed`.
 
     `removed` are the lines that base rows have to lose, and `awaited` the images that base rows complete, by node
-    number. `lacking` counts the images that can't be completed, by node number and group.
+    number and group. `lacking` counts the images that can't be completed, by the same.
     """
 
     copies: Copies
@@ -101,8 +100,8 @@ class Reported:
     versions: list[Sums] = field(default_factory=list)
     changed: dict[int, dict[int, Keys]] = field(default_factory=dict)
     extremes: KeyExtremes = field(default_factory=dict)
-    removed: dict[int, list[RemovedLines]] = field(default_factory=dict)
-    awaited: dict[int, list[AwaitedImages]] = field(default_factory=dict)
+    removed: dict[tuple[int, int], RemovedLines] = field(default_factory=dict)
+    awaited: dict[tuple[int, int], AwaitedImages] = field(default_factory=dict)
     lacking: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add_images(self, images: pa.Table) -> None:
@@ -122,22 +121,21 @@ class Reported:
 
     def add_base(self, number: int, matches: Matches, completed: Completed) -> None:
         """Add what the rows of a node's base object have of removed lines, and what images they have completed."""
-        for lines in self.removed.get(number, ()):
-            lines.add(matches)
-        for images in self.awaited.get(number, ()):
-            images.add(completed)
+        for group, found in matches.items():
+            self.removed[number, group].add(*found)
+        for group, made in completed.items():
+            self.awaited[number, group].add(*made)
 
     def end(self) -> None:
         """Hash what the base rows have left of lines and made of images; count what they lack."""
-        for number, of_lines in self.removed.items():
-            for lines in of_lines:
+        for (number, group), lines in self.removed.items():
+            if number not in self.copies.alone:
                 self.rows.append(_hash_left(lines))
-                self.note_lacking(number, lines.group, int((lines.left < 0).sum()))
-        for number, of_images in self.awaited.items():
-            for images in of_images:
-                self.note_lacking(number, images.images.group, images.lacking)
-                if number not in self.copies.alone:
-                    self.add_images(images.table())
+            self.note_lacking(number, group, int((lines.left < 0).sum()))
+        for (number, group), images in self.awaited.items():
+            if number not in self.copies.alone:
+                self.add_images(images.table())
+            self.note_lacking(number, group, images.lacking)
 
     def note_lacking(self, number: int, group: int, count: int) -> None:
         """Count images of a table that can't be completed."""
@@ -201,11 +199,14 @@ def _hash_anchored(
     """
     copies = reported.copies
     is_lost = to_numpy(anchors.images["group"]) == PROBLEM
-    for place in anchors.images.filter(to_mask(is_lost)).select(["node", "partition"]).to_pylist():
-        # The group of such an image is in the place of the partition.
-        reported.note_lacking(place["node"], place["partition"], 1)
+    lost = anchors.images.filter(to_mask(is_lost))
+    # The group of such an image is in the place of the partition.
+    places = np.stack([to_numpy(lost[name]).astype(np.int64) for name in ("node", "partition")], axis=1)
+    for (number, group), count in zip(*(part.tolist() for part in np.unique(places, axis=0, return_counts=True)),
+                                      strict=True):  # fmt: skip
+        reported.note_lacking(number, group, count)
     for number, of_tables in anchors.in_bases.items():
-        reported.awaited[number] = [AwaitedImages.of(number, images) for images in of_tables.values()]
+        reported.awaited |= {(number, group): AwaitedImages.of(number, images) for group, images in of_tables.items()}
     compared = {place for place in anchors.in_segments if sources.segments[place].source.number not in copies.alone}
     tasks = [CompletionTask(sources.segments[place], anchors.in_segments[place], store) for place in sorted(compared)]
     dealing = Dealing[CompletionTask](lambda task: task.segment.source.size)
@@ -215,7 +216,8 @@ def _hash_anchored(
     for task, report in zip(tasks, reports, strict=True):
         for images in task.anchored.values():
             awaited = AwaitedImages.of(task.segment.source.number, images)
-            awaited.add(report.completed)
+            if (made := report.completed.get(images.group)) is not None:
+                awaited.add(*made)
             if awaited.lacking:
                 return False
             reported.add_images(awaited.table())
@@ -248,8 +250,7 @@ def _hash_lines(
         counted = count_lines(contested.changes.select(LINE_NAMES), added_by(to_numpy(contested.changes["op"])))
         removed = removed_lines(counted)
         sums.append(_hash_repeated(counted.rows_with(counted.net > 0), counted.net[counted.net > 0]))
-    if removed:
-        reported.removed[number] = removed
+    reported.removed |= {(number, one.group): one for one in removed}
     if number not in reported.copies.alone:
         reported.rows += sums
     return deleted_keys(removed)
@@ -262,7 +263,7 @@ def _hash_left(removed: RemovedLines) -> Sums:
 
 
 def _hash_repeated(lines: pa.Table, counts: Ints) -> Sums:
-    return combine_repeated(_places_of(lines), hash_line(lines["row"]).view(np.uint64), counts)
+    return combine_repeated(_places_of(lines), hash_lines(lines["row"]).view(np.uint64), counts)
 
 
 def _places_of(rows: pa.Table) -> Ints:

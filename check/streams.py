@@ -39,7 +39,6 @@ from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.anchored_images import Anchors, find_anchors
 from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
-from cutline.snapshots.fold.long_lines import NO_PLACE, PLACE_FIELD
 from cutline.snapshots.fold.sources import (
     SegmentSource,
     Sources,
@@ -109,9 +108,7 @@ class LastChanges:
         """
         if not self.is_complete:
             return
-        places = to_arrow(np.full(len(table), NO_PLACE, np.int64))
-        with_places = pa.Table.from_arrays([*table.columns, places], schema=SEGMENT_SCHEMA.append(PLACE_FIELD))
-        for converted in converted_to_cut(with_places, self.task.segment):
+        for converted in converted_to_cut(table, self.task.segment):
             for batch in changes_in(converted, self.task.segment, self.task.form):
                 changes = pa.Table.from_batches([batch]).select(REPORTED_SCHEMA.names)
                 # Rows that are kept have no ENTRY.
@@ -145,8 +142,8 @@ def read_reports(
     """Return what tasks report of the segments, which are read for this alone; empty if Spark has to fold them."""
     tasks = [ReportTask(last, store) for last in last_tasks(sources, alone).values()]
     dealing = Dealing[ReportTask](lambda task: task.last.segment.source.size)
-    reports = run_tasks(session, report_changes, tasks, Silent(), dealing, problem_of=lambda _: None)
-    return {task.last.segment.source.key: report for task, report in zip(tasks, reports, strict=True)}
+    reports = run_tasks(session, report_changes, tasks, Silent(), dealing, problem_of=shared_problem)
+    return {task.last.segment.source.key: report.last for task, report in zip(tasks, reports, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +154,23 @@ class ReportTask:
     store: StoreLocation
 
 
-def report_changes(task: ReportTask) -> bytes | None:
-    """Read a segment and report its last changes: the work of a task. None also if it can't be read."""
+@dataclass(frozen=True, slots=True)
+class ReportedChanges:
+    """What `LastChanges` reports of a segment, or the problem with the segment."""
+
+    last: bytes | None = None
+    problem: ErrorReport | None = None
+
+
+def report_changes(task: ReportTask) -> ReportedChanges:
+    """Read a segment and report its last changes: the work of a task."""
     changes = LastChanges(task.last)
     try:
         for table in read_tables(task.store.open(), task.last.segment.source, SEGMENT_SCHEMA):
             changes.add(table)
-    except SnapshotError:
-        # The fold by rows reports why.
-        return None
-    return changes.report()
+    except SnapshotError as error:
+        return ReportedChanges(problem=report_of(error))
+    return ReportedChanges(changes.report())
 
 
 class NodeChanges(NamedTuple):
@@ -190,30 +194,31 @@ def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]
     for place, segment in enumerate(sources.segments):
         numbers.setdefault(segment.source.number, []).append(place)
     for number in sorted(numbers):
-        streams = {place: reports.pop(sources.segments[place].source.key, None) for place in numbers[number]}
-        tables: list[pa.Table] = []
-        for place, stream in streams.items():
-            if stream is None:
-                break
-            changes = from_stream(stream)
-            for name, value in (("node", number), ("segment", place)):
-                changes = changes.append_column(name, to_arrow(np.full(len(changes), value, np.int32)))
-            tables.append(changes)
-        if len(tables) < len(streams):
-            yield None
-            continue
-        changes = pa.concat_tables(tables)
-        del streams, tables
-        is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
-        lines = changes.filter(to_mask(is_line))
-        keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
-        last = last_changes(keyed)
-        if last is None:
-            yield None
-            continue
-        anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
-        del changes, keyed
-        yield NodeChanges(last.drop_columns(["segment", "row"]), lines, anchors)
+        yield _changes_of(sources, number, {
+            place: reports.pop(sources.segments[place].source.key, None) for place in numbers[number]
+        })  # fmt: skip
+
+
+def _changes_of(sources: Sources, number: int, streams: Mapping[int, bytes | None]) -> NodeChanges | None:
+    """Return a node's changes from the reports on its segments, by their numbers."""
+    tables: list[pa.Table] = []
+    for place, stream in streams.items():
+        if stream is None:
+            return None
+        changes = from_stream(stream)
+        for name, value in (("node", number), ("segment", place)):
+            changes = changes.append_column(name, to_arrow(np.full(len(changes), value, np.int32)))
+        tables.append(changes)
+    changes = pa.concat_tables(tables)
+    is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
+    keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
+    last = last_changes(keyed)
+    if last is None:
+        return None
+    anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
+    if anchors is None:
+        return None
+    return NodeChanges(last.drop_columns(["segment", "row"]), changes.filter(to_mask(is_line)), anchors)
 
 
 # The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are

@@ -19,7 +19,6 @@ from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
     find_place,
-    increment_label,
     increment_numbers,
     increments_pruned_error,
     point_label,
@@ -77,8 +76,8 @@ def check_structure(
     )
     report.conflicts += conflicts
     if conflicts:
-        why = "without that commit, they can't be checked"
-        report.skipped.append(Skipped(f"what follows {increment_label(name, chain.last.increment)}", why))
+        following = f"increment {chain.last.increment + 1}"
+        report.skipped.append(Skipped(f"{following} of {name} and later", f"the commit of {following} can't be read"))
     marks = read_marks(store, name, chain.full.chain)
     report.conflicts += [Conflict("mark", mark.message, object=mark.key) for mark in marks.damaged]
     if marks.is_only_full and (kept := increment_numbers(store, name)):
@@ -110,7 +109,7 @@ def _read_intact(
 ) -> tuple[Chain | None, list[Conflict]]:
     """Read the chain up to the first commit that can't be read; return None if no commit precedes it.
 
-    The conflicts name the commits that can't be read.
+    The conflicts name commits that can't be read, the first of them among others.
     """
     conflicts: list[Conflict] = []
     last = increment
@@ -132,6 +131,8 @@ def _read_intact(
             conflicts.append(Conflict(kind, error.message, object=damaged))
             key = parse_key(name, damaged) if damaged else None
             number = key.number if key is not None and key.kind is Kind.COMMIT else 0
+            if isinstance(error, SnapshotMissingError):
+                number = number or int(_text(error, "increment") or 0)
             if not number or (last is not None and number > last):
                 return None, conflicts
             last = number - 1

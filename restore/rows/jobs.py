@@ -181,7 +181,8 @@ def _check_completed(folded: Fold, feeds: Mapping[int, Feed], completed: Mapping
         for group, images in of_tables.items():
             of_group = feeds[number].select([group]).targets if number in feeds else {}
             for target in of_group.values():
-                if lacking := len(images.images) - completed.get((number, group), 0):
+                lacking = len(images.images) - completed.get((number, group), 0)
+                if lacking > 0:
                     raise incomplete_error(target.node.id, f"{lacking:,} rows of {target.groups[group].name}")
 
 

@@ -640,11 +640,12 @@ def _load_base(task: BaseLoadTask) -> LoadReport:
 
 
 def _load_segment(task: SegmentLoadTask) -> LoadReport:
-    source, seen = task.segment.source, 0
+    source, seen, completed = task.segment.source, 0, 0
     with loading({source.number: task.feed}, source.key) as loaders:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, task.segment)
             for images in complete_changes(effective, task.anchored):
+                completed += len(images)
                 for batch in images.select(["group", "row", "key"]).combine_chunks().to_batches():
                     loaders.add(source.number, batch)
             effective = effective.select(["group", "row", "key"])
@@ -655,6 +656,8 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
             del table, effective
             for batch in chosen.to_batches():
                 loaders.add(source.number, batch)
+        if completed != sum(len(images.images) for images in task.anchored.values()):
+            raise RuntimeError(f"{completed} images were completed with those in {source.key}")
     return LoadReport(loaders.placed)
 
 

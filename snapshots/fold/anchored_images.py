@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,14 @@ from cutline.columns.lines import concatenate
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY, KeySet
 from cutline.snapshots.fold.histories import find_histories, merge_by_table, moves_among, named
 from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks
-from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA
+from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, complete_image
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, as_problems, filter_effective, read_at_cut
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.wal.segments.damage import OpensStore
-from cutline.wal.segments.segments import PARTIAL, SEGMENT_SCHEMA
+from cutline.wal.segments.segments import INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 
+# A merge takes several times as much as the images.
+MERGED_BYTES_MAX = 128 << 20
 # A task completes rows of at most this size together, or one row.
 COMPLETED_BYTES = 32 << 20
 COMPLETED_SCHEMA = pa.schema(
@@ -52,24 +55,32 @@ class AnchoredImages:
         names: int = self.names.keys.lengths.sum() + len(self.names.keys) * BYTES_PER_KEY
         return names + int(self.images.nbytes)
 
-    def complete(self, names: BytesColumn, lines: BytesColumn) -> Iterator[pa.Table]:
-        """Complete the images of those of the rows that are anchors; yield them (COMPLETED_SCHEMA), some at a time."""
-        found = self.names.find(names)
-        rows = np.flatnonzero(found >= 0)
-        ends = np.cumsum(lines.lengths[rows])
+    def complete(self, numbers: Ints, lines: pa.Array | pa.ChunkedArray, rows: Ints) -> Iterator[pa.Table]:
+        """Complete images with the lines of these rows; yield them (COMPLETED_SCHEMA), some at a time."""
+        own = to_numpy(pc.binary_length(self.images["row"])).astype(np.int64)[numbers]
+        ends = np.cumsum(to_numpy(pc.binary_length(lines)).astype(np.int64)[rows] + own)
         first = 0
         while first < len(rows):
             before = int(ends[first - 1]) if first else 0
             last = max(int(np.searchsorted(ends, before + COMPLETED_BYTES, side="right")), first + 1)
-            some = rows[first:last]
-            yield self._complete(found[some], lines.take(some))
+            is_large = ends[last - 1] - before > COMPLETED_BYTES
+            yield self._complete(numbers[first:last], lines, rows[first:last], is_large=bool(is_large))
             first = last
 
-    def _complete(self, numbers: Ints, lines: BytesColumn) -> pa.Table:
+    def _complete(self, numbers: Ints, lines: pa.Array | pa.ChunkedArray, rows: Ints, *, is_large: bool) -> pa.Table:
         images = self.images.take(to_arrow(numbers))
-        both = concatenate([lines, column_of(images["row"])])
-        pairs = np.stack([np.arange(len(numbers)), len(numbers) + np.arange(len(numbers))], axis=1).reshape(-1)
-        merged, _ = merge_in_blocks(Images(both.take(pairs), np.arange(len(numbers) + 1) * 2), self.column_count)
+        own = column_of(images["row"])
+        if is_large:
+            # A single row, which may be 1 GB: its fields are copied once.
+            image, line = (np.frombuffer(value.as_buffer(), np.uint8) for value in (images["row"][0], lines[rows[0]]))
+            whole = complete_image(iter([image, line]), self.column_count)
+            if whole is None:
+                raise ValueError("a row lacks values")
+            merged = BytesColumn(whole, np.array([0, len(whole)]))
+        else:
+            both = concatenate([column_of(lines.take(to_arrow(rows))), own])
+            pairs = np.stack([np.arange(len(numbers)), len(numbers) + np.arange(len(numbers))], axis=1).reshape(-1)
+            merged, _ = merge_in_blocks(Images(both.take(pairs), np.arange(len(numbers) + 1) * 2), self.column_count)
         columns = {
             "group": to_arrow(np.full(len(numbers), self.group, np.int32)),
             "row": merged.to_arrow(),
@@ -102,8 +113,8 @@ class Anchors:
         return int(self.images.nbytes) + sum(one.size_bytes for of_tables in tables for one in of_tables.values())
 
 
-def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int], int]) -> Anchors:
-    """Find the anchors of the partial images among the `last` changes.
+def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int], int]) -> Anchors | None:
+    """Find the anchors of the partial images among the `last` changes; None if the images take too much memory.
 
     `keyed` are the changes that `are_needed` for that (node, segment, group, partition, key, lsn, seq, op, row), of
     groups with a key; complete images need no row. `counts` are the numbers of columns by node and group.
@@ -111,6 +122,8 @@ def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int
     rows = last.filter(to_mask(to_numpy(last["op"]) == PARTIAL))
     if len(rows) == 0:
         return Anchors()
+    if pc.sum(pc.binary_length(rows["row"])).as_py() > MERGED_BYTES_MAX:
+        return None
     rows = rows.sort_by([("node", "ascending"), ("group", "ascending")])
     keyed = _of_their_keys(keyed, rows)
     histories = find_histories(keyed, rows)
@@ -123,22 +136,25 @@ def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int
     partial = np.arange(offsets[-1]) + np.repeat(starts + is_in_segment - offsets[:-1], lengths)
     lines = column_of(keyed["row"].take(to_arrow(histories.changes[partial])))
     merged, is_complete = merge_by_table(rows, Images(lines, offsets), counts)
-    images = rows.set_column(rows.column_names.index("row"), "row", merged.to_arrow())
+    whole = rows.set_column(rows.column_names.index("row"), "row", merged.to_arrow())
     is_in_segment &= ~is_complete
     is_in_base = ~is_complete & ~is_in_segment & histories.is_open
     is_lost = ~is_complete & ~is_in_segment & ~is_in_base
-    own = as_problems(_images(images), is_lost).filter(to_mask(is_complete | is_lost))
+    own = as_problems(_images(whole), is_lost).filter(to_mask(is_complete | is_lost))
     anchors = Anchors(images=own)
     oldest = keyed.take(to_arrow(histories.changes[starts[is_in_segment]]))
-    in_segments = images.filter(to_mask(is_in_segment))
-    for place, group, chosen in _by_table(to_numpy(oldest["segment"]), in_segments):
+    in_segments = whole.filter(to_mask(is_in_segment))
+    segments = to_numpy(oldest["segment"])
+    for chosen in _by_table(segments, in_segments):
         names = change_names(oldest.take(to_arrow(chosen)))
-        of_tables = anchors.in_segments.setdefault(place, {})
-        of_tables[group] = _anchored(names, in_segments.take(to_arrow(chosen)), counts)
-    in_bases, base_names = images.filter(to_mask(is_in_base)), histories.names.filter(to_mask(is_in_base))
-    for place, group, chosen in _by_table(to_numpy(in_bases["node"]), in_bases):
+        images = _anchored(names, in_segments, chosen, counts)
+        anchors.in_segments.setdefault(int(segments[chosen[0]]), {})[images.group] = images
+    in_bases, base_names = whole.filter(to_mask(is_in_base)), histories.names.filter(to_mask(is_in_base))
+    nodes = to_numpy(in_bases["node"])
+    for chosen in _by_table(nodes, in_bases):
         names = column_of(base_names["key"].take(to_arrow(chosen)))
-        anchors.in_bases.setdefault(place, {})[group] = _anchored(names, in_bases.take(to_arrow(chosen)), counts)
+        images = _anchored(names, in_bases, chosen, counts)
+        anchors.in_bases.setdefault(int(nodes[chosen[0]]), {})[images.group] = images
     return anchors
 
 
@@ -169,21 +185,21 @@ def change_names(changes: pa.Table) -> BytesColumn:
     return column_of(pa.chunked_array([pc.binary_join_element_wise(positions, keys, pa.scalar(b"", pa.binary()))]))
 
 
-def _by_table(place: Ints, images: pa.Table) -> Iterator[tuple[int, int, Ints]]:
+def _by_table(place: Ints, images: pa.Table) -> Iterator[Ints]:
     """Yield the rows of each place and group."""
     group = to_numpy(images["group"])
     order = np.lexsort((group, place))
-    codes = (place[order].astype(np.int64) << 32) + group[order]
-    for run in runs(codes):
-        rows = order[run]
-        yield int(place[rows[0]]), int(group[rows[0]]), rows
+    for run in runs((place[order].astype(np.int64) << 32) + group[order]):
+        yield order[run]
 
 
-def _anchored(names: BytesColumn, images: pa.Table, counts: Mapping[tuple[int, int], int]) -> AnchoredImages:
+def _anchored(
+    names: BytesColumn, images: pa.Table, chosen: Ints, counts: Mapping[tuple[int, int], int]
+) -> AnchoredImages:
     hashes = xxhash64(names)
     order = np.argsort(hashes, kind="stable")
-    node, group = images["node"][0].as_py(), images["group"][0].as_py()
-    kept = images.select(["partition", "key", "lsn", "row"]).take(to_arrow(order))
+    node, group = (images[name][int(chosen[0])].as_py() for name in ("node", "group"))
+    kept = images.select(["partition", "key", "lsn", "row"]).take(to_arrow(chosen[order]))
     return AnchoredImages(group, counts[node, group], KeySet(hashes[order], names.take(order)), kept)
 
 
@@ -195,25 +211,34 @@ def complete_base_rows(
     batch: pa.RecordBatch, base: BaseSource, anchored: Mapping[int, AnchoredImages], rows: Flags
 ) -> Iterator[pa.Table]:
     """Yield the images (COMPLETED_SCHEMA) whose anchors are among `rows` of a base object's batch (BASE_SCHEMA)."""
-    group = to_numpy(batch.column("group"))
-    for run in runs(group):
-        number = int(group[run.start])
-        if number in anchored and number not in base.truncated and rows[run].any():
-            chosen = batch.slice(run.start, run.stop - run.start).filter(to_mask(rows[run]))
-            yield from anchored[number].complete(column_of(chosen.column("key")), column_of(chosen.column("row")))
+    for found in find_base_rows(batch, base, anchored, rows):
+        yield from anchored[found.group].complete(found.numbers, batch.column("row"), found.rows)
+
+
+class FoundAnchors(NamedTuple):
+    """The numbers of images of a group, and the rows that are their anchors."""
+
+    group: int
+    numbers: Ints
+    rows: Ints
 
 
 def find_base_rows(
     batch: pa.RecordBatch, base: BaseSource, anchored: Mapping[int, AnchoredImages], rows: Flags
-) -> Iterator[tuple[int, Ints]]:
-    """Yield the groups and numbers of the images that `complete_base_rows` would complete."""
+) -> Iterator[FoundAnchors]:
+    """Find the anchors among `rows` of a base object's batch."""
     group = to_numpy(batch.column("group"))
     for run in runs(group):
         number = int(group[run.start])
         if number in anchored and number not in base.truncated and rows[run].any():
-            chosen = batch.slice(run.start, run.stop - run.start).filter(to_mask(rows[run]))
-            found = anchored[number].names.find(column_of(chosen.column("key")))
-            yield number, found[found >= 0]
+            chosen = np.flatnonzero(rows[run]) + run.start
+            names = column_of(batch.column("key").take(to_arrow(chosen)))
+            yield _found(anchored[number], names, chosen)
+
+
+def _found(images: AnchoredImages, names: BytesColumn, rows: Ints) -> FoundAnchors:
+    found = images.names.find(names)
+    return FoundAnchors(images.group, found[found >= 0], rows[found >= 0])
 
 
 @dataclass(slots=True)
@@ -271,8 +296,11 @@ def hash_completed(task: CompletionTask) -> CompletionReport:
 
 def complete_changes(effective: pa.Table, anchored: Mapping[int, AnchoredImages]) -> Iterator[pa.Table]:
     """Yield the images (COMPLETED_SCHEMA) whose anchors are among a segment's changes that belong to the state."""
-    group = to_numpy(effective["group"])
-    for number, images in anchored.items():
-        chosen = effective.filter(to_mask((group == number) & (to_numpy(effective["op"]) != PARTIAL)))
-        if len(chosen):
-            yield from images.complete(change_names(chosen), column_of(chosen["row"]))
+    group, op = to_numpy(effective["group"]), to_numpy(effective["op"])
+    rows = np.flatnonzero(np.isin(group, list(anchored)) & np.isin(op, (INSERT, UPSERT)))
+    rows = rows[np.argsort(group[rows], kind="stable")]
+    for run in runs(group[rows]):
+        chosen = rows[run]
+        names = change_names(effective.select(["lsn", "seq", "key"]).take(to_arrow(chosen)))
+        found = _found(anchored[int(group[chosen[0]])], names, chosen)
+        yield from anchored[found.group].complete(found.numbers, effective["row"], found.rows)

@@ -129,7 +129,10 @@ class ChangeForm:
     ) -> ChangeForm:
         """Return the form for changes from these sources."""
         whole = frozenset(segment.source.number for segment in sources.segments if segment.segment.partials)
-        return cls(sources.multisets, hashed, for_reports, frozenset() if for_reports else whole, alone=alone)
+        if for_reports:
+            # The rows that are kept are needed as they are.
+            return cls(sources.multisets, hashed, for_reports=True, has_stand_ins=False, alone=alone)
+        return cls(sources.multisets, hashed, whole=whole, alone=alone)
 
     @property
     def schema(self) -> pa.Schema:
@@ -340,21 +343,17 @@ def choose_changes(
     problems = [report.problem for report in reports if report.problem]
     if problems:
         return ChosenChanges.failed(problems)
-    tables: list[pa.Table] = []
-    for number, (segment, report) in enumerate(zip(segments, reports, strict=True)):
-        if report.last is None:
-            return None
-        reported = from_stream(report.last)
-        for name, value in (("segment", number), ("node", segment.source.number)):
-            reported = reported.append_column(name, to_arrow(np.full(len(reported), value, np.int32)))
-        tables.append(reported)
-    changes = pa.concat_tables(tables)
+    changes = _all_changes(segments, reports)
+    if changes is None:
+        return None
     is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
     keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
     last = last_changes(keyed)
     if last is None:
         return None
     anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
+    if anchors is None:
+        return None
     keys, images = in_base_tables(last, sources).select(NAMED), last.filter(to_mask(to_numpy(last["op"]) != PARTIAL))
     if keys_size(keys) + anchors.size_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
         return None
@@ -378,6 +377,19 @@ def choose_changes(
         anchors.in_bases,
         {segments[number].source.key: of_tables for number, of_tables in anchors.in_segments.items()},
     )
+
+
+def _all_changes(segments: Sequence[SegmentSource], reports: Sequence[SegmentReport]) -> pa.Table | None:
+    """Return the reported changes with their `node` and the number of their `segment`; None if some were too many."""
+    tables: list[pa.Table] = []
+    for number, (segment, report) in enumerate(zip(segments, reports, strict=True)):
+        if report.last is None:
+            return None
+        reported = from_stream(report.last)
+        for name, value in (("segment", number), ("node", segment.source.number)):
+            reported = reported.append_column(name, to_arrow(np.full(len(reported), value, np.int32)))
+        tables.append(reported)
+    return pa.concat_tables(tables)
 
 
 NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "op"]

@@ -21,7 +21,7 @@ from cutline.columns.row_batches import from_stream, to_stream
 from cutline.fleet.progress import Silent
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import limits
-from cutline.snapshots.fold.changed_keys import Keys, KeySet, overlays
+from cutline.snapshots.fold.changed_keys import Keys, KeySet
 from cutline.snapshots.fold.key_history import number_rows
 from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, are_long, line_names
 from cutline.snapshots.fold.sources import (
@@ -33,7 +33,7 @@ from cutline.snapshots.fold.sources import (
     read_at_cut,
 )
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Dealing, run_tasks, shared_problem
+from cutline.spark.spark_jobs import Dealing, run_many, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import OpensStore
@@ -42,7 +42,6 @@ from cutline.wal.segments.segments import DELETE, INSERT, SEGMENT_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Hashes = npt.NDArray[np.uint64]
 LINE_NAMES = ["node", "group", "partition", "row"]
 # A task that reads contested lines may return at least this much.
 CONTESTED_BYTES_MIN = 1 << 14
@@ -91,7 +90,7 @@ def hash_rows(changes: pa.Table, chosen: Flags) -> npt.NDArray[np.int64]:
     return hashes
 
 
-def hash_line(lines: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def hash_lines(lines: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     """Return the hash of each line without a key, as `hash_rows` does."""
     if len(lines) == 0:
         return np.zeros(0, np.int64)
@@ -101,8 +100,17 @@ def hash_line(lines: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 def are_contested(op: Ints, hashes: npt.NDArray[np.int64]) -> Flags:
     """Flag the changes of lines with a hash that a deleted line has."""
-    deleted = np.unique(hashes[op != INSERT])
-    return np.isin(hashes, deleted) if len(deleted) else np.zeros(len(hashes), np.bool_)
+    return are_among(hashes, np.unique(hashes[op != INSERT]))
+
+
+def are_among(hashes: npt.NDArray[np.int64], ordered: npt.NDArray[np.int64]) -> Flags:
+    """Flag the hashes that are in `ordered`, which is ascending: np.isin would sort it again."""
+    if len(ordered) == 0:
+        return np.zeros(len(hashes), np.bool_)
+    places = np.searchsorted(ordered, hashes)
+    places[places == len(ordered)] = 0
+    flags: Flags = ordered[places] == hashes
+    return flags
 
 
 def line_images(lines: pa.Table, left: Ints) -> pa.Table:
@@ -156,7 +164,7 @@ def read_contested_in(task: ContestedTask) -> ContestedReport:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, task.segment)
             chosen = np.isin(to_numpy(effective["group"]), list(task.multisets))
-            chosen[chosen] = np.isin(hash_rows(effective, chosen)[chosen], task.hashes.value)
+            chosen[chosen] = are_among(hash_rows(effective, chosen)[chosen], task.hashes.value)
             index = np.flatnonzero(chosen) + seen
             seen += len(effective)
             found = effective.filter(to_mask(chosen)).select(CONTESTED_SCHEMA.names[:-1])
@@ -241,10 +249,9 @@ class RemovedLines:
     partitions: Ints
     seen: Ints
 
-    def add(self, matches: Matches) -> None:
-        """Add the rows of a base object, in which each line is counted once."""
-        if (found := matches.get(self.group)) is not None:
-            self.seen[found[0]] += found[1]
+    def add(self, lines: Ints, counts: Ints) -> None:
+        """Add the rows of a base object: how many have each of these lines, each of which is named once."""
+        self.seen[lines] += counts
 
     @property
     def left(self) -> Ints:
@@ -267,20 +274,19 @@ def removed_lines(counted: CountedLines) -> list[RemovedLines]:
     """Return the lines that were deleted more often than inserted, by node and group."""
     is_removed = counted.net < 0
     rows, net = counted.rows_with(is_removed), counted.net[is_removed]
+    if len(rows) == 0:
+        return []
+    node, group, partition = (to_numpy(rows[name]).astype(np.int64) for name in LINE_NAMES[:3])
+    lines = column_of(rows["row"])
+    hashes = xxhash64(lines)
+    # Ordered within each group as in a KeySet.
+    order = np.lexsort((hashes, group, node))
     found: list[RemovedLines] = []
-    node, group = to_numpy(rows["node"]), to_numpy(rows["group"])
-    names = line_names(rows["row"]).to_arrow() if len(rows) else rows["row"]
-    named = pa.table([rows["node"], rows["group"], names], names=["node", "group", "key"])
-    for number, of_groups in overlays(named).items():
-        for of_group, keys in of_groups.items():
-            chosen = np.flatnonzero((node == number) & (group == of_group))
-            place = keys.find(column_of(named["key"]).take(chosen))
-            # The keys are ordered by their hashes.
-            ordered = np.zeros(len(chosen), np.int64)
-            ordered[place] = chosen
-            partitions = to_numpy(rows["partition"])[ordered].astype(np.int64)
-            none = np.zeros(len(chosen), np.int64)
-            found.append(RemovedLines(number, of_group, keys, net[ordered], partitions, none))
+    for run in runs((node[order] << 32) + group[order]):
+        chosen = order[run]
+        keys, none = KeySet(hashes[chosen], lines.take(chosen)), np.zeros(len(chosen), np.int64)
+        place = int(node[chosen[0]]), int(group[chosen[0]])
+        found.append(RemovedLines(*place, keys, net[chosen], partition[chosen], none))
     return found
 
 
@@ -327,8 +333,9 @@ class MatchTask:
 
 @dataclass(frozen=True, slots=True)
 class MatchReport:
-    """The rows that were found, or the problem with the object."""
+    """The rows of a node's object that were found, or the problem with the object."""
 
+    node: int
     matches: Matches = field(default_factory=dict)
     problem: ErrorReport | None = None
 
@@ -341,31 +348,33 @@ def match_lines_in(task: MatchTask) -> MatchReport:
             for batch in table.to_batches():
                 found.add(batch)
     except SnapshotError as error:
-        return MatchReport(problem=report_of(error))
-    return MatchReport(found.matches())
+        return MatchReport(task.base.source.number, problem=report_of(error))
+    return MatchReport(task.base.source.number, found.matches())
 
 
 def match_base_rows(
     session: SparkSession, bases: BaseSources, removed: Sequence[RemovedLines], store: StoreLocation
 ) -> list[ErrorReport]:
     """Count the base rows with the removed lines; return the problems of objects that can't be read."""
+    by_place = {(one.node, one.group): one for one in removed}
     keys: dict[int, dict[int, KeySet]] = {}
     for one in removed:
         keys.setdefault(one.node, {})[one.group] = one.keys
     sent = {node: broadcast(session, of_groups) for node, of_groups in keys.items()}
+    problems: list[ErrorReport] = []
     try:
         wanted = {node: frozenset(of_groups) for node, of_groups in keys.items()}
-        tasks = [MatchTask(base, sent[base.source.number], store) for base in bases.with_rows_of(wanted)]
+        tasks = (MatchTask(base, sent[base.source.number], store) for base in bases.with_rows_of(wanted))
         dealing = Dealing[MatchTask](lambda task: task.base.source.size)
-        reports = run_tasks(session, match_lines_in, tasks, Silent(), dealing, problem_of=shared_problem)
+        for reports in run_many(session, match_lines_in, tasks, Silent(), dealing, shared_problem):
+            for report in reports:
+                problems += [report.problem] if report.problem else []
+                for group, found in report.matches.items():
+                    by_place[report.node, group].add(*found)
     finally:
         for value in sent.values():
             value.unpersist()
-    for task, report in zip(tasks, reports, strict=True):
-        for one in removed:
-            if one.node == task.base.source.number:
-                one.add(report.matches)
-    return [report.problem for report in reports if report.problem]
+    return problems
 
 
 KEYS_SCHEMA = pa.schema([("node", pa.int32()), *(SEGMENT_SCHEMA.field(name) for name in ("group", "key", "op"))])

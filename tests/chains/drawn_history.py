@@ -71,7 +71,8 @@ State = Counter[tuple[int, int, bytes]]
 class DrawnTables:
     """The tables of one node: rows by key, lines, and the changes that WAL would contain.
 
-    If `is_whole`, no change leaves values out. With `has_long`, some lines are long.
+    If `is_whole`, no change leaves values out. With `has_long`, some values of the table with a key are long, and with
+    `has_long_lines` some lines of the other.
     """
 
     draw: random.Random
@@ -81,6 +82,7 @@ class DrawnTables:
     is_altered: bool = False
     is_whole: bool = False
     has_long: bool = True
+    has_long_lines: bool = True
     lsn: int = 10
     seq: int = 0
     made: int = 0
@@ -100,7 +102,11 @@ class DrawnTables:
                 del self.rows[key]
                 self._log(DELETE, key, ())
             case "add line":
-                line = (self._text(), self.draw.choice(TEXTS), *([self.draw.choice(TEXTS)] if self.is_altered else []))
+                line = (
+                    self._text(is_long=self.has_long_lines),
+                    self.draw.choice(TEXTS),
+                    *([self.draw.choice(TEXTS)] if self.is_altered else []),
+                )
                 self.lines[line] += 1
                 self._log(INSERT, None, line)
             case "delete line" if self.lines:
@@ -163,10 +169,10 @@ class DrawnTables:
 
     def _value(self) -> bytes:
         self.made += 1
-        return self._text() + b"%d" % self.made
+        return self._text(is_long=self.has_long) + b"%d" % self.made
 
-    def _text(self) -> bytes:
-        return LONG if self.has_long and self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
+    def _text(self, *, is_long: bool) -> bytes:
+        return LONG if is_long and self.draw.random() < 0.05 else self.draw.choice(TEXTS[:2])
 
     def _log(self, op: int, key: bytes | None, row: Line, partition: int = 0) -> None:
         self.seq += 1
@@ -184,11 +190,17 @@ def to_line(row: Line) -> bytes:
 
 
 def store_history(
-    store: ObjectStore, seed: int, changes: int = 120, *, is_whole: bool = False, has_long: bool = True
+    store: ObjectStore,
+    seed: int,
+    changes: int = 120,
+    *,
+    is_whole: bool = False,
+    has_long: bool = True,
+    has_long_lines: bool = True,
 ) -> tuple[Sources, State]:
     """Store base copies and segments of drawn changes; return them, and the rows at the cut.
 
-    If `is_whole`, no change leaves values out. With `has_long`, some lines are long.
+    For `is_whole`, `has_long` and `has_long_lines` see DrawnTables.
     """
     draw = random.Random(seed)
     mapping = MAPPING if draw.random() < 0.5 else None
@@ -196,7 +208,7 @@ def store_history(
     segments: list[SegmentSource] = []
     expected: State = Counter()
     for number in range(len(NODES)):
-        tables = DrawnTables(draw, is_whole=is_whole, has_long=has_long)
+        tables = DrawnTables(draw, is_whole=is_whole, has_long=has_long, has_long_lines=has_long_lines)
         for _ in range(changes // 4):
             tables.change()
         base, tables.changes = tables.stored_rows(), []

@@ -22,7 +22,7 @@ from tests.unit.test_local_fold import Change, Row, store_chain
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HISTORIES = 30
+HISTORIES = 18
 
 
 def no_spark() -> SparkSession:
@@ -53,7 +53,7 @@ def test_drawn_histories_have_the_rows_that_the_tables_had(
     if number % 3 == 0:
         monkeypatch.setattr(anchored_images, "COMPLETED_BYTES", 1)
     location = StoreLocation(f"file://{tmp_path}")
-    sources, expected = store_history(location.open(), SEED + number, has_long=False)
+    sources, expected = store_history(location.open(), SEED + number, has_long_lines=False)
     assert rows_at_cut(folded_by_segment(sources, location), sources, location) == expected
 
 

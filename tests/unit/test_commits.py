@@ -118,8 +118,10 @@ def test_a_commit_that_a_later_one_shows_to_be_lost_is_missing(planted: int) -> 
     with pytest.raises(SnapshotMissingError, match="commit file is missing") as error:
         read_chain(store, "daily")
     assert error.value.details["increment"] == 3
-    (conflict,) = check_structure(store, "", "daily", None, {})[1].conflicts
-    assert conflict.object == commit_key("daily", 3)
+    chain, report = check_structure(store, "", "daily", None, {})
+    assert (chain is not None and chain.last.increment, report.increment) == (2, 2)
+    assert report.conflicts[0].object == commit_key("daily", 3)
+    assert [one.what for one in report.skipped] == ["increment 3 of daily and later"]
 
 
 def test_a_chain_knows_its_segments_positions_and_excluded_transactions() -> None:

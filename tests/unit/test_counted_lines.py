@@ -25,7 +25,7 @@ from tests.unit.test_local_fold import store_chain
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HISTORIES = 20
+HISTORIES = 12
 
 
 def no_spark() -> SparkSession:
@@ -61,7 +61,7 @@ def folded_by_segment(sources: Sources, location: StoreLocation) -> Fold:
 @pytest.mark.parametrize("number", range(HISTORIES))
 def test_drawn_histories_have_the_rows_that_the_tables_had(tmp_path: Path, number: int) -> None:
     location = StoreLocation(f"file://{tmp_path}")
-    sources, expected = store_history(location.open(), SEED + number, is_whole=True, has_long=False)
+    sources, expected = store_history(location.open(), SEED + number, is_whole=True, has_long_lines=False)
     assert rows_at_cut(folded_by_segment(sources, location), sources, location) == expected
 
 

@@ -35,7 +35,7 @@ from tests.unit.test_local_fold import Change, Row, store_chain
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HISTORIES = 30
+HISTORIES = 18
 Hashes = Mapping[tuple[int, ...], tuple[int, ...]]
 
 
@@ -89,8 +89,8 @@ def reported_of(sources: Sources, location: StoreLocation, copies: Copies, forms
     parts = []
     for base in sources.bases:
         number = base.source.number
-        awaited = {one.images.group: one.images for one in reported.awaited.get(number, ())}
-        changed, removed = reported.changed.get(number), number in reported.removed
+        awaited = {group: one.images for (node, group), one in reported.awaited.items() if node == number}
+        changed, removed = reported.changed.get(number), any(node == number for node, _ in reported.removed)
         one = NodeBase(
             base, InDriver(changed) if changed else None, counts_lines=removed,
             anchored=InDriver(awaited) if awaited else None,
@@ -120,7 +120,7 @@ def test_a_check_hashes_the_rows_that_the_tables_had(
     tmp_path: Path, number: int, copies: Copies, *, is_whole: bool
 ) -> None:
     location = StoreLocation(f"file://{tmp_path}")
-    sources, expected = store_history(location.open(), SEED + number, is_whole=is_whole, has_long=False)
+    sources, expected = store_history(location.open(), SEED + number, is_whole=is_whole, has_long_lines=False)
     reported, found = reported_of(sources, location, copies, DRAWN)
     assert reported.lacking == {}
     assert found == sums_of(expected)

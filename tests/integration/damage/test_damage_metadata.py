@@ -115,7 +115,7 @@ def test_a_check_compares_what_precedes_a_damaged_commit(stored: StoredChain, da
     assert report.compared.rows == sum(
         sum(one.rows.values()) for one in objects_of(stored.chain.full) if one.kind == "base"
     )
-    assert [one.what for one in report.skipped] == [f"what follows snapshot {NAME}"] * (damage is flip_byte)
+    assert [one.what for one in report.skipped] == [f"increment 1 of {NAME} and later"] * (damage is flip_byte)
     flip_byte(stored.store / base)
     assert {one.object for one in stored.conflicts()} == {key, base}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import cutline.check.partitions
+import cutline.check.reported_changes
 import cutline.check.streams
 import cutline.check.verify
 from cutline.check.copies import Copies
@@ -143,7 +143,7 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
             with monkeypatch.context() as patched:
                 for name in exceeded:
                     patched.setattr(limits, name, 0)
-                patched.setattr(cutline.check.partitions, "HASHED_AT_ONCE", 100)
+                patched.setattr(cutline.check.reported_changes, "HASHED_AT_ONCE", 100)
                 # The reports are released once they were used.
                 again = replace(streams, last=dict(streams.last))
                 hashed = hash_partitions(runs.spark.running, copies, store, findings, Silent(), again)

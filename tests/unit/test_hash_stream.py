@@ -106,7 +106,9 @@ def test_what_no_other_copy_has_is_checked_but_not_hashed(location: StoreLocatio
     segment = stored_segment(location)
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
-    last = LastTask(one, ChangeForm(frozenset(), hashed=True, alone=frozenset({0})), 1000)
+    last = LastTask(
+        one, ChangeForm(frozenset(), hashed=True, for_reports=True, has_stand_ins=False, alone=frozenset({0})), 1000
+    )
     report = hash_stream(StreamTask(one, Lsn(0), location, forms(), last, is_compared=False))
     assert report.sums is not None
     assert report.sums.as_dict() == {}
@@ -129,7 +131,7 @@ def test_whatever_is_wanted_of_a_segment_is_found_in_one_read(
     monkeypatch.setattr(LocalStore, "read_range", noting)
     source = Source(segment.key, "n1", 0, segment.size, segment.digest, segment=segment)
     one = SegmentSource(source, segment, Lsn(200), frozenset(), {})
-    last = LastTask(one, ChangeForm(frozenset(), hashed=True), 1000)
+    last = LastTask(one, ChangeForm(frozenset(), hashed=True, for_reports=True, has_stand_ins=False), 1000)
     report = hash_stream(StreamTask(one, Lsn(0), location, forms(), last, with_events=True))
     assert report.last is not None
     assert report.events is not None

@@ -1,7 +1,7 @@
 """Changes of several kinds, as many of each: the fold takes them in different ways, and none should take much longer.
 
-One shard with a million base rows for each kind; check and restore of one increment, each in a separate process. The
-table with a key is what the others are compared with.
+Each kind has a shard with a million base rows. Check and restore of one increment run in separate processes. The
+figures of the other kinds are compared with those of updates in a table with a key.
 """
 
 from __future__ import annotations

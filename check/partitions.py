@@ -144,7 +144,7 @@ def hash_partitions(
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """The folded changes of the `sources`; `reported` if they were folded by what tasks reported."""
+    """The folded changes of the `sources`. `reported` is set if they were folded with the reports of tasks."""
 
     sources: Sources
     fold: Fold
@@ -160,7 +160,7 @@ def _fold_changes(
     streams: StreamHashes,
     part: NewPart,
 ) -> _Folded:
-    """Fold the changes by what tasks report of them, or else by rows; return also what was reported."""
+    """Fold the changes with the reports of tasks if they suffice, otherwise by rows."""
     if streams.sources:
         sources = streams.sources.without(findings.damaged)
         reports = streams.last
@@ -213,7 +213,7 @@ def _hash_bases(
 ) -> Sums:
     """Return the combined hashes of all base rows, and add the keys of fed groups to `extremes`.
 
-    Also flags the expected rows that are `seen`, by node number, and adds to `reported` what it awaits of base rows.
+    Also flags the expected rows that are `seen`, by node number, and adds the rows that `reported` awaits.
     """
     sums = combine_all([], 3)
     # Of equal objects, only one is expanded.

@@ -1,4 +1,4 @@
-"""Hash the rows that changes have produced by what tasks reported when they read the segments: see check/streams.py."""
+"""Hash the rows that changes have produced, with the reports of the tasks that read the segments (check/streams.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutline.check.copies import Copies
 from cutline.check.hashing import Sums, combine_hashes, combine_repeated
 from cutline.check.image_hashes import hash_local
 from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
-from cutline.check.streams import NodeChanges, changes_by_node
+from cutline.check.streams import changes_by_node
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.progress import Silent
@@ -26,7 +26,7 @@ from cutline.snapshots.fold.anchored_images import (
     hash_completed,
 )
 from cutline.snapshots.fold.changed_keys import Keys, exact_keys
-from cutline.snapshots.fold.changes import ENTRY, in_base_tables, keys_size
+from cutline.snapshots.fold.changes import ENTRY, MergedReports, in_base_tables, keys_size
 from cutline.snapshots.fold.counted_lines import (
     LINE_NAMES,
     Matches,
@@ -91,7 +91,7 @@ class AwaitedImages:
 class Reported:
     """The results of the reports of changes: combined hashes by node (PartitionHashes), and `Fold.changed`.
 
-    `removed` are the lines that base rows have to lose, and `awaited` the images that base rows complete, by node
+    `removed` are the lines to remove from the base rows, and `awaited` the images that base rows complete, by node
     number and group. `lacking` counts the images that can't be completed, by the same.
     """
 
@@ -120,14 +120,14 @@ class Reported:
             add_extremes(self.extremes, number, to_numpy(some["group"]), keys_of(some), fed[number])
 
     def add_base(self, number: int, matches: Matches, completed: Completed) -> None:
-        """Add what the rows of a node's base object have of removed lines, and what images they have completed."""
+        """Add the matches of removed lines, and the completed images, of a node's base object."""
         for group, found in matches.items():
             self.removed[number, group].add(*found)
         for group, made in completed.items():
             self.awaited[number, group].add(*made)
 
     def end(self) -> None:
-        """Hash what the base rows have left of lines and made of images; count what they lack."""
+        """Hash the base rows that remain after removed lines, and the completed images; count missing rows."""
         for (number, group), lines in self.removed.items():
             if number not in self.copies.alone:
                 self.rows.append(_hash_left(lines))
@@ -177,9 +177,9 @@ def hash_reported(
 
 
 def _changed_keys(
-    session: SparkSession, sources: Sources, changes: NodeChanges, store: StoreLocation, reported: Reported
+    session: SparkSession, sources: Sources, changes: MergedReports, store: StoreLocation, reported: Reported
 ) -> pa.Table | None:
-    """Return the keys of a node's base rows that changed, and the lines that base rows have to lose.
+    """Return the keys of a node's base rows that changed, and the lines to remove from the base rows.
 
     Hashes the lines that were added. Returns None in the cases of `_hash_lines`.
     """
@@ -230,7 +230,7 @@ def _hash_anchored(
 def _hash_lines(
     session: SparkSession, sources: Sources, lines: pa.Table, store: StoreLocation, reported: Reported
 ) -> pa.Table | None:
-    """Hash the lines that a node's changes add to tables without a key; return the lines that base rows have to lose.
+    """Hash the lines that a node's changes add to tables without a key; return the lines to remove from the base rows.
 
     Returns None if the driver can't hold the lines that were deleted, or if a segment can't be read again.
     """

@@ -30,15 +30,23 @@ from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.check.truncates import note_contradicted
-from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_numpy
 from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
-from cutline.columns.row_batches import from_stream, to_stream
+from cutline.columns.row_batches import to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.groups import Group
 from cutline.snapshots.fold import limits
-from cutline.snapshots.fold.anchored_images import Anchors, find_anchors
-from cutline.snapshots.fold.changes import CHANGE_SCHEMA, ENTRY, ChangeForm, changes_in, last_changes, reported_shares
+from cutline.snapshots.fold.changes import (
+    CHANGE_SCHEMA,
+    ENTRY,
+    ChangeForm,
+    MergedReports,
+    SegmentChanges,
+    changes_in,
+    merge_reports,
+    reported_shares,
+)
 from cutline.snapshots.fold.sources import (
     SegmentSource,
     Sources,
@@ -173,52 +181,20 @@ def report_changes(task: ReportTask) -> ReportedChanges:
     return ReportedChanges(changes.report())
 
 
-class NodeChanges(NamedTuple):
-    """A node's last changes of rows with a key, and all its changes of rows without one (`node`, REPORTED_SCHEMA).
-
-    The changes of rows without a key also have the number of their `segment` in the sources. `anchors` has the rows
-    whose last change is partial.
-    """
-
-    last: pa.Table
-    lines: pa.Table
-    anchors: Anchors
-
-
-def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[NodeChanges | None]:
-    """Yield the changes that tasks reported, for every node, or None if Spark has to fold them.
+def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]) -> Iterator[MergedReports | None]:
+    """Yield the merged reports on each node's segments, or None if Spark has to fold them.
 
     Removes each node's entries from `reports`, so that only one node's changes are in memory at a time.
     """
     numbers: dict[int, list[int]] = {}
     for place, segment in enumerate(sources.segments):
         numbers.setdefault(segment.source.number, []).append(place)
-    for number in sorted(numbers):
-        yield _changes_of(sources, number, {
-            place: reports.pop(sources.segments[place].source.key, None) for place in numbers[number]
-        })  # fmt: skip
-
-
-def _changes_of(sources: Sources, number: int, streams: Mapping[int, bytes | None]) -> NodeChanges | None:
-    """Return a node's changes from the reports on its segments, by their numbers."""
-    tables: list[pa.Table] = []
-    for place, stream in streams.items():
-        if stream is None:
-            return None
-        changes = from_stream(stream)
-        for name, value in (("node", number), ("segment", place)):
-            changes = changes.append_column(name, to_arrow(np.full(len(changes), value, np.int32)))
-        tables.append(changes)
-    changes = pa.concat_tables(tables)
-    is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
-    keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
-    last = last_changes(keyed)
-    if last is None:
-        return None
-    anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
-    if anchors is None:
-        return None
-    return NodeChanges(last.drop_columns(["segment", "row"]), changes.filter(to_mask(is_line)), anchors)
+    for node in sorted(numbers):
+        found = [
+            SegmentChanges(number, node, reports.pop(sources.segments[number].source.key, None))
+            for number in numbers[node]
+        ]
+        yield merge_reports(sources, found)
 
 
 # The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are

@@ -8,9 +8,9 @@ stay in the segments, and the tasks that load them read them again, so multi-gig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -343,24 +343,20 @@ def choose_changes(
     problems = [report.problem for report in reports if report.problem]
     if problems:
         return ChosenChanges.failed(problems)
-    changes = _all_changes(segments, reports)
-    if changes is None:
+    merged = merge_reports(sources, (
+        SegmentChanges(number, segment.source.number, report.last)
+        for number, (segment, report) in enumerate(zip(segments, reports, strict=True))
+    ))  # fmt: skip
+    if merged is None:
         return None
-    is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
-    keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
-    last = last_changes(keyed)
-    if last is None:
-        return None
-    anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
-    if anchors is None:
-        return None
+    last, lines_changed, anchors = merged
     keys, images = in_base_tables(last, sources).select(NAMED), last.filter(to_mask(to_numpy(last["op"]) != PARTIAL))
     if keys_size(keys) + anchors.size_bytes > limits.CHOSEN_KEYS_BYTES_MAX:
         return None
     added, problems = [anchors.images], list[ErrorReport]()
     images = images.select(IMAGES)
-    if is_line.any():
-        lines = _choose_lines(spark, sources, changes.filter(to_mask(is_line)), dict(enumerate(segments)), store)
+    if len(lines_changed):
+        lines = _choose_lines(spark, sources, lines_changed, dict(enumerate(segments)), store)
         if lines is None:
             return None
         keys = pa.concat_tables([keys, lines.last])
@@ -379,17 +375,43 @@ def choose_changes(
     )
 
 
-def _all_changes(segments: Sequence[SegmentSource], reports: Sequence[SegmentReport]) -> pa.Table | None:
-    """Return the reported changes with their `node` and the number of their `segment`; None if some were too many."""
+class MergedReports(NamedTuple):
+    """The reports on several segments: the last changes of rows with a key, and all changes of rows without one.
+
+    Both have their `node` and the number of their `segment`. `anchors` has the rows whose last change is partial.
+    """
+
+    last: pa.Table
+    lines: pa.Table
+    anchors: Anchors
+
+
+def merge_reports(sources: Sources, reports: Iterable[SegmentChanges]) -> MergedReports | None:
+    """Merge the changes that tasks reported of segments; None if any report or the result would be too large."""
     tables: list[pa.Table] = []
-    for number, (segment, report) in enumerate(zip(segments, reports, strict=True)):
-        if report.last is None:
+    for report in reports:
+        if report.stream is None:
             return None
-        reported = from_stream(report.last)
-        for name, value in (("segment", number), ("node", segment.source.number)):
-            reported = reported.append_column(name, to_arrow(np.full(len(reported), value, np.int32)))
-        tables.append(reported)
-    return pa.concat_tables(tables)
+        changes = from_stream(report.stream)
+        for name, value in (("segment", report.number), ("node", report.node)):
+            changes = changes.append_column(name, to_arrow(np.full(len(changes), value, np.int32)))
+        tables.append(changes)
+    changes = pa.concat_tables(tables)
+    is_line = np.isin(to_numpy(changes["group"]), list(sources.multisets))
+    keyed = changes.filter(to_mask(~is_line)) if is_line.any() else changes
+    last = last_changes(keyed)
+    if last is None:
+        return None
+    anchors = find_anchors(keyed, last, sources.column_counts) if sources.has_partials else Anchors()
+    return None if anchors is None else MergedReports(last, changes.filter(to_mask(is_line)), anchors)
+
+
+class SegmentChanges(NamedTuple):
+    """A report on a segment, and the numbers of the segment and its node; `stream` is None if it was too large."""
+
+    number: int
+    node: int
+    stream: bytes | None
 
 
 NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "op"]

@@ -237,7 +237,7 @@ def choose_inserted(changes: pa.Table, counted: CountedLines) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class RemovedLines:
-    """Lines of a group of a node that were deleted more often than inserted: those that base rows have to lose.
+    """Lines of a group of a node that were deleted more often than inserted: those to remove from the base rows.
 
     `net` (below 0), `partitions` and `seen` belong to the `keys`; `seen` counts the base rows with each line.
     """

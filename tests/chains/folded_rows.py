@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,12 @@ from cutline.snapshots.fold.changed_keys import find_valid_rows
 from cutline.snapshots.fold.changes import NO_IMAGES, unpack_flags
 from cutline.snapshots.fold.fold import IMAGE_COLUMNS, Fold, long_image_reader
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, Sources, filter_effective, read_at_cut
+from cutline.spark.driver_session import DriverSession
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Image = tuple[int, int, int, bytes, int, bytes]
 FoldedRow = tuple[int, int, bytes]
@@ -82,6 +87,25 @@ def rows_at_cut(folded: Fold, sources: Sources, location: StoreLocation) -> Coun
             held = batch.filter(pa.array(find_valid_rows(batch, base, folded.changed.get(number, {}))))
             found.update((number, one["group"], one["row"]) for one in held.select(["group", "row"]).to_pylist())
     return found
+
+
+def no_spark() -> SparkSession:
+    """Fail: the test needs no Spark."""
+    raise AssertionError("Spark is not needed")
+
+
+def session_without_spark() -> SparkSession:
+    """Return a session that runs tasks in threads; anything that needs Spark fails."""
+    return cast("SparkSession", DriverSession(no_spark, 2))
+
+
+@contextmanager
+def segments_fold() -> Iterator[None]:
+    """In the block, changes stay in their segments, however few they are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("CHANGES_MAX", 0), ("CHANGES_PER_SEGMENT", 0), ("CHOSEN_CHANGES_MAX", 100_000)):
+            patch.setattr(limits, name, value)
+        yield
 
 
 @contextmanager

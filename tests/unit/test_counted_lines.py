@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -14,32 +14,23 @@ from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.changes import choose_changes
 from cutline.snapshots.fold.fold import Fold, fold
 from cutline.snapshots.fold.sources import PROBLEM, Sources
-from cutline.spark.driver_session import DriverSession
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import DELETE, INSERT, UPSERT
 from tests.chains.drawn_history import KEYED, LINES, store_history
-from tests.chains.folded_rows import images_of, rows_at_cut
+from tests.chains.folded_rows import images_of, rows_at_cut, segments_fold, session_without_spark
 from tests.run.soak import SEED
 from tests.unit.test_local_fold import store_chain
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HISTORIES = 12
 
 
-def no_spark() -> SparkSession:
-    raise AssertionError("Spark is not needed")
-
-
-SESSION = cast("SparkSession", DriverSession(no_spark, 2))
+SESSION = session_without_spark()
 
 
 @pytest.fixture(autouse=True)
-def fold_by_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CHANGES_MAX", 0)
-    monkeypatch.setattr(limits, "CHANGES_PER_SEGMENT", 0)
-    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 100_000)
+def fold_by_segment() -> Iterator[None]:
+    with segments_fold():
+        yield
 
 
 @pytest.fixture(params=["hashes", "few hashes"])

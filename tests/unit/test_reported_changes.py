@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -20,35 +19,28 @@ from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
-from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.sources import Sources, read_tables
 from cutline.snapshots.records.chain import Chain
-from cutline.spark.driver_session import DriverSession
 from cutline.spark.sent_values import InDriver
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 from tests.chains.drawn_history import KEYED, LINES, NODES, State, store_history
+from tests.chains.folded_rows import segments_fold, session_without_spark
 from tests.run.soak import SEED
 from tests.unit.made_commits import commit, counted
 from tests.unit.test_local_fold import Change, Row, store_chain
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HISTORIES = 18
 Hashes = Mapping[tuple[int, ...], tuple[int, ...]]
 
 
-def no_spark() -> SparkSession:
-    raise AssertionError("Spark is not needed")
-
-
-SESSION = cast("SparkSession", DriverSession(no_spark, 2))
+SESSION = session_without_spark()
 
 
 @pytest.fixture(autouse=True)
-def reports_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 100_000)
+def fold_by_segment() -> Iterator[None]:
+    with segments_fold():
+        yield
 
 
 @pytest.fixture

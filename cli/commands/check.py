@@ -392,7 +392,8 @@ def _hints(report: CheckReport) -> Iterator[str]:
     conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
     if any(conflict.kind not in REPAIRABLE for conflict in conflicts):
         yield TAKE_NEW
-    if report.result == INCONCLUSIVE and any(part.is_one_copy for one in report.snapshots for part in one.skipped):
+    lacking = [part for one in report.snapshots if not one.allows_one_copy for part in one.skipped]
+    if report.result == INCONCLUSIVE and any(part.is_one_copy for part in lacking):
         yield ALLOW_ONE_COPY
 
 

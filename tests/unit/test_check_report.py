@@ -163,6 +163,18 @@ def test_the_hints_fit_the_conflicts_and_name_the_snapshot(conflicts: list[Confl
     assert commands == [*hints, *["snapshot create NAME"] * (not is_repairable)]
 
 
+@pytest.mark.parametrize(("skipped", "is_allowed", "is_named"), [
+    ([ONE_COPY], False, True), ([ONE_COPY, SKIPPED], False, True), ([SKIPPED], False, False),
+    ([ONE_COPY, SKIPPED], True, False), ([ONE_COPY], True, False),
+])  # fmt: skip
+def test_an_inconclusive_check_says_how_to_allow_one_copy(
+    skipped: list[Skipped], *, is_allowed: bool, is_named: bool
+) -> None:
+    report = SnapshotReport("a", 0, SOMETHING, skipped=skipped, allows_one_copy=is_allowed)
+    text = "\n".join(lines_of(CheckReport((report,), 1.0)))
+    assert ('[check] allow = ["one-copy"]' in text) == is_named
+
+
 def test_a_hint_about_several_snapshots_names_none_of_them() -> None:
     reports = tuple(SnapshotReport(name, 2, SOMETHING, conflicts=[CONFLICT]) for name in ("a", "b"))
     assert sum("snapshot repair NAME" in line for line in lines_of(CheckReport(reports, 1.0))) == 1

@@ -205,6 +205,10 @@ def test_the_command_says_what_it_would_take_and_what_it_took(copied: CopiedChai
     damaged = [{"object": key, "node": "s1", "kind": "missing"}]
     code, document = run_here(copied.fleet, "restore", *to, "--dry-run", "--use-backup-copies")
     assert (code, document["from_backup_copies"], document["damaged"]) == (0, taken, damaged)
+    code, text = run_and_capture(copied.fleet, "restore", *to, "--dry-run", "--use-backup-copies")
+    assert code == 0
+    assert "not read: the objects;" in text
+    assert "every other check passed; nothing was changed" in text
     assert copied.databases() == set()
     code, text = run_and_capture(copied.fleet, "restore", *to, "--use-backup-copies", spark=copied.spark.running)
     assert code == 0

@@ -197,7 +197,7 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
         remedies = sorted({f"  {table.remedy};" for _, table in refused})
         failing = ", ".join(f"{table.group.name} on {node}" for node, table in refused if table.is_published)
         raise TableNotAdmissibleError(
-            f"no replica identity, so updates and deletes can't be captured: {names}"
+            f"no usable replica identity, so updates and deletes can't be captured: {names}"
             + (
                 f"; PostgreSQL rejects updates and deletes in {failing}, because these tables are still published"
                 if failing

@@ -171,7 +171,7 @@ def _find_identity_problems(sessions: Sessions, rules: GroupRules) -> Iterator[N
         place = read_role(node, connection).place
         for table in tables:
             if not table.is_admissible:
-                problem = f"table {table.group.name} has no replica identity"
+                problem = f"table {table.group.name} has no usable replica identity"
                 other = "or list it under groups.exclude or groups.append_only in fleet.toml"
                 if table.statement:
                     yield NodeProblem(node_id, problem, f"{table.statement}  -- {other}", place)

@@ -230,7 +230,7 @@ def test_a_new_partition_without_identity_stays_writable_and_is_refused(fleet: F
     assert rejected_writes(node.dsn) + rejected_writes(node.dsn, "kept.above") == []
     with refused(fleet, "table-not-admissible") as errors:
         create(fleet, "none")
-    assert errors[0].message == "no replica identity, so updates and deletes can't be captured: kept.t on s1"
+    assert errors[0].message == "no usable replica identity, so updates and deletes can't be captured: kept.t on s1"
     # A row moves from the published partition to the unpublished one, and back.
     execute(node.dsn, "INSERT INTO kept.above VALUES (150, 'x')", "UPDATE kept.above SET id = id - 100",
             "UPDATE kept.above SET id = id + 100", "DELETE FROM kept.above")  # fmt: skip

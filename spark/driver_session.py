@@ -6,10 +6,13 @@ all tasks take.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
+
+from cutline.spark.amount import THREADS_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 class DriverSession:
     """Stands for the session that `start` returns: `run_tasks` runs tasks in the driver, any other use starts Spark.
 
-    After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver, and `cores_max`
-    the number of those in Spark.
+    After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver unless they wait
+    for servers, and `cores_max` the number of those in Spark.
     """
 
     def __init__(self, start: Callable[[], SparkSession], cores: int, cores_max: int | None = None) -> None:
@@ -29,6 +32,10 @@ class DriverSession:
         # Several threads may run jobs.
         self._lock = threading.Lock()
         self._stops: list[Callable[[], None]] = []
+
+    def at_once(self, per_core: float) -> int:
+        """Return how many tasks run at once in the driver, given the number for each core."""
+        return max(min(math.ceil(self.cores * per_core), THREADS_MAX), self.cores)
 
     @property
     def is_started(self) -> bool:

@@ -186,11 +186,15 @@ def _no_nodes(_: Any) -> Iterable[str]:
 # In Python 3.11 a generic frozen dataclass can't have slots.
 @dataclass(frozen=True)
 class Dealing(Generic[Task]):
-    """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and how many each node allows."""
+    """How to distribute tasks: a task's bytes, the nodes on which it opens sessions, and how many each node allows.
+
+    In the driver, `per_core` tasks run at once for each core: more than one if the tasks also wait for servers.
+    """
 
     bytes_of: Callable[[Task], int]
     nodes_of: Callable[[Task], Iterable[str]] = _no_nodes
     sessions: Mapping[str, int] = field(default_factory=dict)
+    per_core: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +222,14 @@ def cores_of(spark: SparkSession) -> Cores:
     return Cores(now, now if master.startswith("local") else float(limit) if limit else math.inf)
 
 
-def limited_sessions(spark: SparkSession, sessions: Mapping[str, int], jobs: int = 1) -> dict[str, int]:
+def limited_sessions(
+    spark: SparkSession, sessions: Mapping[str, int], jobs: int = 1, per_core: float = 1.0
+) -> dict[str, int]:
     """Divide each node's `sessions` among `jobs` that run at the same time; leave out limits that can't be exceeded.
 
-    A task that Spark runs twice because it seems slow needs two sessions.
+    A task that Spark runs twice because it seems slow needs two sessions. `per_core` is the jobs' (`Dealing`).
     """
-    most = cores_of(spark).most
+    most = max(cores_of(spark).most, spark.at_once(per_core) if runs_in_driver(spark) else 0)
     is_twice = not runs_in_driver(spark) and spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
     copies = 2 if is_twice else 1
     return {node: max(number // (jobs * copies), 1) for node, number in sessions.items() if number < most * copies}
@@ -359,7 +365,13 @@ def run_tasks(
 
     if runs_in_driver(spark):
         in_lanes = _run_in_driver(
-            spark, work, [[tasks[number] for number in lane] for lane in lanes], count, watch, problem_of
+            spark,
+            work,
+            [[tasks[number] for number in lane] for lane in lanes],
+            spark.at_once(dealing.per_core if dealing else 1),
+            count,
+            watch,
+            problem_of,
         )
         return _in_task_order(lanes, in_lanes)
 
@@ -401,11 +413,12 @@ def _run_in_driver(
     session: DriverSession,
     work: Callable[[Task], Report],
     lanes: Sequence[Sequence[Task]],
+    at_once: int,
     count: Callable[[Iterable[int]], None],
     watch: Watch | None,
     problem_of: ProblemOf[Report] | None,
 ) -> list[list[Report]]:
-    """Run the tasks of each lane in a thread, and `count` the lane when they have ended; return the reports by lane.
+    """Run `at_once` lanes at a time in threads, and `count` a lane when its tasks have ended; return reports by lane.
 
     If the job is cancelled, or this thread is interrupted, no more tasks begin, and the connections to nodes and
     requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended.
@@ -443,7 +456,7 @@ def _run_in_driver(
     # Daemons: a task that waits for a file system can't be ended, and must not keep the command from ending.
     threads = [
         threading.Thread(target=run_some, name=f"task {number}", daemon=True)
-        for number in range(min(len(lanes), session.cores))
+        for number in range(min(len(lanes), at_once))
     ]
     with session.stoppable(stop), watch.on_silence(stop) if watch else nullcontext():
         try:

@@ -76,6 +76,24 @@ def test_as_many_tasks_run_at_once_as_there_are_cores() -> None:
     assert running.most == 3
 
 
+@pytest.mark.parametrize(("cores", "at_once"), [(1, 2), (2, 3), (3, 5), (6, 8), (8, 8)])
+def test_tasks_that_wait_for_servers_run_more_at_once(cores: int, at_once: int) -> None:
+    """Up to eight threads: more would wait for Python's lock."""
+    running = Running()
+    run(running, range(24), cores=cores, dealing=Dealing(lambda _: 1, per_core=1.5))
+    assert running.most == at_once
+
+
+def test_more_tasks_at_once_do_not_exceed_a_nodes_sessions() -> None:
+    session: Any = DriverSession(not_started, 2)
+    assert limited_sessions(session, {"a": 2, "b": 3}) == {}
+    limits = limited_sessions(session, {"a": 2, "b": 3}, per_core=1.5)
+    assert limits == {"a": 2}
+    running = Running()
+    run(running, range(20), dealing=Dealing(lambda _: 1, lambda _: ("a",), limits, per_core=1.5))
+    assert running.most == 2
+
+
 def test_a_node_has_as_many_sessions_as_it_allows() -> None:
     session: Any = DriverSession(not_started, 4)
     limits = limited_sessions(session, {"a": 2, "b": 4})

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.changes import changes_part
+from benchmarks.clusters import cluster_part
 from benchmarks.cutline import warm_session
 from benchmarks.encryption import encryption_part
 from benchmarks.machine import environment
@@ -38,6 +39,7 @@ from benchmarks.results import Results
 from benchmarks.shard import Shard, running_shard
 from benchmarks.tables import tables_part
 from benchmarks.users import small_part, users_part
+from benchmarks.writers import writers_part
 
 
 def main(
@@ -85,6 +87,10 @@ def main(
                 tables_part(results, tables, folder, say)
             if "changes" in parts:
                 changes_part(results, folder, say)
+            if "writers" in parts:
+                writers_part(results, folder, say)
+            if "cluster" in parts:
+                cluster_part(results, rows, programs, folder, say)
             if parts & WARM:
                 say(f"starting a server with {accounts} accounts")
                 with running_shard(folder, rows=accounts, backups=backups) as shard:

@@ -13,6 +13,8 @@ from rich.table import Table
 from benchmarks.results import SCHEMA, BenchmarkVerdict, Comparison, Results
 
 MEBIBYTE = 2**20
+# Shorter times than this, such as those of transactions, are shown with more digits.
+SHORT_SECONDS = 0.1
 
 
 def document(results: Results, environment: Mapping[str, object], options: Mapping[str, object]) -> dict[str, Any]:
@@ -64,12 +66,16 @@ def _measurements(results: Results) -> Table:
     table = Table("task", "median s", "all runs s", "CPU s", "stored MiB", "peak memory MiB", title="measured")
     for task, measurements in results.measurements.items():
         size, cpu = measurements.median("bytes"), measurements.median("cpu")
-        runs = " ".join(f"{seconds:.2f}" for seconds in measurements.seconds)
+        runs = " ".join(map(_seconds, measurements.seconds))
         peaks = " ".join(f"{kind} {peak / MEBIBYTE:.0f}" for kind, peak in sorted(measurements.peak_bytes.items()))
-        median = f"{measurements.median('seconds'):.2f}"
+        median = _seconds(measurements.median("seconds") or 0)
         stored = f"{size / MEBIBYTE:.1f}" if size else ""
         table.add_row(task, median, runs, f"{cpu:.1f}" if cpu is not None else "", stored, peaks)
     return table
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds >= SHORT_SECONDS else f"{seconds:.4f}"
 
 
 def _comparisons(results: Results) -> Table:

@@ -1,0 +1,85 @@
+"""What commands cost the writers of a fleet: the latencies of pgbench's transactions with and without a command beside.
+
+The transactions begin at a fixed rate, far below what the server could do, and a latency counts from the moment at
+which its transaction was due. The command, the server and the clients share the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.parts import take_turns
+from benchmarks.results import Results
+from benchmarks.shard import Shard, running_shard
+from benchmarks.users import allow_one_copy, run_command
+from cutline.nodes.programs import run_tool
+
+ACCOUNTS, RATE, SECONDS, ROUNDS, CLIENTS = 2_000_000, 300, 20, 3, 4
+CHAIN = "writers"
+ALONE, DURING_CREATE, DURING_INCREMENTS = "alone", "during create", "during increments"
+
+
+def writers_part(results: Results, folder: Path, say: Callable[[str], None]) -> None:
+    """Measure the latencies alone, during full snapshots, and during increments, in turns."""
+    say(f"starting a server with {ACCOUNTS} accounts")
+    with running_shard(folder / "writers", rows=ACCOUNTS, backups=0) as shard:
+        allow_one_copy(shard.fleet)
+        writers = Writers(shard, results, folder, say)
+        writers.command("init")
+        writers.command("create", CHAIN)
+        numbers = itertools.count()
+
+        def create() -> None:
+            name = f"full-{next(numbers)}"
+            writers.command("create", name)
+            writers.command("delete", name, "--yes")
+
+        take_turns(
+            ROUNDS,
+            [
+                lambda _: writers.measure(ALONE, None),
+                lambda _: writers.measure(DURING_CREATE, create),
+                lambda _: writers.measure(DURING_INCREMENTS, lambda: writers.command("create", CHAIN, "--incremental")),
+            ],
+        )
+
+
+class Writers:
+    """Clients of the shard, whose latencies are recorded in `results`."""
+
+    def __init__(self, shard: Shard, results: Results, folder: Path, say: Callable[[str], None]) -> None:
+        self._shard, self._results, self._folder, self._say = shard, results, folder, say
+
+    def command(self, *words: str) -> None:
+        """Run `snapshot` in a process of its own."""
+        task = "writers: increment" if "--incremental" in words else f"writers: {words[0]}"
+        run_command(self._results, task, self._shard.fleet.fleet_toml, self._folder / "cache", words)
+
+    def measure(self, condition: str, beside: Callable[[], None] | None) -> None:
+        """Run the clients for SECONDS, and meanwhile `beside`, again and again."""
+        self._say(f"writers {condition}")
+        logs = self._folder / "pgbench"
+        logs.mkdir(exist_ok=True)
+        options = [
+            "--builtin=simple-update", "--no-vacuum", f"--rate={RATE}", f"--client={CLIENTS}", "--jobs=2",
+            f"--time={SECONDS}", "--log", f"--log-prefix={logs / 'latency'}",
+        ]  # fmt: skip
+        clients = threading.Thread(target=run_tool, args=("pgbench", *options, self._shard.dsn))
+        clients.start()
+        while beside is not None and clients.is_alive():
+            beside()
+        clients.join()
+        # Client, transaction, latency in microseconds, and more.
+        latencies = np.concatenate([np.loadtxt(log, usecols=2, ndmin=1) for log in logs.iterdir()]) / 1e6
+        for log in logs.iterdir():
+            log.unlink()
+        if len(latencies) < RATE * SECONDS * 0.9:
+            raise RuntimeError(f"{len(latencies)} transactions in {SECONDS} s: the server was too slow for the rate")
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+            self._results.add(f"writers: {name} {condition}", float(np.quantile(latencies, share)))
+        self._shard.checkpoint()

@@ -168,7 +168,7 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
         away = _Away(report, sessions.watch, tuple(checks))
         needs = ExecutorNeeds(fleet.store, tuple(live.by_node))
         if any(check.left for check in checks) or chain is not None:
-            spark.begin(needs, progress, Amount(changes=_count_stored_rows(chain) if chain else 0))
+            spark.begin(needs, progress, _amount_of(checks) if chain is None else _amount_with_cut(chain))
             session = start_session(spark, progress)
             limits = limited_sessions(session, task_sessions(live.by_node))
             if request.bytes_per_second is not None:
@@ -188,9 +188,14 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
     return report
 
 
-def _count_stored_rows(chain: Chain) -> int:
-    """Return how many rows the base copies of the primaries have: their hashes are shuffled by key."""
-    return sum(sum(chain.base_rows(shard).values()) for shard in chain.full.primaries)
+def _amount_of(checks: Iterable[_ShardCheck]) -> Amount:
+    """Return the amount of work with comparing the tables of standbys: each copy is read."""
+    return Amount(sum(unit.size * (1 + len(check.standbys)) for check in checks for unit in check.left))
+
+
+def _amount_with_cut(chain: Chain) -> Amount:
+    """Return the amount of work with comparing a cut, too: Spark shuffles the hashes of the primaries' rows by key."""
+    return Amount(changes=sum(sum(chain.base_rows(shard).values()) for shard in chain.full.primaries))
 
 
 def _read_snapshot(fleet: Fleet, name: str | None, report: LiveReport) -> Chain | None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,8 @@ from cutline.embedded.server import EmbeddedNode, stop_server
 from cutline.fleet.progress import Reading, Silent
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.programs import run_tool
+from cutline.spark.amount import Amount, is_for_command
+from tests.chains.folded_rows import session_without_spark
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.documented_roles import BACKUP, DATABASE, grant, statements
@@ -121,7 +123,35 @@ def runs(servers: EmbeddedFleet, tmp_path_factory: pytest.TempPathFactory, spark
 
 
 def check(runs: Runs, name: str | None = None, **options: Any) -> LiveReport:
-    return check_live(runs.fleet, LiveRequest(name, **options), runs.spark, Silent())
+    """Check the fleet: as a command does it with so little, in threads unless a cut is compared."""
+    spark = runs.spark if name else Ready(session_without_spark())
+    return check_live(runs.fleet, LiveRequest(name, **options), spark, Silent())
+
+
+@dataclass(frozen=True)
+class Noted(Ready):
+    """A SparkSource that notes the amounts of work."""
+
+    amounts: list[Amount] = field(default_factory=list)
+
+    def begin(self, *given: object) -> None:
+        self.amounts.extend(one for one in given if isinstance(one, Amount))
+
+
+def test_the_tables_of_small_standbys_are_compared_without_spark(runs: Runs, servers: EmbeddedFleet) -> None:
+    noted = Noted(session_without_spark())
+    report = check_live(runs.fleet, LiveRequest(), noted, Silent())
+    assert (report.result, report.skipped) == ("valid", [])
+    (amount,) = noted.amounts
+    assert is_for_command(amount, "local[2]", runs.fleet.store)
+    # Both copies of every table are read.
+    query = "SELECT sum(pg_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = 2200"
+    least = 0
+    for dsn in servers.dsns():
+        with psycopg.connect(dsn) as connection:
+            least += 2 * connection.execute(query).fetchall()[0][0]
+    assert amount.page_bytes is not None
+    assert amount.page_bytes >= least > 0
 
 
 def told(report: LiveReport) -> list[tuple[str, str, str | None, str | None]]:

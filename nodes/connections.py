@@ -80,6 +80,9 @@ PINNED_SETTINGS = {
     "constraint_exclusion": "partition",
     # Compiling a long catalog query takes longer than running it.
     "jit": "off",
+    # Enough for a hash table of the catalogs of 100,000 tables. Without one, the server would search all of them for
+    # each.
+    "work_mem": "64MB",
     # The server ends a session whose client has disconnected, even during a query, and releases its locks and slots.
     "client_connection_check_interval": "2s",
 }

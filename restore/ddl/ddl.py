@@ -44,13 +44,16 @@ SET_QUERY = """
 SELECT setval(format('%%I.%%I', s.space, s.name)::regclass, s.value, s.is_called)
   FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::boolean[]) AS s (space, name, value, is_called)
 """
+# By index for each sequence, however few rows the statistics of a new database expect.
 FIND_QUERY = """
 SELECT c.oid IS NOT NULL,
        EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_class'::regclass AND e.objid = c.oid AND e.deptype = 'e'),
        has_sequence_privilege(c.oid, 'UPDATE') AND has_schema_privilege(n.oid, 'USAGE')
   FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS s (space, name, number)
-  LEFT JOIN pg_namespace n ON n.nspname = s.space
-  LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
+  LEFT JOIN pg_namespace n ON n.nspname = s.space::name
+  LEFT JOIN LATERAL (
+    SELECT oid FROM pg_class WHERE relname = s.name::name AND relnamespace = n.oid AND relkind = 'S' OFFSET 0
+  ) AS c ON true
  ORDER BY s.number
 """
 SEQUENCES_AT_ONCE = 500

@@ -28,12 +28,15 @@ from cutline.restore.rows.references import (
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.snapshots.records.commit import Sequence as StoredSequence
 
+# By index for each sequence, however few rows the statistics of a new database expect.
 SEQUENCES_QUERY = """
 SELECT s.space, s.name, c.oid IS NOT NULL, coalesce(s.value BETWEEN q.seqmin AND q.seqmax, true),
        c.oid IS NULL OR (has_sequence_privilege(c.oid, 'UPDATE') AND has_schema_privilege(n.oid, 'USAGE'))
   FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS s (space, name, value)
-  LEFT JOIN pg_namespace n ON n.nspname = s.space
-  LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = s.name AND c.relkind = 'S'
+  LEFT JOIN pg_namespace n ON n.nspname = s.space::name
+  LEFT JOIN LATERAL (
+    SELECT oid FROM pg_class WHERE relname = s.name::name AND relnamespace = n.oid AND relkind = 'S' OFFSET 0
+  ) AS c ON true
   LEFT JOIN pg_sequence q ON q.seqrelid = c.oid
 """
 # The sequences of the tables' columns: sequences that are owned by a column or used in its default.

@@ -153,69 +153,76 @@ SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
 
 @dataclass(frozen=True, slots=True)
 class CatalogRows:
-    """A catalog in the fingerprint: `key` lists its key columns, `excluded` is a condition for the rows to omit."""
+    """A catalog in the fingerprint: `key` lists its key columns, `condition` chooses its rows; "" are all rows."""
 
     name: str
     key: str = "oid"
-    excluded: str = ""
+    condition: str = ""
 
 
-def _is_in(column: str, hidden: str) -> str:
-    return f"EXISTS (SELECT FROM {hidden} h WHERE h.oid = {column})"
+def _not_in(column: str, hidden: str, more: str = "") -> str:
+    """Return the condition that an object is not `hidden`.
+
+    It must be one of the conditions that WHERE joins by AND: within OR or NOT, the server would search all hidden
+    objects for each row, once their hash table exceeds work_mem.
+    """
+    return f"NOT EXISTS (SELECT FROM {hidden} h WHERE h.oid = {column}{more})"
 
 
+_AND_RELATION, _AND_PUBLICATION = (
+    f" AND classoid = '{catalog}'::regclass" for catalog in ("pg_class", "pg_publication")
+)
 CATALOGS = (
     CatalogRows("pg_aggregate", "aggfnoid::oid"),
     CatalogRows("pg_am"),
     CatalogRows("pg_amop"),
     CatalogRows("pg_amproc"),
-    CatalogRows("pg_attrdef", excluded=_is_in("adrelid", "relations")),
-    CatalogRows("pg_attribute", "attrelid, attnum", f"attnum < 0 OR {_is_in('attrelid', 'relations')}"),
+    CatalogRows("pg_attrdef", condition=_not_in("adrelid", "relations")),
+    CatalogRows("pg_attribute", "attrelid, attnum", f"attnum >= 0 AND {_not_in('attrelid', 'relations')}"),
     CatalogRows("pg_cast"),
-    CatalogRows("pg_collation", excluded=_is_in("collnamespace", "schemas")),
-    CatalogRows("pg_constraint", excluded=_is_in("connamespace", "schemas")),
-    CatalogRows("pg_conversion", excluded=_is_in("connamespace", "schemas")),
+    CatalogRows("pg_collation", condition=_not_in("collnamespace", "schemas")),
+    CatalogRows("pg_constraint", condition=_not_in("connamespace", "schemas")),
+    CatalogRows("pg_conversion", condition=_not_in("connamespace", "schemas")),
     CatalogRows("pg_default_acl"),
     CatalogRows(
         "pg_description",
         "classoid, objoid, objsubid",
-        f"(classoid = 'pg_class'::regclass AND {_is_in('objoid', 'relations')})"
-        f" OR (classoid = 'pg_publication'::regclass AND {_is_in('objoid', 'own')})",
+        f"{_not_in('objoid', 'relations', _AND_RELATION)} AND {_not_in('objoid', 'own', _AND_PUBLICATION)}",
     ),
-    CatalogRows("pg_enum", excluded=_is_in("enumtypid", "types")),
+    CatalogRows("pg_enum", condition=_not_in("enumtypid", "types")),
     CatalogRows("pg_event_trigger"),
     CatalogRows("pg_extension"),
     CatalogRows("pg_foreign_data_wrapper"),
     CatalogRows("pg_foreign_server"),
     CatalogRows("pg_foreign_table", "ftrelid"),
-    CatalogRows("pg_index", "indexrelid", _is_in("indrelid", "relations")),
-    CatalogRows("pg_inherits", "inhrelid, inhseqno", _is_in("inhrelid", "relations")),
+    CatalogRows("pg_index", "indexrelid", _not_in("indrelid", "relations")),
+    CatalogRows("pg_inherits", "inhrelid, inhseqno", _not_in("inhrelid", "relations")),
     CatalogRows("pg_init_privs", "classoid, objoid, objsubid"),
     CatalogRows("pg_language"),
-    CatalogRows("pg_namespace", excluded=_is_in("pg_namespace.oid", "schemas")),
-    CatalogRows("pg_opclass", excluded=_is_in("opcnamespace", "schemas")),
-    CatalogRows("pg_operator", excluded=_is_in("oprnamespace", "schemas")),
-    CatalogRows("pg_opfamily", excluded=_is_in("opfnamespace", "schemas")),
-    CatalogRows("pg_partitioned_table", "partrelid", _is_in("partrelid", "relations")),
-    CatalogRows("pg_policy", excluded=_is_in("polrelid", "relations")),
-    CatalogRows("pg_proc", excluded=_is_in("pronamespace", "schemas")),
-    CatalogRows("pg_publication", excluded=_is_in("pg_publication.oid", "own")),
+    CatalogRows("pg_namespace", condition=_not_in("pg_namespace.oid", "schemas")),
+    CatalogRows("pg_opclass", condition=_not_in("opcnamespace", "schemas")),
+    CatalogRows("pg_operator", condition=_not_in("oprnamespace", "schemas")),
+    CatalogRows("pg_opfamily", condition=_not_in("opfnamespace", "schemas")),
+    CatalogRows("pg_partitioned_table", "partrelid", _not_in("partrelid", "relations")),
+    CatalogRows("pg_policy", condition=_not_in("polrelid", "relations")),
+    CatalogRows("pg_proc", condition=_not_in("pronamespace", "schemas")),
+    CatalogRows("pg_publication", condition=_not_in("pg_publication.oid", "own")),
     CatalogRows("pg_publication_namespace"),
-    CatalogRows("pg_publication_rel", excluded=_is_in("prpubid", "own")),
-    CatalogRows("pg_range", "rngtypid", _is_in("rngtypid", "types")),
-    CatalogRows("pg_rewrite", excluded=_is_in("ev_class", "relations")),
+    CatalogRows("pg_publication_rel", condition=_not_in("prpubid", "own")),
+    CatalogRows("pg_range", "rngtypid", _not_in("rngtypid", "types")),
+    CatalogRows("pg_rewrite", condition=_not_in("ev_class", "relations")),
     CatalogRows("pg_seclabel", "classoid, objoid, objsubid, provider"),
-    CatalogRows("pg_sequence", "seqrelid", _is_in("seqrelid", "relations")),
-    CatalogRows("pg_statistic_ext", excluded=_is_in("stxrelid", "relations")),
+    CatalogRows("pg_sequence", "seqrelid", _not_in("seqrelid", "relations")),
+    CatalogRows("pg_statistic_ext", condition=_not_in("stxrelid", "relations")),
     CatalogRows("pg_tablespace"),
     CatalogRows("pg_transform"),
-    CatalogRows("pg_trigger", excluded=_is_in("tgrelid", "relations")),
-    CatalogRows("pg_ts_config", excluded=_is_in("cfgnamespace", "schemas")),
+    CatalogRows("pg_trigger", condition=_not_in("tgrelid", "relations")),
+    CatalogRows("pg_ts_config", condition=_not_in("cfgnamespace", "schemas")),
     CatalogRows("pg_ts_config_map", "mapcfg, maptokentype, mapseqno"),
-    CatalogRows("pg_ts_dict", excluded=_is_in("dictnamespace", "schemas")),
-    CatalogRows("pg_ts_parser", excluded=_is_in("prsnamespace", "schemas")),
-    CatalogRows("pg_ts_template", excluded=_is_in("tmplnamespace", "schemas")),
-    CatalogRows("pg_type", excluded=_is_in("pg_type.oid", "types")),
+    CatalogRows("pg_ts_dict", condition=_not_in("dictnamespace", "schemas")),
+    CatalogRows("pg_ts_parser", condition=_not_in("prsnamespace", "schemas")),
+    CatalogRows("pg_ts_template", condition=_not_in("tmplnamespace", "schemas")),
+    CatalogRows("pg_type", condition=_not_in("pg_type.oid", "types")),
 )
 # By default, only superusers may read this catalog, because it contains passwords. pg_dump reads the view, which shows
 # a role only the options that it may use. If our role may not read the catalog, hash the view, which is all that it can
@@ -242,7 +249,7 @@ PUBLIC_CATALOGS = (
 def _part(catalog: CatalogRows) -> str:
     # Sums are exact. With XOR, a difference that many hashes have in common would cancel out.
     rows = f"SELECT '{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
-    return f"{rows} FROM {catalog.name}" + (f" WHERE NOT ({catalog.excluded})" if catalog.excluded else "")
+    return f"{rows} FROM {catalog.name}" + (f" WHERE {catalog.condition}" if catalog.condition else "")
 
 
 def _query(user_mappings: str) -> bytes:

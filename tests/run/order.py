@@ -29,6 +29,7 @@ LONG = (
     "tests/integration/test_cluster_pack.py",
     "tests/integration/test_speculation.py",
     "tests/integration/test_watch.py",
+    "tests/integration/test_statement_plans.py",
     "tests/spark/test_killed_executors.py",
     "tests/spark/test_executors_volume.py",
     "tests/integration/test_few_connections.py",

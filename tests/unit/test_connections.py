@@ -82,9 +82,9 @@ def test_an_unreachable_node_is_reported_with_the_reason_but_not_with_libpqs_gue
 
 
 def test_the_settings_of_the_startup_parameter_are_read_as_the_server_reads_them() -> None:
-    asked = wanted_settings(conninfo("host=h options='-c work_mem=4MB --enable-seqscan=off -c role=app -e'"))
+    asked = wanted_settings(conninfo("host=h options='-c temp_buffers=4MB --enable-seqscan=off -c role=app -e'"))
     assert asked.items() >= (PINNED_SETTINGS | KEEPALIVES | LATER_SETTINGS).items()
-    assert (asked["work_mem"], asked["enable_seqscan"], asked["role"]) == ("4MB", "off", "app")
+    assert (asked["temp_buffers"], asked["enable_seqscan"], asked["role"]) == ("4MB", "off", "app")
     assert asked["client_encoding"] == "UTF8"
     # Those that Cutline pins count more than the dsn's.
     assert wanted_settings(conninfo("host=h options='-c datestyle=SQL'"))["datestyle"] == "ISO, YMD"

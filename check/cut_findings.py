@@ -23,7 +23,7 @@ from cutline.snapshots.records.commit import CutRecord
 from cutline.wal.cut.cut_events import FleetEvents
 from cutline.wal.cut.cut_values import Cut, InDoubt, NodeCut, Undecided
 from cutline.wal.cut.resolve import NodeWindow
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, are_of
 
 FIELDS = ("local_transactions", "last_commit_at")
 TOTALS = ("global_transactions", "included_early", "in_flight")
@@ -36,8 +36,9 @@ TRANSACTION = "transaction"
 
 def differences(stored: CutRecord, resolved: Cut, windows: Mapping[str, NodeWindow]) -> Iterator[Conflict]:
     """Yield the differences between a cut in its commit and the cut that its archived events define."""
+    cuts = stored.by_node
     for again in resolved.nodes:
-        node, window = stored.of(again.node), windows[again.node]
+        node, window = cuts[again.node], windows[again.node]
         for detail, global_id in _of_node(node, again, window):
             yield Conflict("cut", f"cut {stored.id}: {detail}", node=again.node, global_id=global_id)
     for name in TOTALS:
@@ -102,7 +103,7 @@ def _position(entry: Undecided | InDoubt | Lsn) -> Lsn:
 def _parts(window: NodeWindow) -> pa.Table:
     """Return the PREPAREs, and the one-phase commits with a global id, in a window."""
     events = window.events
-    parts = events.filter(to_mask(np.isin(to_numpy(events["op"]), (PREPARE, COMMIT))))
+    parts = events.filter(to_mask(are_of(to_numpy(events["op"]), (PREPARE, COMMIT))))
     return parts.filter(pc.is_valid(parts["global_id"]))
 
 
@@ -132,6 +133,8 @@ def lost_prepares(window: NodeWindow, before: Lsn) -> list[tuple[str, Lsn]]:
     """
     events = window.events
     op, lsn, xid = (to_numpy(events[name]) for name in ("op", "lsn", "xid"))
+    if not (op == COMMIT_PREPARED).any():
+        return []
     # Events of one transaction have the same xid and the same gid, from which the chain's one rule made the global id.
     waiting = [part for part in window.in_doubt if part.is_prepared]
     names = pa.concat_arrays(
@@ -176,6 +179,8 @@ def shared_parts(events: FleetEvents, stored: CutRecord, nodes: tuple[str, ...])
     `nodes` are the shards, in the order of their numbers in `events`.
     """
     prepared = events.prepared
+    if not len(prepared):
+        return SharedParts(0, 0, ())
     cuts = [stored.of(node) for node in nodes]
     position = np.array([cut.position for cut in cuts], np.int64)[prepared.node]
     undecided = _are_at(events, cuts, [[entry.lsn for entry in cut.undecided] for cut in cuts])
@@ -220,6 +225,8 @@ def decided_differently(events: FleetEvents, windows: Mapping[str, NodeWindow]) 
     An attempt that was rolled back on a node does not count if the same gid was prepared there again. Nor does it count
     if it ended, by the clocks of the nodes, before the transaction was prepared on the other node.
     """
+    if not events.undone.any():
+        return
     nodes, width = tuple(windows), len(windows)
     prepared, committed = events.prepared, events.committed
     part = prepared.gid * width + prepared.node

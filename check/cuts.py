@@ -7,7 +7,7 @@ most READS_AT_ONCE segments that are being read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,11 +29,11 @@ from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_events import FleetEvents, fleet_events
-from cutline.wal.cut.cut_values import InDoubt, Undecided
+from cutline.wal.cut.cut_values import InDoubt, NodeCut, Undecided
 from cutline.wal.cut.markers import Marker, marker_from_bytes
 from cutline.wal.cut.resolve import GlobalIdReusedError, NodeWindow, resolve_events
 from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
 
 # Reading a small segment consists mostly of waiting for the store.
@@ -44,15 +44,29 @@ NAMED_MAX, DOUBTS_MAX = 100, 5
 
 @dataclass(frozen=True, slots=True)
 class StoredEvents:
-    """The events of segments in the store. `kept` has Arrow streams of those that were read before, by object key."""
+    """The events of segments in the store. `kept` has Arrow streams of those that were read before, by object key.
+
+    `held` has the rows of some segments, if the driver holds the archives.
+    """
 
     store: ObjectStore
     kept: Mapping[str, bytes] = field(default_factory=dict)
+    held: HeldObjects | None = None
 
     def read(self, segment: Segment) -> pa.Table:
         """Return the segment's events, read from the store if they were not kept; raises ObjectDamagedError."""
+        if self.held is not None and (rows := self.held.rows.get(segment.key)):
+            return rows.part(segment.changes)
         stream = self.kept.get(segment.key)
         return read_events(self.store, segment) if stream is None else from_stream(stream)
+
+    def read_all(self, segments: Sequence[Segment]) -> list[pa.Table]:
+        """Return the events of each segment, as `read` does; READS_AT_ONCE are read from the store at once."""
+        were_read = self.kept if self.held is None else self.held.rows
+        if all(segment.key in were_read for segment in segments):
+            return [self.read(segment) for segment in segments]
+        with ThreadPoolExecutor(READS_AT_ONCE) as threads:
+            return list(threads.map(self.read, segments))
 
 
 def check_cuts(
@@ -71,7 +85,7 @@ def check_cuts(
     for commit in known:
         for archive in archives:
             archive.extend(commit)
-            archive.end_window(commit)
+        _end_windows(archives, commit)
     for commit in chain.commits[len(known) :]:
         if findings.damaged & set(chain.full.primaries):
             return compared
@@ -102,8 +116,7 @@ def check_cuts(
             for conflict in differences(commit.cut, cut, windows):
                 findings.conflict(conflict)
             note_marks(commit, windows, findings)
-        for archive in archives:
-            archive.end_window(commit)
+        _end_windows(archives, commit)
         progress.advance(1)
     return compared
 
@@ -136,8 +149,9 @@ def _lost_prepares(windows: Mapping[str, NodeWindow], commit: Commit, *, is_last
 
     Those after the cut belong to the next cut, if there is one.
     """
+    cuts = commit.cut.by_node
     for node, window in windows.items():
-        cut = commit.cut.of(node)
+        cut = cuts[node]
         for global_id, position in lost_prepares(window, cut.finish if is_last else cut.position):
             detail = f"the archive contains the COMMIT PREPARED of the transaction, at {position}, but not its PREPARE"
             yield Conflict("transaction", detail, node=node, global_id=global_id)
@@ -179,24 +193,29 @@ class _ShardArchive:
         ends, op = to_numpy(events["end_lsn"]), to_numpy(events["op"])
         return int(np.count_nonzero((ends > begin) & (ends <= finish) & (op != MARKER)))
 
-    def end_window(self, commit: Commit) -> None:
-        cut, last = commit.cut.of(self.shard), commit.idle.get(self.shard)
+    def end_window(self, cut: NodeCut, last: Segment | None) -> None:
+        """Begin the window after a cut; `last` is the last segment of the archive if the shard was idle."""
         self.idle_range = (last.through, cut.finish) if last else None
         self.position, self.undecided, self.in_doubt = cut.position, cut.undecided, cut.in_doubt
         self.last_commit_at = cut.last_commit_at
 
 
+def _end_windows(archives: list[_ShardArchive], commit: Commit) -> None:
+    cuts = commit.cut.by_node
+    for archive in archives:
+        archive.end_window(cuts[archive.shard], commit.idle.get(archive.shard))
+
+
 def _read_windows(archives: list[_ShardArchive], commit: Commit, stored: StoredEvents) -> dict[str, NodeWindow]:
     """Read every shard's events between the previous cut and the commit's cut; raises ObjectDamagedError."""
     listed = [(archive.shard, segment) for archive in archives for segment in archive.extend(commit)]
-    with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        event_tables = threads.map(lambda entry: stored.read(entry[1]).cast(SEGMENT_SCHEMA), listed)
-        tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
-        for (shard, _), table in zip(listed, event_tables, strict=True):
-            tables[shard].append(table)
+    tables = {archive.shard: [pa.Table.from_batches([], SEGMENT_SCHEMA)] for archive in archives}
+    for (shard, _), table in zip(listed, stored.read_all([segment for _, segment in listed]), strict=True):
+        tables[shard].append(table)
     windows: dict[str, NodeWindow] = {}
+    cuts = commit.cut.by_node
     for archive in archives:
-        cut, events = commit.cut.of(archive.shard), pa.concat_tables(tables[archive.shard])
+        cut, events = cuts[archive.shard], pa.concat_tables(tables[archive.shard])
         windows[archive.shard] = NodeWindow(
             archive.position,
             cut.start,
@@ -224,16 +243,14 @@ def check_markers(
             continue
         idle, known = chain.last.idle.get(node), () if after is None else chain.commits[: after + 1]
         was_idle = known[-1].idle.get(node) if known else None
-        awaited = [
-            commit for commit in known if was_idle and commit.cut.of(chain.shard_of(node)).start >= was_idle.through
-        ]
+        cuts = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True))
+        awaited = [(commit, cut) for commit, cut in cuts[: len(known)] if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}
         for content, position in contents.items():
             # The archive also contains the markers of other chains.
             with suppress(ValueError):
                 positions[marker_from_bytes(content)] = position
-        for commit in (*awaited, *chain.commits[len(known) :]):
-            cut = commit.cut.of(chain.shard_of(node))
+        for commit, cut in (*awaited, *cuts[len(known) :]):
             if idle is not None and cut.start >= idle.through:
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):

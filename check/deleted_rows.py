@@ -29,7 +29,7 @@ from cutline.columns.arrow_numbers import to_flags, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, xxhash64
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold.sources import SegmentSource
-from cutline.wal.segments.segments import CHANGES, DELETE, TRUNCATE
+from cutline.wal.segments.segments import CHANGES, DELETE, TRUNCATE, are_of
 
 # The driver holds four bytes for each key that a segment writes. With more changes than this, nothing is looked for.
 CHANGES_MAX = 16 << 20
@@ -44,7 +44,8 @@ class KeyDeletes:
 
     `written` are the upper halves of the salted hashes of the keys that the segment writes, each once. `truncated` has
     the position of the last TRUNCATE of each group. `truncates` are the groups and positions of all TRUNCATEs that no
-    two-phase transaction made; `last_changes` has the position of the last change of each group.
+    two-phase transaction made; `last_changes` has the group and the position of the last change of each group, in each
+    segment that was read.
     """
 
     hashes: Hashes
@@ -53,7 +54,7 @@ class KeyDeletes:
     written: npt.NDArray[np.uint32]
     truncated: Mapping[int, int] = field(default_factory=dict)
     truncates: tuple[tuple[int, int], ...] = ()
-    last_changes: Mapping[int, int] = field(default_factory=dict)
+    last_changes: tuple[tuple[int, int], ...] = ()
 
 
 class _KeyChanges(NamedTuple):
@@ -67,27 +68,33 @@ class _KeyChanges(NamedTuple):
 
 @dataclass(slots=True)
 class DeletedKeys:
-    """Collects the KeyDeletes of a segment that is being read; `forms` are those of the node's tables."""
+    """Collects the KeyDeletes of segments that are being read; `forms` are those of the node's tables.
+
+    With `ends`, these are several, of which each but the last ends at one of these positions.
+    """
 
     segment: SegmentSource
     forms: TableForms
+    ends: tuple[Lsn, ...] = ()
     _deletes: list[_KeyChanges] = field(default_factory=list)
     _writes: list[_KeyChanges] = field(default_factory=list)
     _truncated: dict[int, int] = field(default_factory=dict)
     _truncates: list[tuple[int, int]] = field(default_factory=list)
-    _last_changes: dict[int, int] = field(default_factory=dict)
+    _last_changes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, table: pa.Table) -> None:
         """Add rows of the segment in the schema at the cut."""
         op, lsn, group = (to_numpy(table[name]) for name in ("op", "lsn", "group"))
-        counts = np.isin(op, CHANGES) & (lsn < self.segment.position)
+        counts = are_of(op, CHANGES) & (lsn < self.segment.position)
         if self.segment.excluded:
             counts &= ~np.isin(lsn, np.fromiter(self.segment.excluded, np.int64))
         if not counts.any():
             return
-        groups, last = _last_by_group(group[counts], lsn[counts])
-        for number, at in zip(groups.tolist(), last.tolist(), strict=True):  # bounded by the number of tables
-            self._last_changes[number] = max(at, self._last_changes.get(number, 0))
+        place = np.searchsorted(self.ends, lsn[counts], side="right")
+        groups, places, last = _last_by_group(group[counts], place, lsn[counts])
+        # Bounded by the number of tables and segments.
+        for number, of, at in zip(groups.tolist(), places.tolist(), last.tolist(), strict=True):
+            self._last_changes[number, of] = max(at, self._last_changes.get((number, of), 0))
         is_truncate = counts & (op == TRUNCATE)
         if is_truncate.any():
             is_local = is_truncate & to_flags(table["global_id"].is_null().combine_chunks())
@@ -135,13 +142,15 @@ class DeletedKeys:
 
     def _report(self, hashes: Hashes, groups: Ints, lsn: Ints, written: npt.NDArray[np.uint32]) -> KeyDeletes:
         truncates = tuple(self._truncates)
-        return KeyDeletes(hashes, groups, lsn, written, self._truncated, truncates, self._last_changes)
+        last = tuple((number, at) for (number, _), at in self._last_changes.items())
+        return KeyDeletes(hashes, groups, lsn, written, self._truncated, truncates, last)
 
 
-def _last_by_group(group: Ints, lsn: Ints) -> tuple[Ints, Ints]:
-    """Return each run of rows of one group, and the highest position in it."""
-    starts = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
-    return group[starts], np.maximum.reduceat(lsn, starts)
+def _last_by_group(group: Ints, place: Ints, lsn: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return each run of rows of one group in one place, and the highest position in it."""
+    is_new = (group[1:] != group[:-1]) | (place[1:] != place[:-1])
+    starts = np.flatnonzero(np.concatenate([[True], is_new]))
+    return group[starts], place[starts], np.maximum.reduceat(lsn, starts)
 
 
 def _first(hashes: Hashes, lsn: Ints, seq: Ints) -> Ints:

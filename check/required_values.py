@@ -25,7 +25,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.snapshots.ddl.described_ddl import Description
 from cutline.snapshots.fold.sources import SegmentSource
 from cutline.snapshots.records.chain import Chain
-from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT
+from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT, are_of
 
 BACKSLASH, TAB, LINE_END, N = (np.uint8(ord(character)) for character in "\\\t\nN")
 # A table has fewer columns than this.
@@ -123,7 +123,7 @@ def check_changes(forms: TableForms, table: pa.Table, segment: SegmentSource, re
     for batch in table.to_batches():
         op, lsn, group = (to_numpy(batch.column(name)) for name in ("op", "lsn", "group"))
         # In the other kinds of changes, the row is a key, an old row or nothing.
-        chosen = np.isin(op, (INSERT, UPSERT, PARTIAL)) & (lsn < segment.position)
+        chosen = are_of(op, (INSERT, UPSERT, PARTIAL)) & (lsn < segment.position)
         if segment.excluded:
             chosen &= ~np.isin(lsn, np.fromiter(segment.excluded, np.int64))
         if not chosen.any():

@@ -31,6 +31,7 @@ from cutline.wal.segments.segments import (
     PARTIAL,
     PREPARE,
     ROLLBACK_PREPARED,
+    are_of,
 )
 
 # In place of the hash of a global id, and of a number of changes.
@@ -45,6 +46,9 @@ MULTIPLIERS = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2A
 class SegmentTransactions:
     """The transactions of a segment that is read table by table; `held` says which WAL it holds.
 
+    With `others`, these are several segments, in order, each of which ends where a transaction ends; `held` is the
+    first. If they contradict their transactions together, so does one of them.
+
     Its last transaction may be open: then the segment has only the beginning. `continued` is the transaction that
     the segment before it has begun. `base` is where the node's slot was created. `forms` are those of the node's
     tables; without them, the halves of UPDATEs are not checked. `is_open_prepared` says whether the open transaction is
@@ -55,9 +59,10 @@ class SegmentTransactions:
     base: Lsn = ORIGIN
     continued: OpenTransaction | None = None
     forms: TableForms | None = None
+    others: tuple[Segment, ...] = ()
     is_open_prepared: bool | None = None
-    # n by 4: the position, the xid, the hash of the global id and the number of changes, of runs of changes and of the
-    # events that end transactions.
+    # n by 5: the position, the xid, the hash of the global id, the number of changes and the place of the segment, of
+    # runs of changes and of the events that end transactions.
     _changes: list[Ints] = field(default_factory=list)
     _ends: list[Ints] = field(default_factory=list)
     # n by 2: where the records of events begin and end. The xids of transactions that end, and that are decided.
@@ -66,33 +71,36 @@ class SegmentTransactions:
     _decided: list[Ints] = field(default_factory=list)
     _halves: _Halves = field(default_factory=lambda: _Halves())
 
-    def add(self, table: pa.Table) -> None:
-        """Check rows of the segment (SEGMENT_SCHEMA)."""
+    def add(self, table: pa.Table, place: Ints | None = None) -> None:
+        """Check rows of the segments (SEGMENT_SCHEMA); `place` says which of them has each row, the first being 0."""
         op = to_numpy(table["op"])
-        is_change = np.isin(op, CHANGES)
+        is_change = are_of(op, CHANGES)
+        places = np.zeros(len(op), np.int64) if place is None else place
         # Changes and events are in separate row groups: copy no rows without need.
         for chosen, check in ((~is_change, self._add_events), (is_change, self._add_changes)):
             if chosen.any():
-                check(table if chosen.all() else table.filter(to_mask(chosen)))
+                check(table if chosen.all() else table.filter(to_mask(chosen)), places[chosen])
 
-    def _add_events(self, events: pa.Table) -> None:
+    def _add_events(self, events: pa.Table, place: Ints) -> None:
         op, lsn, end = (to_numpy(events[name]) for name in ("op", "lsn", "end_lsn"))
-        held = self.held
+        held, segments = self.held, (self.held, *self.others)
+        after = np.array([segment.after for segment in segments], np.int64)[place]
+        through = np.array([segment.through for segment in segments], np.int64)[place]
         # A transaction that was prepared before the slot was created is decoded at its COMMIT PREPARED.
         is_early = (op == PREPARE) & (end <= self.base)
-        is_outside = ((end <= held.after) | (end > held.through)) & ~is_early
+        is_outside = ((end <= after) | (end > through)) & ~is_early
         if is_outside.any():
             at = Lsn(int(end[is_outside].min()))
             what = f"an event that ends at {at}, but it holds the WAL from {held.after} to {held.through}"
             raise RowsInvalidError(f"it contains {what}")
         # The `lsn` of a ROLLBACK PREPARED is the end of the PREPARE. A marker's is its end.
-        has_begin = np.isin(op, (COMMIT, PREPARE, COMMIT_PREPARED))
-        is_outside = (end < lsn) | (has_begin & (lsn < held.after) & ~is_early)
+        has_begin = are_of(op, (COMMIT, PREPARE, COMMIT_PREPARED))
+        is_outside = (end < lsn) | (has_begin & (lsn < after) & ~is_early)
         if is_outside.any():
-            begin, through = (Lsn(int(column[is_outside.argmax()])) for column in (lsn, end))
-            what = f"an event that begins at {begin} and ends at {through}, but it holds the WAL from {held.after}"
+            begin, finish = (Lsn(int(column[is_outside.argmax()])) for column in (lsn, end))
+            what = f"an event that begins at {begin} and ends at {finish}, but it holds the WAL from {held.after}"
             raise RowsInvalidError(f"it contains {what}")
-        is_end = np.isin(op, ENDS)
+        is_end = are_of(op, ENDS)
         if held.open is not None and (lsn[is_end] >= held.open.lsn).any():
             raise RowsInvalidError(f"it contains the end of the transaction at {held.open.lsn}, or of a later one")
         self._records.append(np.stack([lsn, end], axis=1)[is_end | (op == COMMIT_PREPARED)])
@@ -100,12 +108,12 @@ class SegmentTransactions:
         if (is_outside := (xid < 0) | (xid >= XIDS)).any():
             raise RowsInvalidError(f"it contains an event of transaction {int(xid[is_outside][0])}, which is no xid")
         self._ended.append(xid[is_end])
-        self._decided.append(xid[np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED))])
+        self._decided.append(xid[are_of(op, (COMMIT_PREPARED, ROLLBACK_PREPARED))])
         names = np.where(op == PREPARE, _hashes_of_names(events["global_id"]), NO_GLOBAL_ID)
         changes = to_numpy(events["changes"].fill_null(NOT_COUNTED))
-        self._ends.append(np.stack([lsn, xid, names, changes], axis=1)[is_end])
+        self._ends.append(np.stack([lsn, xid, names, changes, place], axis=1)[is_end])
 
-    def _add_changes(self, changes: pa.Table) -> None:
+    def _add_changes(self, changes: pa.Table, place: Ints) -> None:
         lsn, end, xid = (to_numpy(changes[name]) for name in ("lsn", "end_lsn", "xid"))
         if (lsn != end).any():
             at = int((lsn != end).argmax())
@@ -114,13 +122,14 @@ class SegmentTransactions:
         self._check_spanning(changes, lsn)
         if self.forms is not None:
             self._halves.add(changes, self.forms)
-        columns = (lsn, xid, _hashes_of_names(changes["global_id"]))
+        columns = (lsn, xid, _hashes_of_names(changes["global_id"]), place)
         # A transaction's changes are next to each other.
         is_new = np.ones(len(lsn), np.bool_)
         is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
         starts = np.flatnonzero(is_new)
         counts = np.diff(starts, append=len(lsn))
-        self._changes.append(np.stack([*(column[starts] for column in columns), counts], axis=1))
+        *which, places = (column[starts] for column in columns)
+        self._changes.append(np.stack([*which, counts, places], axis=1))
 
     def _check_spanning(self, changes: pa.Table, lsn: Ints) -> None:
         """Check the changes of transactions that span segments: each segment has those after the segment before it."""
@@ -150,9 +159,9 @@ class SegmentTransactions:
         """Check what only the whole segment shows: that each transaction ends once, as its changes say."""
         self._halves.end()
         self._check_records()
-        changes = np.concatenate([np.empty((0, 4), np.int64), *self._changes])
+        changes = np.concatenate([np.empty((0, 5), np.int64), *self._changes])
         # No change has the position -1.
-        ends = np.concatenate([[[-1, -1, -1, 0]], *self._ends]).astype(np.int64)
+        ends = np.concatenate([[[-1, -1, -1, 0, 0]], *self._ends]).astype(np.int64)
         ends = ends[np.argsort(ends[:, 0], kind="stable")]
         ended = changes
         if self.held.open is not None:
@@ -160,7 +169,7 @@ class SegmentTransactions:
             _check_same(changes[is_open], changes[is_open][:1])
             ended = changes[~is_open]
         found = ends[np.minimum(np.searchsorted(ends[:, 0], ended[:, 0]), len(ends) - 1)]
-        if (without := ended[:, 0][found[:, 0] != ended[:, 0]]).size:
+        if (without := ended[:, 0][(found[:, (0, 4)] != ended[:, (0, 4)]).any(axis=1)]).size:
             raise RowsInvalidError(f"it contains changes at {Lsn(int(without.min()))}, where no transaction ends")
         _check_same(ended, found)
         self._check_numbers(changes, ends)

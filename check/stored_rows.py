@@ -67,7 +67,16 @@ from cutline.columns.lines import (
     find_byte,
 )
 from cutline.nodes.groups import Group, copy_line
-from cutline.wal.segments.segments import CHANGES, DELETE, EVERY_PARTITION, INSERT, PARTIAL, TRUNCATE, UPSERT
+from cutline.wal.segments.segments import (
+    CHANGES,
+    DELETE,
+    EVERY_PARTITION,
+    INSERT,
+    PARTIAL,
+    TRUNCATE,
+    UPSERT,
+    are_of,
+)
 
 UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
 DATE_CHARACTERS, TIMESTAMP_CHARACTERS, UTC_OFFSET = len("2000-01-01"), len("2000-01-01 00:00:00"), b"+00"
@@ -229,7 +238,7 @@ class SegmentChecks:
 
     def add(self, table: pa.Table) -> None:
         """Check rows of the segment (SEGMENT_SCHEMA)."""
-        is_change = np.isin(to_numpy(table["op"]), CHANGES)
+        is_change = are_of(to_numpy(table["op"]), CHANGES)
         if not is_change.any():
             return
         # Changes and events are in separate row groups, and a row may be 1 GB: copy no rows without need.
@@ -279,7 +288,7 @@ def _check_changes(batch: pa.RecordBatch, forms: TableForms) -> None:
     if is_wrong.any():
         name = forms.table(int(form[is_wrong.argmax()]))
         raise RowsInvalidError(f"a TRUNCATE of {name} has a key, a row or a partition")
-    of_keyed, of_others = np.isin(op, (UPSERT, PARTIAL)), op == INSERT
+    of_keyed, of_others = are_of(op, (UPSERT, PARTIAL)), op == INSERT
     is_wrong = ~(is_truncate | is_delete | np.where(has_key, of_keyed, of_others))
     if is_wrong.any():
         at = int(is_wrong.argmax())

@@ -8,15 +8,17 @@ should hold.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cutline.check.copies import Copies
 from cutline.check.cuts import READS_AT_ONCE
@@ -30,8 +32,8 @@ from cutline.check.stored_rows import RowsInvalidError, SegmentChecks
 from cutline.check.table_forms import TableForms, forms_of_shards
 from cutline.check.transaction_parts import PartReport, PartRules, reduce_parts
 from cutline.check.truncates import note_contradicted
-from cutline.columns.arrow_numbers import to_numpy
-from cutline.columns.bytes_column import BytesColumn, column_of, from_list, xxhash64
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.bytes_column import BytesColumn, Ints, column_of, from_list, xxhash64
 from cutline.columns.row_batches import to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress, Silent
@@ -50,17 +52,25 @@ from cutline.snapshots.fold.changes import (
 from cutline.snapshots.fold.sources import (
     SegmentSource,
     Sources,
+    are_small,
     converted_to_cut,
     declared_metadata,
     open_body,
-    open_object,
-    own_definitions,
     read_opened,
     read_tables,
+    runs_of,
 )
 from cutline.snapshots.records.chain import Chain
 from cutline.spark.sent_values import InDriver, broadcast
-from cutline.spark.spark_jobs import Dealing, NodeShares, SparkSource, run_tasks, shared_problem
+from cutline.spark.spark_jobs import (
+    LANES_AT_LEAST,
+    Dealing,
+    NodeShares,
+    SparkSource,
+    if_shared,
+    run_tasks,
+    shared_problem,
+)
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -75,6 +85,9 @@ from cutline.wal.segments.segments import (
     ROLLBACK_PREPARED,
     SEGMENT_SCHEMA,
     TRUNCATE,
+    are_of,
+    check_event_count,
+    event_row_groups,
     events_offset,
     read_events,
     seal_fits,
@@ -200,6 +213,7 @@ def changes_by_node(sources: Sources, reports: MutableMapping[str, bytes | None]
 # The driver keeps at most this many events from primaries (10 to 30 bytes each, compressed), so that their segments are
 # not read again.
 EVENTS_MAX = 2_000_000
+RUNS_PER_READER = 2
 ROW_COUNTS = ("changes", "events", "changes with values left out", "truncates")
 
 
@@ -231,6 +245,9 @@ class StreamTask:
     with_deletes: bool = False
     required: Any = None
     is_compared: bool = True
+
+
+StreamRun: TypeAlias = tuple[StreamTask, ...]
 
 
 class MarkerMessage(NamedTuple):
@@ -266,62 +283,198 @@ class StreamReport:
 
 def hash_stream(task: StreamTask) -> StreamReport:
     """Read and hash the whole segment; also read its events as create does, without the changes."""
-    store, source = HeldObjects.of(task.store), task.segment.source
-    parts: list[Sums] = []
-    markers: list[MarkerMessage] = []  # two per cut
-    counts, groups = np.zeros(len(ROW_COUNTS), np.int64), set[int]()
-    last = LastChanges(task.last) if task.last else None
+    return hash_run((task,))[0]
+
+
+def hash_run(tasks: StreamRun) -> list[StreamReport]:
+    """Read and hash each segment as `hash_stream` does; the tasks are a run (`runs_of`).
+
+    The rows of all segments are checked and hashed together. If that finds a problem, each segment is read alone, so
+    that its report is the same as without the others. The first report has the hashes and the deletes of all.
+    """
     try:
-        body = read_listed(store.open(), source.node, source.key, (source.size, source.digest))
+        return _hash_run(tasks)
+    except (RowsInvalidError, SnapshotError) as error:
+        source = tasks[0].segment.source
+        if isinstance(error, RowsInvalidError):
+            error = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
+        problem = report_of(error)
+        if len(tasks) == 1 or if_shared(problem):
+            return [StreamReport(None, problem=problem) for _ in tasks]
+        return [hash_stream(task) for task in tasks]
+
+
+def _hash_run(tasks: StreamRun) -> list[StreamReport]:
+    store = HeldObjects.of(tasks[0].store).open()
+    segments = [_OpenSegment.of(task, store) for task in tasks]
+    rows = _RowChecks.of(tasks, segments[0].forms)
+    if len(tasks) == 1:
+        (segment,) = segments
+        for number, table in enumerate(segment.read()):
+            rows.add(table, np.zeros(len(table), np.int64))
+            segment.add(number, table)
+    elif not are_small(segment.file for segment in segments) or any(
+        segment.forms is not rows.forms for segment in segments
+    ):
+        # If the forms differ, some segments have definitions that no commit lists.
+        return [report for task in tasks for report in _hash_run((task,))]
+    else:
+        read = [list(segment.read()) for segment in segments]
+        counts = [sum(map(len, tables)) for tables in read]
+        together = _joined([table for tables in read for table in tables])
+        rows.add(together, np.repeat(np.arange(len(counts)), counts))
+        for segment, tables in zip(segments, read, strict=True):
+            for number, table in enumerate(tables):
+                segment.add(number, table)
+    for segment in segments:
+        segment.check_counts()
+    rows.checks.end(lambda: (table for segment in segments for table in segment.read()))
+    rows.transactions.end()
+    sums, deletes = combine_all(rows.parts, 2), rows.deletes.report() if rows.deletes else None
+    first, *others = [segment.report(rows.transactions) for segment in segments]
+    nothing = combine_all([], 2)
+    if len(tasks) > 1 and isinstance(held := tasks[0].store, HeldObjects):
+        sizes = [task.segment.segment.changes + task.segment.segment.events for task in tasks]
+        held.keep_rows(together, dict(zip([task.segment.source.key for task in tasks], sizes, strict=True)))
+    return [replace(first, sums=sums, deletes=deletes), *(replace(report, sums=nothing) for report in others)]
+
+
+@dataclass(slots=True)
+class _RowChecks:
+    """The checks and hashes of rows that need not know which segment of a run has them; `task` is the first's."""
+
+    task: StreamTask
+    forms: TableForms
+    checks: SegmentChecks
+    transactions: SegmentTransactions
+    deletes: DeletedKeys | None
+    parts: list[Sums] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tasks: StreamRun, forms: TableForms) -> _RowChecks:
+        task, (segment, *others) = tasks[0], [task.segment.segment for task in tasks]
+        transactions = SegmentTransactions(segment, task.base, task.continued, forms, tuple(others))
+        ends = tuple(segment.through for segment in (segment, *others)[:-1])
+        deletes = DeletedKeys(task.segment, forms, ends) if task.with_deletes else None
+        return cls(task, forms, SegmentChecks(forms), transactions, deletes)
+
+    def add(self, table: pa.Table, place: Ints) -> None:
+        """Add stored rows (SEGMENT_SCHEMA); `place` says which segment of the run has each.
+
+        Raises RowsInvalidError or ObjectDamagedError.
+        """
+        self.checks.add(table)
+        self.transactions.add(table, place)
+        for converted in converted_to_cut(table, self.task.segment):
+            if self.task.is_compared:
+                self.parts.append(_hash_table(self.task, converted))
+            if self.task.required:
+                check_changes(self.forms, converted, self.task.segment, self.task.required.value)
+            if self.deletes:
+                self.deletes.add(converted)
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    """A segment that is being read: its bytes, footer and metadata agree with its commit. `forms` include its own.
+
+    Every method raises RowsInvalidError or ObjectDamagedError.
+    """
+
+    task: StreamTask
+    store: ObjectStore
+    file: pq.ParquetFile
+    forms: TableForms
+    first_changes: Mapping[int, Lsn]
+    event_groups: frozenset[int]
+    last: LastChanges | None
+    counts: Ints = field(default_factory=lambda: np.zeros(len(ROW_COUNTS), np.int64))
+    groups: set[int] = field(default_factory=set)
+    markers: list[MarkerMessage] = field(default_factory=list)  # two per cut
+    events: list[pa.Table] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, task: StreamTask, store: ObjectStore) -> _OpenSegment:
+        """Read and open the task's segment."""
+        source, segment = task.segment.source, task.segment.segment
+        body = read_listed(store, source.node, source.key, (source.size, source.digest))
         file = open_body(body, source)
         metadata = declared_metadata(file)
-        _check_seal(body, metadata, task.segment.segment)
-        del body
-        forms = known_forms(task.forms.value, own_definitions(file).values())
-        checks = SegmentChecks(forms)
-        transactions = SegmentTransactions(task.segment.segment, task.base, task.continued, forms)
-        deletes = DeletedKeys(task.segment, forms) if task.with_deletes else None
-        for table in read_opened(file, source, SEGMENT_SCHEMA):
-            checks.add(table)
-            transactions.add(table)
-            op = np.asarray(table["op"].to_numpy())
-            counts += _count_rows(op)
-            groups |= _groups_in(table)
-            messages = table.filter(pa.array(op == MARKER))
+        _check_seal(body, metadata, segment)
+        forms = known_forms(task.forms.value, [definition.group for definition in metadata.definitions])
+        return cls(
+            task,
+            store,
+            file,
+            forms,
+            metadata.first_changes,
+            frozenset(event_row_groups(file.metadata, segment.changes)),
+            LastChanges(task.last) if task.last else None,
+        )
+
+    def read(self) -> Iterator[pa.Table]:
+        """Read the rows (SEGMENT_SCHEMA), a row group at a time."""
+        return read_opened(self.file, self.task.segment.source, SEGMENT_SCHEMA)
+
+    def add(self, number: int, table: pa.Table) -> None:
+        """Add the rows of a row group, whose groups `forms` has."""
+        op = to_numpy(table["op"])
+        self.counts += _count_rows(op)
+        self.groups |= _groups_in(table)
+        if (is_marker := op == MARKER).any():
+            messages = table.filter(to_mask(is_marker))
             positions = map(Lsn, messages["lsn"].to_pylist())
-            markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
-            for converted in converted_to_cut(table, task.segment):
-                if task.is_compared:
-                    parts.append(_hash_table(task, converted))
-                if task.required:
-                    check_changes(forms, converted, task.segment, task.required.value)
-                if deletes:
-                    deletes.add(converted)
-            if last:
-                last.add(table)
-        _check_counts(task, tuple(counts.tolist()))
-        checks.end(lambda: read_opened(open_object(store.open(), source), source, SEGMENT_SCHEMA))
-        transactions.end()
-        _check_events(store.open(), task.segment.segment, file.metadata)
-        events = _read_events(store.open(), task.segment.segment)
-    except RowsInvalidError as error:
-        damage = ObjectDamagedError(key=source.key, kind=error.kind, node=source.node, detail=str(error))
-        return StreamReport(None, problem=report_of(damage))
-    except SnapshotError as error:
-        return StreamReport(None, problem=report_of(error))
-    return StreamReport(
-        combine_all(parts, 2),
-        task.segment.segment.changes,
-        tuple(markers),
-        last=last.report() if last else None,
-        events=to_stream(events) if task.with_events else None,
-        parts=reduce_parts(events, source.node, task.parts.value) if task.parts else None,
-        lacks_end=transactions.lacks_end,
-        is_open_prepared=transactions.is_open_prepared,
-        deletes=deletes.report() if deletes else None,
-        groups=frozenset(groups - {NO_GROUP}),
-        first_changes=metadata.first_changes,
-    )
+            self.markers += map(MarkerMessage, messages["row"].to_pylist(), positions)
+        if number in self.event_groups and not self._has_end_alone:
+            self.events.append(table)
+        if self.last:
+            self.last.add(table)
+
+    def check_counts(self) -> None:
+        """Check that all rows were read."""
+        _check_counts(self.task, tuple(self.counts.tolist()))
+
+    def report(self, transactions: SegmentTransactions) -> StreamReport:
+        """Check the events as create reads them, and return the segment's report, without hashes and deletes."""
+        task, segment = self.task, self.task.segment.segment
+        _check_events(self.store, segment, self.file.metadata)
+        events = self._read_events()
+        return StreamReport(
+            None,
+            segment.changes,
+            tuple(self.markers),
+            last=self.last.report() if self.last else None,
+            events=to_stream(events) if task.with_events else None,
+            parts=reduce_parts(events, segment.node, task.parts.value) if task.parts else None,
+            lacks_end=transactions.lacks_end,
+            is_open_prepared=transactions.is_open_prepared,
+            groups=frozenset(self.groups - {NO_GROUP}),
+            first_changes=self.first_changes,
+        )
+
+    @property
+    def _has_end_alone(self) -> bool:
+        """Whether a create reads only the end of the segment."""
+        segment = self.task.segment.segment
+        return segment.events_at is not None and segment.size > READ_WHOLE_BYTES_MAX
+
+    def _read_events(self) -> pa.Table:
+        """Return the events as create reads them: of a large segment, only the end is read."""
+        segment = self.task.segment.segment
+        if self._has_end_alone:
+            events = read_events(self.store, segment)
+        else:
+            check_event_count(segment, sum(map(len, self.events)))
+            events = _joined(self.events)
+        if are_of(to_numpy(events["op"]), CHANGES).any():
+            detail = "it contains changes in the part that should contain only events"
+            raise ObjectDamagedError(key=segment.key, kind="rows", node=segment.node, detail=detail)
+        return events
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    """Return the rows of tables (SEGMENT_SCHEMA) as one chunk."""
+    return tables[0] if len(tables) == 1 else pa.concat_tables([SEGMENT_SCHEMA.empty_table(), *tables]).combine_chunks()
 
 
 def known_forms(forms: TableForms, own: Collection[Group]) -> TableForms:
@@ -354,27 +507,17 @@ def _check_events(store: ObjectStore, segment: Segment, file: Any) -> None:
         read_listed(store, segment.node, segment.key, (segment.size, segment.events_digest), segment.events_at)
 
 
-def _read_events(store: ObjectStore, segment: Segment) -> pa.Table:
-    """Read the events from the end of the segment, as create does; raise ObjectDamagedError if changes are there."""
-    events = read_events(store, segment)
-    if np.isin(to_numpy(events["op"]), CHANGES).any():
-        detail = "it contains changes in the part that should contain only events"
-        raise ObjectDamagedError(key=segment.key, kind="rows", node=segment.node, detail=detail)
-    return events
-
-
 def _hash_table(task: StreamTask, table: pa.Table) -> Sums:
-    op = np.asarray(table["op"].to_numpy())
-    lsn = np.asarray(table["lsn"].to_numpy())
+    op, lsn = to_numpy(table["op"]), to_numpy(table["lsn"])
     # check_markers compares each archive's markers with the commits. Copies may have different markers, because one of
     # them may be idle while WAL from the other is stored.
-    is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~np.isin(op, (ROLLBACK_PREPARED, MARKER))
+    is_compared = (lsn >= task.since) & (lsn < task.segment.position) & ~are_of(op, (ROLLBACK_PREPARED, MARKER))
     if task.segment.excluded:
         is_compared &= ~np.isin(lsn, np.fromiter(task.segment.excluded, np.int64))
     if task.checked_to:
         is_compared &= (lsn >= task.checked_to) | np.isin(lsn, np.fromiter(task.decided, np.int64))
-    chosen = table.filter(pa.array(is_compared))
-    group = np.asarray(chosen["group"].to_numpy(), np.int64)
+    chosen = table if is_compared.all() else table.filter(to_mask(is_compared))
+    group = to_numpy(chosen["group"]).astype(np.int64)
     keys = np.stack([np.full(len(chosen), task.segment.source.number, np.int64), group], axis=1)
     return combine_hashes(keys, _hashes(chosen))
 
@@ -383,9 +526,9 @@ def _hashes(table: pa.Table) -> Any:
     """Hash every change and event, except the fields that may differ by node: the xid and the times of events."""
     count = len(table)
     lsn, end, seq, op, group, partition = (
-        np.asarray(table[name].to_numpy(), np.int64) for name in ("lsn", "end_lsn", "seq", "op", "group", "partition")
+        to_numpy(table[name]).astype(np.int64) for name in ("lsn", "end_lsn", "seq", "op", "group", "partition")
     )
-    numbers = [lsn, end, np.where(np.isin(op, CHANGES), seq, 0), op, group, partition]
+    numbers = [lsn, end, np.where(are_of(to_numpy(table["op"]), CHANGES), seq, 0), op, group, partition]
     fixed = np.ascontiguousarray(np.stack(numbers, axis=1)).view(np.uint8).reshape(-1)
     width = len(numbers) * 8
     hashes = xxhash64(BytesColumn(fixed, np.arange(count + 1, dtype=np.int64) * width))
@@ -405,7 +548,7 @@ def _groups_in(table: pa.Table) -> set[int]:
 
 def _count_rows(op: npt.NDArray[np.int8]) -> tuple[int, ...]:
     """Count the rows of each kind, in the order of ROW_COUNTS."""
-    changes = int(np.isin(op, CHANGES).sum())
+    changes = int(are_of(op, CHANGES).sum())
     return changes, len(op) - changes, int((op == PARTIAL).sum()), int((op == TRUNCATE).sum())
 
 
@@ -511,12 +654,8 @@ def hash_streams(
         for segment in segments
     ]
     progress.step("read WAL archive", total=len(tasks), unit="objects")
-    shares = NodeShares[StreamTask].of_tasks(
-        progress, tasks, lambda task: task.segment.source.node, lambda task: task.segment.source.size
-    )
-    shares.begin()
     try:
-        reports = _run_here(tasks, shares) if is_here else _run_tasks(spark.session(), tasks, shares)
+        reports = _run_here(tasks, progress) if is_here else _run_tasks(spark.session(), tasks, progress)
     finally:
         for sent in (*forms.values(), *required.values(), *([of_parts] if of_parts else [])):
             sent.unpersist()
@@ -614,20 +753,50 @@ def _lacks_end(segment: SegmentSource, before: Segment) -> ErrorReport:
     return report_of(ObjectDamagedError(key=segment.source.key, kind="rows", node=segment.source.node, detail=detail))
 
 
+def _segment_of(task: StreamTask) -> Segment:
+    return task.segment.segment
+
+
+def _shared_by_run(task: StreamTask) -> object:
+    """Return what the tasks of a run have in common; all tasks of a node have the rest in common."""
+    return task.segment.source.number, task.checked_to, task.continued
+
+
 def _is_primary(segment: SegmentSource, copies: Copies) -> bool:
     return copies.shard[segment.source.node] == segment.source.node
 
 
-def _run_tasks(session: SparkSession, tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:
-    dealing = Dealing[StreamTask](lambda task: task.segment.source.size)
-    return run_tasks(session, hash_stream, tasks, shares, dealing, problem_of=shared_problem)
+def _run_tasks(session: SparkSession, tasks: Sequence[StreamTask], progress: Progress) -> list[StreamReport]:
+    runs = list(runs_of(tasks, _segment_of, _shared_by_run, LANES_AT_LEAST))
+    dealing = Dealing[StreamRun](lambda run: sum(task.segment.source.size for task in run))
+    reports = run_tasks(session, hash_run, runs, _shares_of(tasks, progress), dealing, problem_of=_problem_of_run)
+    return [report for of_run in reports for report in of_run]
 
 
-def _run_here(tasks: list[StreamTask], shares: NodeShares[StreamTask]) -> list[StreamReport]:
-    def run(task: StreamTask) -> StreamReport:
-        report = hash_stream(task)
-        shares.end([task])
-        return report
+def _problem_of_run(reports: list[StreamReport]) -> ErrorReport | None:
+    return next(filter(None, map(shared_problem, reports)), None)
+
+
+def _run_here(tasks: Sequence[StreamTask], progress: Progress) -> list[StreamReport]:
+    shares = _shares_of(tasks, progress)
+
+    def read(run: StreamRun) -> list[StreamReport]:
+        reports = hash_run(run)
+        shares.end([run])
+        return reports
 
     with ThreadPoolExecutor(READS_AT_ONCE) as threads:
-        return list(threads.map(run, tasks))
+        of_runs = threads.map(read, runs_of(tasks, _segment_of, _shared_by_run, RUNS_PER_READER * READS_AT_ONCE))
+        return [report for of_run in of_runs for report in of_run]
+
+
+def _shares_of(tasks: Sequence[StreamTask], progress: Progress) -> NodeShares[StreamRun]:
+    def shares_of(run: Sequence[StreamTask]) -> list[tuple[str, int]]:
+        return [(task.segment.source.node, task.segment.source.size) for task in run]
+
+    totals = Counter[str]()
+    for node, size in shares_of(tasks):
+        totals[node] += size
+    shares = NodeShares[StreamRun](progress, totals, shares_of)
+    shares.begin()
+    return shares

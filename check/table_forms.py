@@ -152,6 +152,8 @@ class TableForms:
     def find_other(self, groups: Iterable[Group]) -> Group | None:
         """Return a definition whose number has another form here; what only the DDL tells does not count."""
         known = [group for group in groups if self.has(np.array([group.number]))[0]]
+        if not known:
+            return None
         forms = TableForms.of(known)
         for group in known:
             ours, theirs = (one.find(np.array([group.number]))[0] for one in (self, forms))
@@ -168,9 +170,10 @@ class TableForms:
 
     def adding(self, groups: Iterable[Group]) -> TableForms:
         """Return these forms, and those of the definitions whose numbers they lack."""
-        others = TableForms.of(group for group in groups if not self.has(np.array([group.number]))[0])
-        if not len(others):
+        lacking = [group for group in groups if not self.has(np.array([group.number]))[0]]
+        if not lacking:
             return self
+        others = TableForms.of(lacking)
         empty = TypedColumns(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))
         types: dict[int, TypedColumns] = {}
         for oid in sorted(self.types.keys() | others.types.keys()):

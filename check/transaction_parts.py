@@ -26,7 +26,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.participants import split_names
 from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, are_of
 
 # The kinds of combined hashes, which are the second of their keys (node, kind, other, bucket):
 #   PAIR        parts on the node that name the shard `other` as a participant
@@ -72,7 +72,7 @@ class ShardCuts:
     @classmethod
     def of(cls, chain: Chain, shard: str) -> ShardCuts:
         """Return the cuts of a shard in a chain."""
-        cuts = [commit.cut.of(shard) for commit in chain.commits]
+        cuts = chain.cuts(shard)
         end = cuts[-1].position
         late = {entry.lsn: number + 1 for number, cut in enumerate(cuts) for entry in cut.undecided if entry.lsn < end}
         lsns = np.array(sorted(late), np.int64)
@@ -204,6 +204,9 @@ class PartReport:
     foreign: frozenset[str] = frozenset()
 
 
+NO_PARTS = PartReport(combine_hashes(np.empty((0, KEY_COLUMNS), np.int64), np.empty(0, np.uint64)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Events:
     """Events of two-phase transactions, and tagged commits, as columns; `hashes` are those of their global ids."""
@@ -216,7 +219,7 @@ class _Events:
     @classmethod
     def of(cls, events: pa.Table) -> _Events:
         op = to_numpy(events["op"])
-        table = events.filter(to_mask(np.isin(op, (PREPARE, COMMIT, COMMIT_PREPARED))))
+        table = events.filter(to_mask(are_of(op, (PREPARE, COMMIT, COMMIT_PREPARED))))
         # Most commits are local to one node and have no global id.
         table = table.filter(pc.is_valid(table["global_id"]))
         names = table["global_id"].cast(pa.binary())
@@ -279,6 +282,8 @@ def named_shards(participants: Any, names: Mapping[str, int]) -> tuple[NamedShar
 
 def reduce_parts(events: pa.Table, node: str, rules: PartRules) -> PartReport:
     """Reduce the parts among a segment's events (SEGMENT_SCHEMA) to combined hashes."""
+    if events["global_id"].null_count == len(events):
+        return NO_PARTS
     found, sets, foreign = _Events.of(events), list[_PartSet](), frozenset[str]()
     number, shard = rules.nodes.index(node), rules.shard_of[node]
     if node in rules.since:

@@ -37,7 +37,7 @@ def note_contradicted(reports: Mapping[int, Sequence[KeyDeletes]], copies: Copie
         groups = {group for report in of_node for group, _ in report.truncates}
         if node in findings.damaged or not groups:
             continue
-        finishes = np.array([commit.cut.of(copies.shard[node]).finish for commit in copies.chain.commits], np.int64)
+        finishes = np.array([cut.finish for cut in copies.chain.cuts(copies.shard[node])], np.int64)
         files = _files(copies.chain, copies.shard[node], groups)
         for group in sorted(groups):
             found = sorted(_contradicted(of_node, group, finishes, files.get(group, [])))
@@ -59,7 +59,7 @@ def _contradicted(
 
     `finishes` are the ends of the cuts, and `files` those of the table at the same commits, None where it is not known.
     """
-    last = np.array([report.last_changes.get(group, 0) for report in reports], np.int64)
+    last = np.array([at for report in reports for number, at in report.last_changes if number == group], np.int64)
     for lsn in (at for report in reports for number, at in report.truncates if number == group):
         # The first commit whose cut ends after the TRUNCATE; 0 is the full snapshot.
         after = int(np.searchsorted(finishes, lsn, side="right"))

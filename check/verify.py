@@ -251,7 +251,7 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     rules = PartRules.of(chain, check.known_as, part.after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
     check_markers(chain, streams.markers, findings, part.after)
-    events = StoredEvents(streams.store.open(), streams.events or {})
+    events = StoredEvents(streams.store.open(), streams.events or {}, streams.held)
     findings.report.compared.transactions += check_cuts(chain, events, findings, progress, part.after)
     hashes = PartitionHashes.none()
     if part.has_copies:

@@ -10,13 +10,16 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_numpy
 
-COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+COMPRESSED, AS_IS = pa.ipc.IpcWriteOptions(compression="zstd"), pa.ipc.IpcWriteOptions()
+# Compressing and expanding the columns of a smaller table takes longer than reading it from a segment.
+COMPRESSED_FROM_BYTES = 4 << 10
 
 
 def to_stream(table: pa.Table) -> bytes:
-    """Return the table as a compressed Arrow stream."""
+    """Return the table as an Arrow stream, compressed if it is not small."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=COMPRESSED) as writer:
+    options = COMPRESSED if table.nbytes >= COMPRESSED_FROM_BYTES else AS_IS
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
 

@@ -6,10 +6,11 @@ memory, including long lines. Base objects are read only if a value or a deleted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,20 +32,27 @@ from cutline.snapshots.fold.sources import (
     BaseSource,
     SegmentSource,
     Sources,
+    are_small,
     as_problems,
     converted_to_cut,
     open_object,
     read_opened,
+    runs_of,
 )
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import OpensStore
+from cutline.wal.segments.damage import HeldObjects, OpensStore
 from cutline.wal.segments.segments import DELETE, PARTIAL, SEGMENT_SCHEMA
 
-READERS = 4
+# Enough runs of segments to keep all readers busy.
+READERS, RUNS_MIN = 4, 16
 # What a row of a table takes in addition to its key and its line.
 BYTES_PER_ROW = 32
 WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA])
+
+
+# What a reader has read, or why it can't.
+_Answer: TypeAlias = list[pa.RecordBatch] | ErrorReport
 
 
 class TooLargeError(Exception):
@@ -116,19 +124,26 @@ def _read_changes(sources: Sources, archive: OpensStore, room: Room) -> tuple[pa
     """Read the changes that belong to the state, and the reports about segments that can't be read."""
     form = ChangeForm(sources.multisets, has_stand_ins=False)
 
-    def read(one: SegmentSource) -> list[pa.RecordBatch] | ErrorReport:
+    def read(run: tuple[SegmentSource, ...]) -> list[_Answer]:
         batches: list[pa.RecordBatch] = []
+        # The conversion of partial images looks at the whole table.
+        one = max(run, key=lambda source: source.segment.partials)
         try:
-            for table in _tables_of(archive, one, SEGMENT_SCHEMA):
+            for table in _tables_of_run(archive, run):
                 for batch in changes_in(table, one, form):
                     room.take(batch.nbytes)
                     batches.append(batch)
         except SnapshotError as error:
-            return report_of(error)
-        return batches
+            if len(run) > 1:
+                # Read each alone, to learn which of them can't be read.
+                return [answer for source in run for answer in read((source,))]
+            return [report_of(error)]
+        return [batches]
 
+    runs = runs_of(sources.segments, lambda source: source.segment, lambda source: source.source.number, RUNS_MIN)
     with ThreadPoolExecutor(READERS) as threads:
-        return _gather(threads.map(read, sources.segments), form.schema)
+        answers = threads.map(read, runs)
+        return _gather((answer for of_run in answers for answer in of_run), form.schema)
 
 
 def _read_base(
@@ -145,7 +160,7 @@ def _read_base(
         if size > limits.BASE_BYTES_MAX:
             raise TooLargeError
 
-    def read(one: tuple[BaseSource, dict[int, KeySet]]) -> list[pa.RecordBatch] | ErrorReport:
+    def read(one: tuple[BaseSource, dict[int, KeySet]]) -> _Answer:
         base, keys = one
         found: list[pa.RecordBatch] = []
         try:
@@ -173,9 +188,25 @@ def _tables_of(store: OpensStore, source: BaseSource | SegmentSource, schema: pa
         yield from converted_to_cut(table, source)
 
 
-def _gather(
-    answers: Iterator[list[pa.RecordBatch] | ErrorReport], schema: pa.Schema
-) -> tuple[pa.Table, list[ErrorReport]]:
+def _tables_of_run(store: OpensStore, run: tuple[SegmentSource, ...]) -> Iterator[pa.Table]:
+    """Read the rows of a run of segments (`runs_of`) in the schema at the cut; those of small ones as one table."""
+    if len(run) == 1:
+        yield from _tables_of(store, run[0], SEGMENT_SCHEMA)
+        return
+    held = store.rows if isinstance(store, HeldObjects) else {}
+    files = {one.source.key: open_object(store.open(), one.source) for one in run if one.source.key not in held}
+    if not are_small(files.values()):
+        for one in run:
+            yield from _tables_of(store, one, SEGMENT_SCHEMA)
+        return
+    tables: list[pa.Table] = []
+    for one in run:
+        key = one.source.key
+        tables += [held[key].part()] if key in held else read_opened(files[key], one.source, SEGMENT_SCHEMA)
+    yield from converted_to_cut(pa.concat_tables(tables).combine_chunks(), run[0])
+
+
+def _gather(answers: Iterable[_Answer], schema: pa.Schema) -> tuple[pa.Table, list[ErrorReport]]:
     batches: list[pa.RecordBatch] = []
     problems: list[ErrorReport] = []
     for answer in answers:

@@ -16,7 +16,7 @@ from cutline.columns.lines import NULL_MARK, TAB, find_byte
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Group, copy_line
 from cutline.snapshots.records.chain import Chain
-from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT
+from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT, are_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     if has_changes:
         op = to_numpy(table["op"])
         # A DELETE contains a line only if the group has no key.
-        converted &= np.isin(op, (INSERT, UPSERT, PARTIAL)) | ((op == DELETE) & lookup.is_multiset[group])
+        converted &= are_of(op, (INSERT, UPSERT, PARTIAL)) | ((op == DELETE) & lookup.is_multiset[group])
     rest = counts & ~converted
     if rest.any():
         numbers = to_arrow(now[rest].astype(np.int32))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,12 +39,14 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment, SegmentMetadata
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 from cutline.wal.segments.segments import (
-    CHANGES,
     METADATA_KEY,
+    ROW_CHANGES,
     SEGMENT_SCHEMA,
     TRUNCATE,
+    are_of,
     check_rows,
     expand_global_ids,
+    in_schema,
     open_parquet,
     reading_parquet,
 )
@@ -153,6 +155,43 @@ class SegmentSource:
     groups: frozenset[int] | None = None
 
 
+# Small segments of a node are read together if they follow each other: numpy and Arrow take as long for the rows of one
+# of them as for those of a hundred. The limits are those of such a run, as commits describe it; no more than
+# RUN_BYTES_MAX are in memory, as its files declare.
+RUN_SEGMENTS_MAX, RUN_ROWS_MAX, RUN_STORED_BYTES_MAX, RUN_BYTES_MAX = 64, 1 << 14, 1 << 20, 16 << 20
+Item = TypeVar("Item")
+
+
+def runs_of(
+    items: Sequence[Item], segment_of: Callable[[Item], Segment], shared_by: Callable[[Item], object], runs_min: int
+) -> Iterator[tuple[Item, ...]]:
+    """Divide items, each about a segment, into runs of small segments without changing their order.
+
+    The items of a run have the same value of `shared_by`. A segment that is not small, or that ends inside a
+    transaction, is a run by itself. If there are enough items, there are at least `runs_min` runs.
+    """
+    run: list[Item] = []
+    rows = size = 0
+    most = min(RUN_SEGMENTS_MAX, max(len(items) // runs_min, 1))
+    for item in items:
+        segment = segment_of(item)
+        rows, size = rows + segment.changes + segment.events, size + segment.size
+        is_large = rows > RUN_ROWS_MAX or size > RUN_STORED_BYTES_MAX or len(run) == most
+        if run and (is_large or segment_of(run[-1]).open or segment.open or shared_by(item) != shared_by(run[0])):
+            yield tuple(run)
+            run, rows, size = [], segment.changes + segment.events, segment.size
+        run.append(item)
+    if run:
+        yield tuple(run)
+
+
+def are_small(files: Iterable[pq.ParquetFile]) -> bool:
+    """Whether the files of a run declare so little that all of it may be in memory."""
+    groups = (file.metadata.row_group(number) for file in files for number in range(file.num_row_groups))
+    size: int = sum(group.total_byte_size for group in groups)
+    return size <= RUN_BYTES_MAX
+
+
 def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read the rows in an object, a row group at a time, after verifying it against its commit.
 
@@ -225,7 +264,7 @@ def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with reading_parquet(source.key, source.node), _expanding if is_large else nullcontext():
-        return expand_global_ids(file.read_row_group(number, use_threads=False)).cast(schema)
+        return in_schema(expand_global_ids(file.read_row_group(number, use_threads=False)), schema)
 
 
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -259,7 +298,7 @@ def filter_effective(table: pa.Table, source: SegmentSource) -> pa.Table:
     """Return those of a segment's changes that belong to the state, without TRUNCATEs."""
     op = numbers_of(table, "op")
     lsn = numbers_of(table, "lsn")
-    filter_effective = np.isin(op, [code for code in CHANGES if code != TRUNCATE]) & (lsn < source.position)
+    filter_effective = are_of(op, ROW_CHANGES) & (lsn < source.position)
     if source.excluded:
         filter_effective &= ~np.isin(lsn, np.fromiter(source.excluded, np.int64))
     if source.groups is not None:

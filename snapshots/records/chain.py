@@ -6,8 +6,9 @@ An increment's commit contains only the changes since the previous commit. A Cha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from msgspec import structs
@@ -37,6 +38,7 @@ from cutline.snapshots.records.commit import (
 )
 from cutline.snapshots.records.repair_records import Repair
 from cutline.storage.digest import digest
+from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
@@ -60,7 +62,8 @@ class AppliedRepairs:
         return frozenset(new.key for repair in self.repairs for one in repair.replacements for new in one.new)
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: a cached property needs a dictionary.
+@dataclass(frozen=True)
 class Chain:
     """A full snapshot and its increments up to a given number, from which a state is folded.
 
@@ -70,6 +73,9 @@ class Chain:
 
     With repairs, the commits list the objects that supersede damaged ones; their counts and digests are those that are
     stored.
+
+    What the commits say of all nodes is arranged by node once: going through all commits for each node would take the
+    product of both.
     """
 
     full: FullSnapshot
@@ -82,7 +88,7 @@ class Chain:
         """The snapshot's name."""
         return self.full.snapshot
 
-    @property
+    @cached_property
     def commits(self) -> tuple[Commit, ...]:
         """The commits of the full snapshot and the increments, in order."""
         return (self.full, *self.increments)
@@ -90,7 +96,7 @@ class Chain:
     @property
     def last(self) -> Commit:
         """The newest commit."""
-        return self.commits[-1]
+        return self.increments[-1] if self.increments else self.full
 
     @property
     def digest(self) -> str:
@@ -129,7 +135,27 @@ class Chain:
     def segments(self, node: str) -> tuple[Segment, ...]:
         """Return the node's archived segments across all commits."""
         self._check_whole()
-        return tuple(segment for commit in self.commits for segment in commit.segments.get(node, ()))
+        return self._segments.get(node, ())
+
+    @cached_property
+    def _segments(self) -> Mapping[str, tuple[Segment, ...]]:
+        found: dict[str, list[Segment]] = {}
+        for commit in self.commits:
+            for node, segments in commit.segments.items():
+                found.setdefault(node, []).extend(segments)
+        return {node: tuple(segments) for node, segments in found.items()}
+
+    def cuts(self, shard: str) -> tuple[NodeCut, ...]:
+        """Return the shard's part of each commit's cut, in order; raise KeyError if the cuts do not include it."""
+        return self._cuts[shard]
+
+    @cached_property
+    def _cuts(self) -> Mapping[str, tuple[NodeCut, ...]]:
+        found: dict[str, list[NodeCut]] = {}
+        for commit in self.commits:
+            for cut in commit.cut.nodes:
+                found.setdefault(cut.node, []).append(cut)
+        return {shard: tuple(cuts) for shard, cuts in found.items()}
 
     def newest_segments(self, node: str) -> tuple[Segment, ...]:
         """Return the node's newest segments: at least the last one, and all that reach beyond the last cut's position.
@@ -163,8 +189,8 @@ class Chain:
             recent = tuple(map(_brief, self.increments[first_summarized(number) - 1 :]))
             return ChainHistory(self.full.digest, redefinitions, recent)
         redefinitions = last.history.redefinitions | ({number - 1: last.digest} if last.definition_changes else {})
-        summaries = (*last.history.recent, _brief(last))
-        recent = tuple(summary for summary in summaries if summary.increment >= first_summarized(number))
+        summaries, first = (*last.history.recent, _brief(last)), first_summarized(number)
+        recent = tuple(summary for summary in summaries if summary.increment >= first)
         return ChainHistory(self.full.digest, redefinitions, recent)
 
     def position(self, node: str) -> Lsn:
@@ -175,11 +201,10 @@ class Chain:
         """Return the positions of the transactions before `position` that are not part of the state."""
         self._check_whole()
         shard = self.shard_of(node)
-        undecided = {entry.lsn for entry in self.last.cut.of(shard).undecided}
-        rolled_back = {lsn for commit in self.commits for lsn in commit.cut.of(shard).rolled_back}
-        return frozenset(undecided | rolled_back)
+        cuts = self.cuts(shard)
+        return frozenset({entry.lsn for entry in cuts[-1].undecided}.union(*(cut.rolled_back for cut in cuts)))
 
-    @property
+    @cached_property
     def definition_changes(self) -> tuple[DefinitionChanges, ...]:
         """The definition changes from all commits that contain any, in order."""
         return tuple(commit.definition_changes for commit in self.commits if commit.definition_changes)
@@ -255,12 +280,12 @@ class Chain:
         return facts.properties if facts else None
 
     def _newest_object(self, kind: str, shard: str) -> StoredObject | None:
-        for commit in reversed(self.commits):
-            # If DDL changed during a full snapshot, its commit lists the archive of the base copy, then the newest.
-            for stored in reversed(commit.own_objects):
-                if stored.kind == kind and stored.node == shard:
-                    return stored
-        return None
+        return self._newest_objects.get((kind, shard))
+
+    @cached_property
+    def _newest_objects(self) -> Mapping[tuple[str, str], StoredObject]:
+        # If DDL changed during a full snapshot, its commit lists the archive of the base copy, then the newest.
+        return {(stored.kind, stored.node): stored for commit in self.commits for stored in commit.own_objects}
 
     def base_entries(self, node: str, after: int | None = None) -> tuple[NamedObject, ...]:
         """Return the entries for the node's base copies: the full snapshot's, and those for tables copied again since.
@@ -268,9 +293,17 @@ class Chain:
         With `after`, return only those of later increments. A partial chain has all of them, since only full snapshots
         and definition changes come with base copies.
         """
-        commits = (commit for commit in self.commits if after is None or commit.increment > after)
-        entries = (entry for commit in commits for entry in commit.entries)
-        return tuple(entry for entry in entries if (entry.kind, entry.node) == (BASE, node))
+        listed = self._base_entries.get(node, ())
+        return tuple(entry for increment, entry in listed if after is None or increment > after)
+
+    @cached_property
+    def _base_entries(self) -> Mapping[str, Collection[tuple[int, NamedObject]]]:
+        found: dict[str, list[tuple[int, NamedObject]]] = {}
+        for commit in self.commits:
+            for entry in commit.entries:
+                if entry.kind == BASE:
+                    found.setdefault(entry.node, []).append((commit.increment, entry))
+        return found
 
     def base_rows(self, node: str) -> Mapping[int, int]:
         """Return the row counts of the node's base copies, keyed by the number under which the rows are stored."""

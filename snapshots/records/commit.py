@@ -235,6 +235,11 @@ class CutRecord(Record, frozen=True, kw_only=True):
     safe_at: Time
     skew_seconds: Seconds
 
+    @property
+    def by_node(self) -> dict[str, NodeCut]:
+        """The cut of each primary."""
+        return {node.node: node for node in self.nodes}
+
     def of(self, shard: str) -> NodeCut:
         """Return the cut of primary `shard`; raise KeyError if the cut does not include it."""
         for node in self.nodes:

@@ -76,6 +76,8 @@ KEYED, KEYLESS = frozenset({"default", "index"}), frozenset({"full", "append_onl
 COPY_TEXT = re.compile(r"(?:[^\\\x08\t\n\v\f\r]|\\[bfnrtv\\]|\\x[89a-f][0-9a-f])*+")
 XML_NUMBER = re.compile(rf"{XML_STAMP}[0-9]{{1,4}}")
 NAMED_MAX = 5
+# The fields of a commit that are mostly equal to those of the commit before it.
+REPEATED = ("sequences", "left_out", "databases")
 
 
 def check_groups(where: str, groups: Iterable[Group]) -> None:
@@ -229,9 +231,9 @@ def definition_counts(chain: Chain) -> dict[str, int]:
     return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
 
 
-def check_definition_counts(chain: Chain, commit: Commit) -> None:
-    """Raise ValueError unless the commit's counts of definitions are right."""
-    for name, count in definition_counts(chain).items():
+def _check_definition_counts(commit: Commit, counts: Mapping[str, int]) -> None:
+    """Raise ValueError unless the commit's counts of definitions are these."""
+    for name, count in counts.items():
         if commit.counts.get(name, count) != count:
             raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit contains {count}")
 
@@ -477,8 +479,11 @@ def check_commit(commit: Commit) -> None:
         _check_history(commit, commit.history)
 
 
-def check_fits(chain: Chain, increment: Increment, key: str) -> None:
-    """Raise ManifestError unless the increment has the chain's nodes and continues its definitions."""
+def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None = None) -> None:
+    """Raise ManifestError unless the increment has the chain's nodes and continues its definitions.
+
+    `groups` is the number of tables at the chain's last commit, if it is known.
+    """
     with checking(key):
         if chain.full.only_cut:
             raise ValueError("it continues a restore point, which has no increments")
@@ -489,14 +494,14 @@ def check_fits(chain: Chain, increment: Increment, key: str) -> None:
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
             raise ValueError("history does not match the previous commits")
-        after = replace(chain, increments=(*chain.increments, increment))
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes)
             check_copied(chain.full, increment)
-            _check_at_commit(chain, after)
+            _check_at_commit(chain, replace(chain, increments=(*chain.increments, increment)))
         else:
             # The tables are the ones in the previous commit.
-            check_definition_counts(after, increment)
+            counts = definition_counts(chain)["groups"] if groups is None else groups
+            _check_definition_counts(increment, {"groups": counts, "continued": 0})
 
 
 def _check_still_idle(chain: Chain, increment: Increment) -> None:
@@ -505,8 +510,14 @@ def _check_still_idle(chain: Chain, increment: Increment) -> None:
         if last.through > increment.cut.of(chain.shard_of(node)).start:
             raise ValueError(f"idle.{node}: its archive ends after the start of the cut")
         # The commits agree with each other as they are stored, whatever repairs have replaced since.
-        if not chain.is_partial and tuple(map(chain.original, chain.segments(node)[-1:])) != (last,):
+        if not chain.is_partial and tuple(map(chain.original, _last_segment(chain, node))) != (last,):
             raise ValueError(f"idle.{node}: segment {last.number} is not the last segment of its archive")
+
+
+def _last_segment(chain: Chain, node: str) -> tuple[Segment, ...]:
+    """Return the last segment of the node's archive, if it has any; the chain's commits have passed check_fits."""
+    listed = chain.last.segments[node][-1:]
+    return listed or ((chain.last.idle[node],) if node in chain.last.idle else chain.segments(node)[-1:])
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:
@@ -528,7 +539,7 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
 
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
     check_tables(before, chain)
-    check_definition_counts(chain, chain.last)
+    _check_definition_counts(chain.last, definition_counts(chain))
     check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
 
 
@@ -968,14 +979,37 @@ def read_readable_part(store: ObjectStore, name: str) -> Chain:
 
 def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
     """Yield the increments that follow a full snapshot, up to `increment` (None: all), each after verifying it."""
+    groups = definition_counts(chain)["groups"]
     for number, place in enumerate(_places(store, chain.name, increment), start=1):
         commit = commit_at(place, chain.name, number)
         if not isinstance(commit, Increment):
             raise RuntimeError("check_commit lets only a full snapshot have number 0")
         _check_linked(chain.full, chain.last, commit, place.key)
-        check_fits(chain, commit, place.key)
+        check_fits(chain, commit, place.key, groups)
+        commit = _sharing(chain, commit)
         chain = replace(chain, increments=(*chain.increments, commit))
+        groups = definition_counts(chain)["groups"] if commit.definition_changes else groups
         yield commit
+
+
+def _sharing(chain: Chain, commit: Increment) -> Increment:
+    """Return the commit that follows the chain, with the chain's own objects in place of equal ones.
+
+    Every commit repeats up to 64 summaries, the sequences and facts about the databases, and the names of the nodes.
+    """
+    names, last = {node: node for node in chain.full.parts}, chain.last
+    same = {name: getattr(last, name) for name in REPEATED if getattr(commit, name) == getattr(last, name)}
+    segments = {
+        names[node]: tuple(
+            structs.replace(segment, node=names[node], operation=commit.operation)
+            if segment.operation == commit.operation
+            else segment
+            for segment in listed
+        )
+        for node, listed in commit.segments.items()
+    }
+    history = commit.history if commit.history is None else chain.next_history
+    return structs.replace(commit, history=history, segments=segments, **same)
 
 
 def read_newest_part(store: ObjectStore, name: str) -> Chain:

@@ -79,7 +79,7 @@ def pausing(what, work):
 
 cutline.restore.rows.load.Loaders.finish = finish_load
 cutline.restore.rows.load.load_task = pausing("loaded", cutline.restore.rows.load.load_task)
-cutline.check.streams.hash_stream = pausing("hash WAL", cutline.check.streams.hash_stream)
+cutline.check.streams.hash_run = pausing("hash WAL", cutline.check.streams.hash_run)
 cutline.check.base_hashes.hash_base = pausing("hash base", cutline.check.base_hashes.hash_base)
 cutline.wal.drain.drain.create_segment = create_segment
 cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close = close_object

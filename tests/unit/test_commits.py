@@ -13,6 +13,7 @@ from cutline.check.structure import check_structure
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.committing import CommitIndeterminateError, put_commit
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Increment, Previous
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.proven_chains import (
     SnapshotExistsError,
@@ -66,6 +67,41 @@ def test_a_chain_is_read_up_to_an_increment() -> None:
         read_chain(store, "daily", 3)
     with pytest.raises(SnapshotMissingError, match="snapshot weekly"):
         read_chain(store, "weekly")
+
+
+def test_the_commits_of_a_chain_share_what_they_repeat() -> None:
+    """Otherwise each holds 64 summaries of others, which take more than all of its segments."""
+    store = memory()
+    put_commit(store, commit(0))
+    for _ in range(5):
+        chain = read_chain(store, "daily")
+        last = chain.last
+        made = commit(last.increment + 1)
+        assert isinstance(made, Increment)
+        previous = Previous(last.operation, last.digest)
+        put_commit(store, structs.replace(made, previous=previous, history=chain.next_history))
+    chain = read_chain(store, "daily")
+    alone = [read_commit(store, "daily", number) for number in range(6)]
+    # Nothing that a commit says is changed by that.
+    assert chain.commits == tuple(alone)
+    histories = [one.history for one in chain.increments if one.history]
+    assert [len(history.recent) for history in histories] == [0, 1, 2, 3, 4]
+    assert all(summary is histories[-1].recent[0] for summary in (history.recent[0] for history in histories[1:]))
+    assert chain.increments[4].sequences is chain.increments[0].sequences
+
+
+def test_a_history_that_differs_from_the_commits_is_refused() -> None:
+    store = memory()
+    put_commit(store, commit(0))
+    for comment in ("", "forged"):
+        chain = read_chain(store, "daily")
+        last, made, history = chain.last, commit(chain.last.increment + 1), chain.next_history
+        assert isinstance(made, Increment)
+        recent = tuple(structs.replace(summary, comment=comment) for summary in history.recent)
+        made = structs.replace(made, history=structs.replace(history, recent=recent))
+        put_commit(store, structs.replace(made, previous=Previous(last.operation, last.digest)))
+    with pytest.raises(ManifestError, match="history does not match the previous commits"):
+        read_chain(store, "daily")
 
 
 def test_a_chain_with_a_hole_or_a_commit_of_another_chain_is_refused() -> None:

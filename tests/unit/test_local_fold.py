@@ -43,8 +43,12 @@ def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHANGES_MAX", 500_000)
 
 
+@pytest.mark.parametrize("runs_min", [1, 1000], ids=["together", "alone"])
 @pytest.mark.parametrize("number", range(HISTORIES))
-def test_drawn_histories_are_folded_to_the_rows_that_the_tables_had(tmp_path: Path, number: int) -> None:
+def test_drawn_histories_are_folded_to_the_rows_that_the_tables_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, runs_min: int
+) -> None:
+    monkeypatch.setattr(local_fold, "RUNS_MIN", runs_min)
     location = StoreLocation(f"file://{tmp_path}")
     sources, expected = store_history(location.open(), SEED + number)
     folded = fold_locally(sources, location, location)

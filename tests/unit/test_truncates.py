@@ -46,7 +46,9 @@ def ending(cut: CutRecord, finish: int) -> CutRecord:
 def report(*truncates: int, last: int = 0) -> KeyDeletes:
     """What a segment reports that truncates the table at these positions, and whose last change of it is there."""
     none = np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint32)
-    return KeyDeletes(*none, truncates=tuple((3, at) for at in truncates), last_changes={3: max(last, *truncates, 0)})
+    return KeyDeletes(
+        *none, truncates=tuple((3, at) for at in truncates), last_changes=((3, max(last, *truncates, 0)),)
+    )
 
 
 def found(chain: Chain, *reports: KeyDeletes, is_damaged: bool = False) -> tuple[list[str], list[str]]:

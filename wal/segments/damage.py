@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.storage.digest import digest
@@ -13,6 +13,11 @@ from cutline.storage.errors import ChainEnd, RefusedError
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreachableError
 from cutline.storage.stored_form import UndecryptableError, stored_form
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_BYTES_MAX = 64 << 20
 
 
 class ObjectDamagedError(RefusedError):
@@ -85,15 +90,32 @@ class OpensStore(Protocol):
         ...
 
 
+class HeldRows(NamedTuple):
+    """The rows of a segment: the rows `first` to `end` - 1 of `table` (SEGMENT_SCHEMA). Changes come before events.
+
+    They were verified against the segment's commit.
+    """
+
+    table: pa.Table
+    first: int
+    end: int
+
+    def part(self, skipped: int = 0) -> pa.Table:
+        """Return the rows without the first ones, which are `skipped`."""
+        return self.table.slice(self.first + skipped, self.end - self.first - skipped)
+
+
 @dataclass
 class HeldObjects:
     """The store at `location`; this process reads each of its objects only once. It can't be pickled.
 
     Objects never change, so the held bytes stay valid. Every object that is read is kept in memory, so use it for small
-    objects.
+    objects. `rows` are those of some segments, by key, so that these are not expanded again.
     """
 
     location: StoreLocation
+    rows: dict[str, HeldRows] = field(default_factory=dict)
+    rows_bytes: int = 0
 
     @classmethod
     def of(cls, store: OpensStore) -> HeldObjects:
@@ -103,6 +125,16 @@ class HeldObjects:
     def open(self) -> ObjectStore:
         """Open the store; raise any error from reading its key if it is encrypted."""
         return self._store
+
+    def keep_rows(self, table: pa.Table, counts: Mapping[str, int]) -> None:
+        """Keep the rows of segments unless that takes too much memory; `counts` are their numbers of rows, in order."""
+        if self.rows_bytes + table.nbytes > ROWS_BYTES_MAX:
+            return
+        self.rows_bytes += table.nbytes
+        first = 0
+        for key, count in counts.items():
+            self.rows[key] = HeldRows(table, first, first + count)
+            first += count
 
     @cached_property
     def _store(self) -> ObjectStore:

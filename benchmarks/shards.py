@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,8 +39,6 @@ SAMPLE_SECONDS = 0.02
 COMMAND_SECONDS_MAX = 3600.0
 SHOWN_CHARACTERS = 2000
 IDLE_INCREMENTS, MARKER_ROUNDS = 3, 5
-# The steps of a command, as it reports them on stderr: "slots: 4 nodes, 0.1 s".
-STEP = re.compile(r"^([a-z][\w ]*): (?:.*, )?(\d+\.\d) s$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -120,7 +118,7 @@ class Bench:
             "descriptors": used.descriptors,
             "stored": {name: after[name] - before.get(name, 0) for name in after},
             "stderr lines": len(used.messages.splitlines()),
-            "steps": {name: float(seconds) for name, seconds in STEP.findall(used.messages)},
+            "steps": step_seconds(used.messages),
         }
         if cut := document.get("cut"):
             row["cut seconds"] = round(cut["seconds"], 3)
@@ -131,6 +129,17 @@ class Bench:
             return self.s3.counts()
         sizes = [path.stat().st_size for path in (self.folder / "store").rglob("*") if path.is_file()]
         return {"objects": len(sizes), "bytes": sum(sizes)}
+
+
+def step_seconds(messages: str) -> dict[str, float]:
+    """Return the seconds of each step that the command reported as JSON lines on stderr."""
+    steps: dict[str, float] = {}
+    for line in messages.splitlines():
+        with suppress(json.JSONDecodeError):
+            report = json.loads(line)
+            if report.get("state") == "done" and report.get("node") is None:
+                steps[report["step"]] = round(steps.get(report["step"], 0) + report["seconds"], 2)
+    return steps
 
 
 def cpu_seconds_of_children() -> float:

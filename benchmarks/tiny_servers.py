@@ -37,7 +37,7 @@ SETTINGS = {
     "wal_buffers": "64kB",
     "min_wal_size": "2MB",
     "max_wal_size": "4MB",
-    "max_connections": "20",
+    "max_connections": "60",
     "max_wal_senders": "6",
     "max_replication_slots": "6",
     "max_prepared_transactions": "4",

@@ -233,9 +233,9 @@ WalTask = TypeVar("WalTask", bound=HasWal)
 
 
 def drain_rounds(tasks: Iterable[WalTask]) -> Iterator[tuple[list[WalTask], int]]:
-    """Yield the tasks that the command runs before all others, and how many of them at a time; then the others.
+    """Divide the tasks into rounds that run one after the other; yield each with the number of tasks to run at a time.
 
-    The tasks with much WAL come first, the one with the most before all others.
+    The tasks with more than LITTLE_BYTES come first. Within a round, the tasks are in descending order of their WAL.
     """
     ordered = sorted(tasks, key=lambda task: -task.wal_bytes)
     for is_little in (False, True):

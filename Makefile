@@ -128,7 +128,7 @@ hot: $(INSTALLED)  ## measure the drain of a busy node with CHANGES=N changes, a
 growth: $(INSTALLED)  ## measure the cost of commands at 1, 10, 100 and 1,000 increments; INCREMENTS=N for fewer
 	@$(BIN)/python -m benchmarks.chain_growth $(INCREMENTS)
 
-shards: $(INSTALLED)  ## measure commands on SHARDS=N tiny servers with STANDBYS=N each; S3=1 counts requests, SESSIONS=N sets those of a cut
+shards: $(INSTALLED)  ## measure commands on SHARDS=N tiny servers; STANDBYS=N of each, S3=1 to count requests, SESSIONS=N for cuts
 	@$(BIN)/python -m benchmarks.shards $(if $(SHARDS),--shards $(SHARDS)) $(if $(STANDBYS),--standbys $(STANDBYS)) $(if $(S3),--s3) $(if $(SESSIONS),--sessions $(SESSIONS))
 
 documents: $(INSTALLED)  ## measure the commits of large fleets: bytes, processor time and memory

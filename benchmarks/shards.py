@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -199,6 +200,8 @@ def main(
     folder: Annotated[Path | None, typer.Option(help="Where to put the servers' data; it must be short.")] = None,
 ) -> None:
     """Print a row for each command."""
+    # On SIGTERM, stop the servers, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with ExitStack() as stack:
         # The path of a socket is limited in length, and the servers' account must be able to enter the folder.
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cutline-shards-", dir=folder)))

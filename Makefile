@@ -25,7 +25,7 @@ INSTALLED := $(VENV)/.installed
 SAMPLED := tests/integration $(addprefix tests/spark/,test_executors_volume.py test_foreign_variables.py test_protection.py test_session.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench hot growth documents wheel release kept schemas lock clean
+.PHONY: help install demo test all rest quick oldest newest servers stores soak watching fuzz lint format bench hot growth shards documents wheel release kept schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,6 +127,9 @@ hot: $(INSTALLED)  ## measure the drain of a busy node with CHANGES=N changes, a
 
 growth: $(INSTALLED)  ## measure the cost of commands at 1, 10, 100 and 1,000 increments; INCREMENTS=N for fewer
 	@$(BIN)/python -m benchmarks.chain_growth $(INCREMENTS)
+
+shards: $(INSTALLED)  ## measure commands on SHARDS=N tiny servers; STANDBYS=N of each, S3=1 to count requests, SESSIONS=N for cuts
+	@$(BIN)/python -m benchmarks.shards $(if $(SHARDS),--shards $(SHARDS)) $(if $(STANDBYS),--standbys $(STANDBYS)) $(if $(S3),--s3) $(if $(SESSIONS),--sessions $(SESSIONS))
 
 documents: $(INSTALLED)  ## measure the commits of large fleets: bytes, processor time and memory
 	@$(BIN)/python -m benchmarks.documents

@@ -144,19 +144,22 @@ def _cpu(server: CountingServer) -> float:
     return cpu_seconds(os.getpid()) - cpu_seconds(server.process.pid)
 
 
-def _write_fleet(servers: EmbeddedFleet, folder: Path, port: int) -> Path:
+def store_lines(port: int) -> tuple[str, str]:
+    """Create a bucket on the server; return the `store` of a fleet file, and its `[store_options]`."""
     import boto3
 
     access = {"aws_access_key_id": "growth", "aws_secret_access_key": "growth"}
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1", **access)
     client.create_bucket(Bucket=BUCKET)
+    options = f'[store_options]\nkey = "growth"\nsecret = "growth"\nendpoint_url = "http://127.0.0.1:{port}"\n'
+    return f"s3://{BUCKET}/store", options
+
+
+def _write_fleet(servers: EmbeddedFleet, folder: Path, port: int) -> Path:
     given = servers.fleet_toml.read_text()
     rest = given[given.index("[[node]]") :]
-    path = folder / "growth.toml"
-    path.write_text(
-        f'name = "growth"\nstore = "s3://{BUCKET}/store"\n'
-        f'[store_options]\nkey = "growth"\nsecret = "growth"\nendpoint_url = "http://127.0.0.1:{port}"\n{rest}'
-    )
+    path, (store, options) = folder / "growth.toml", store_lines(port)
+    path.write_text(f'name = "growth"\nstore = "{store}"\n{options}{rest}')
     return path
 
 

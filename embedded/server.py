@@ -118,7 +118,12 @@ class EmbeddedNode:
 
 
 def create_primary(
-    programs: Programs, node: EmbeddedNode, settings: Mapping[str, str], superuser: tuple[str, str] | None = None
+    programs: Programs,
+    node: EmbeddedNode,
+    settings: Mapping[str, str],
+    superuser: tuple[str, str] | None = None,
+    *,
+    wal_segment_megabytes: int = 16,
 ) -> None:
     """Create the data directory of a new, empty primary with a new system identifier.
 
@@ -127,6 +132,7 @@ def create_primary(
     _create_folder(programs, node)
     name, password = superuser or (SUPERUSER, None)
     identity = ["--encoding=UTF8", "--locale=C", "--auth-host=reject", f"--username={name}"]
+    identity += [f"--wal-segsize={wal_segment_megabytes}"]
     if password is None:
         identity += ["--auth-local=trust"]
     else:

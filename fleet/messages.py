@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # `init` comes first, because events that end a chain often remove tables from the publications as well. Repeating it is
 # safe.
@@ -46,6 +46,24 @@ def discard_command(nodes: Iterable[str] = ()) -> str:
 
 def _on_nodes(command: str, nodes: Iterable[str]) -> str:
     return " ".join([command, *(f"--node {node}" for node in nodes)])
+
+
+# A fleet may have a thousand nodes; `--json` lists them all.
+NODES_NAMED_MAX = 10
+
+
+def name_nodes(nodes: Iterable[str]) -> str:
+    """Return `node a`, `nodes a, b`, or the first NODES_NAMED_MAX nodes: `nodes a, b and 998 more`."""
+    listed = list(nodes)
+    return f"node{'s' if len(listed) > 1 else ''} {list_some(listed, NODES_NAMED_MAX)}"
+
+
+def group_by_value(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the keys of each text, such as the nodes with the same problem."""
+    grouped: dict[str, list[str]] = {}
+    for key, text in texts.items():
+        grouped.setdefault(text, []).append(key)
+    return grouped
 
 
 def list_some(names: Iterable[str], most: int) -> str:

@@ -116,6 +116,7 @@ def can_decode(identity: NodeIdentity) -> bool:
 def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) -> None:
     """Raise FleetTopologyError unless every node is a separate server in the role that fleet.toml gives it."""
     seen: dict[str, str] = {}
+    identities = {name: found_node.identity for name, found_node in nodes_found.items()}
     for node in nodes:
         found_node = nodes_found[node.id]
         server = f"{found_node.identity.system_identifier} {found_node.process}"
@@ -126,7 +127,7 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
                 details={"nodes": [seen[server], node.id]},
             )
         seen[server] = node.id
-        _check_role(node, found_node.identity, {name: found_node.identity for name, found_node in nodes_found.items()})
+        _check_role(node, found_node.identity, identities)
 
 
 def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:

@@ -7,12 +7,13 @@ agree or, failing that, a majority of all clocks including this machine's. Witho
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from cutline.fleet.messages import NEW_CHAIN, list_some
+from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import Progress
 from cutline.storage.clock import follow_machine, machine_now, set_time, steady_seconds, utc_now
 from cutline.storage.errors import ChainEnd, RefusedError
@@ -123,11 +124,18 @@ def _agree(ahead_seconds: float, group: Collection[ClockReading]) -> bool:
 
 
 def _largest_group(nodes: Collection[ClockReading], machine: Collection[float]) -> list[ClockReading]:
-    groups: list[tuple[int, list[ClockReading]]] = []
-    for first in (*(node.ahead_seconds for node in nodes), *machine):
-        group = [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
-        groups.append((len(group) + sum(first <= reading <= first + AGREE_SECONDS_MAX for reading in machine), group))
-    return max(groups, key=lambda group: group[0], default=(0, []))[1]
+    """Return the nodes of the largest group of clocks that agree, counting this machine's."""
+    ahead = [*(node.ahead_seconds for node in nodes), *machine]
+    # Comparing each clock with every other would take seconds for a thousand nodes.
+    ordered = sorted(ahead)
+
+    def size_from(first: float) -> int:
+        return bisect_right(ordered, first + AGREE_SECONDS_MAX) - bisect_left(ordered, first)
+
+    if not ahead:
+        return []
+    first = max(ahead, key=size_from)
+    return [node for node in nodes if first <= node.ahead_seconds <= first + AGREE_SECONDS_MAX]
 
 
 def use_clocks(readings: Collection[ClockReading], not_before: datetime | None = None) -> Agreement | None:
@@ -208,7 +216,11 @@ def check_clocks(
 def _differ_text(readings: Collection[ClockReading], not_before: datetime | None, *, are_too_early: bool) -> str:
     """Say why no clock can be trusted. `are_too_early`: the clocks agree, but show a time before the last cut."""
     machine = f"{_shown(machine_now())} according to this machine"
-    shown = ", ".join([*(f"{_shown(reading.time)} according to node {reading.node}" for reading in readings), machine])
+    times = [f"{_shown(reading.time)} according to node {reading.node}" for reading in readings]
+    if len(times) > NODES_NAMED_MAX:
+        alike = group_by_value({reading.node: _shown(reading.time) for reading in readings})
+        times = [f"{time} according to {name_nodes(nodes)}" for time, nodes in alike.items()]
+    shown = ", ".join([*times, machine])
     if not_before is not None and (are_too_early or not readings):
         return f"a cut was made at {_shown(not_before)}, but it is now {shown}"
     return f"the clocks disagree, so none can be trusted: it is {shown}"

@@ -281,15 +281,15 @@ def cancel_statements() -> None:
             connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
 
 
-def shut_down_sessions(node: Node, kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
-    """End all connections from this process to `node`'s server, including those from drivers that hide their sockets.
+def shut_down_sessions(nodes: Iterable[Node], kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
+    """End all connections from this process to the nodes' servers, even those from drivers that hide their sockets.
 
     The connections in `kept` stay open; no other thread may close them.
     """
-    server, spared = _server_of(node), set(kept)
+    servers, spared = set(map(_server_of, nodes)), set(kept)
     with _open_lock:
-        connections = [session for session, other in _open.items() if other == server and session not in spared]
-        addresses = frozenset(_addresses.get(server, ()))
+        connections = [session for session, server in _open.items() if server in servers and session not in spared]
+        addresses = frozenset(address for server in servers for address in _addresses.get(server, ()))
     sockets = frozenset(os.fstat(session.fileno()).st_ino for session in spared if not session.closed)
     for connection in connections:
         shut_down(connection)

@@ -22,6 +22,7 @@ from cutline.fleet.record import Count, Record
 from cutline.fleet.table_names import TABLE_NAME, is_included, is_matching
 from cutline.nodes.encodings import fetch_texts
 from cutline.nodes.groups import Group
+from cutline.nodes.sessions import in_parallel
 
 if TYPE_CHECKING:
     from cutline.nodes.baseline import NodeIdentity
@@ -145,9 +146,10 @@ def read_left_out(
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
     """Find the parts that a snapshot of `groups`, the groups that the rules include, leaves out."""
+    found = in_parallel(lambda connection: fetch_texts(connection, LEFT_OUT_QUERY), primaries.values())
     left_out: list[LeftOut] = []
-    for node, connection in primaries.items():
-        for kind, name, of, count in fetch_texts(connection, LEFT_OUT_QUERY):
+    for node, rows in zip(primaries, found, strict=True):
+        for kind, name, of, count in rows:
             if kind:
                 left_out.append(LeftOut(node, LeftOutKind(kind), name, WHY[LeftOutKind(kind)].format(of), count))
             elif not is_included(name, rules):

@@ -5,8 +5,9 @@ The caller provides the kind of session that reads a slot (wal/drain/peek.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -161,15 +162,16 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
 
     Raises NodeUnfitError for names that can't be converted to UTF-8.
     """
-    check_names(sessions.primaries)
-    problems: list[NodeProblem] = []
+    check_names(sessions)
     with_standbys = {node.backup_of for node in sessions.nodes}
-    for node in sessions.nodes:
-        connection = sessions.connections[node.id]
-        problems += find_role_problems(node, connection)
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
+        problems = list(find_role_problems(node, connection))
         if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
             problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
-        problems += _find_setting_problems(node, connection, slots_needed)
+        return [*problems, *_find_setting_problems(node, connection, slots_needed)]
+
+    problems = list(chain.from_iterable(sessions.ask_nodes(find).values()))
     # Test the other kinds of sessions through a pooler before anything is created on its nodes.
     pooled = [node for node in sessions.nodes if is_pooled(sessions.connections[node.id])]
     return problems + find_session_problems(sessions, pooled)
@@ -181,20 +183,20 @@ def check_decoding(sessions: Sessions) -> None:
     An increment checks only this, because the nodes passed all checks for the full snapshot, the increment needs no new
     slot, and it waits for a standby that is reconnecting.
     """
-    check_names(sessions.primaries)
-    problems: list[NodeProblem] = []
-    for node in sessions.nodes:
-        connection = sessions.connections[node.id]
-        problems += find_decoding_problems(node, read_role(node, connection))
-        problems += _find_level_problems(node, connection)
-    refuse_unfit(problems)
+    check_names(sessions)
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
+        return [*find_decoding_problems(node, read_role(node, connection)), *_find_level_problems(node, connection)]
+
+    refuse_unfit(chain.from_iterable(sessions.ask_nodes(find).values()))
 
 
 def find_fillings(sessions: Sessions) -> list[NodeProblem]:
     """Find databases with rows from an unfinished restore: a snapshot would contain only some of the restore's rows."""
+    schemas = sessions.ask_primaries(lambda connection: connection.execute(FILLINGS_QUERY).fetchall())
     problems: list[NodeProblem] = []
-    for node, connection in sessions.primaries.items():
-        for (schema,) in connection.execute(FILLINGS_QUERY):
+    for node, found in schemas.items():
+        for (schema,) in found:
             what = f"schema {schema} belongs to an unfinished restore into existing tables"
             remedy = (
                 f"if the schema was copied from another database: DROP SCHEMA {schema} CASCADE; otherwise finish or"
@@ -204,24 +206,25 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
     return problems
 
 
-def check_names(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
+def check_names(sessions: Sessions) -> None:
     """Raise NodeUnfitError naming objects whose names can't be converted to UTF-8, so commits can't store them."""
     problems: list[NodeProblem] = []
-    for node, connection in connections.items():
-        with connection.transaction():
-            # Read names as the server's bytes: a name that can't be converted would make the query fail.
-            connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
-            # In a UTF-8 database only role names may be invalid.
-            names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
-        invalid = set(find_inconvertible(connection, list({name for _, name in names})))
-        # The ASCII characters of a name are enough to recognize it.
-        labels = sorted(
-            {f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid}
-        )
+    for node, labels in sessions.ask_primaries(_find_unwritable_names).items():
         if labels:
             what = f"names that can't be written in UTF-8: {list_some(labels, NAMES_SHOWN_MAX)}"
             problems.append(NodeProblem(node, what, "rename them: ALTER … RENAME TO …"))
     refuse_unfit(problems)
+
+
+def _find_unwritable_names(connection: psycopg.Connection[Any]) -> list[str]:
+    with connection.transaction():
+        # Read names as the server's bytes: a name that can't be converted would make the query fail.
+        connection.execute(f"SET LOCAL client_encoding = '{RAW}'")
+        # In a UTF-8 database only role names may be invalid.
+        names = connection.execute(ROLES_QUERY if encoding_of(connection) == UTF8 else NAMES_QUERY).fetchall()
+    invalid = set(find_inconvertible(connection, list({name for _, name in names})))
+    # The ASCII characters of a name are enough to recognize it.
+    return sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid})
 
 
 def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:

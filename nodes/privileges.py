@@ -93,18 +93,20 @@ def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | N
 
     `fleet_id` is None before the publications exist.
     """
-    problems: list[NodeProblem] = []
-    for node in sessions.nodes:
-        connection = sessions.connections[node.id]
+    publications = list(publication_names(fleet_id)) if fleet_id else []
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
         role = read_role(node, connection)
-        if not role.is_super:
-            publications = list(publication_names(fleet_id)) if fleet_id else []
-            rows = connection.execute(TABLES_QUERY, (publications,)).fetchall()
-            tables = [row for row in rows if is_included(row[0], rules)]
-            problems += _find_reading(node, role, connection, [row[0] for row in tables if row[1]])
-            if node.backup_of is None:
-                problems += _find_publishing(node, role, connection, publications, tables)
-    return problems
+        if role.is_super:
+            return []
+        rows = connection.execute(TABLES_QUERY, (publications,)).fetchall()
+        tables = [row for row in rows if is_included(row[0], rules)]
+        problems = list(_find_reading(node, role, connection, [row[0] for row in tables if row[1]]))
+        if node.backup_of is None:
+            problems += _find_publishing(node, role, connection, publications, tables)
+        return problems
+
+    return [problem for problems in sessions.ask_nodes(find).values() for problem in problems]
 
 
 def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:

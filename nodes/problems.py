@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some, name_nodes
 from cutline.nodes.connections import MAINTENANCE_DATABASE, connect, database_name, with_database
 from cutline.nodes.server_errors import shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError
@@ -132,7 +133,7 @@ def _texts_of(problems: Iterable[NodeProblem]) -> list[str]:
     for problem in problems:
         needed = "" if problem.purpose == Purpose.EVERYTHING else f" (only {problem.purpose} need this)"
         nodes.setdefault(f"{problem.problem}{needed}", {})[problem.node] = None
-    return [f"node{'s' if len(where) > 1 else ''} {', '.join(where)}: {text}" for text, where in nodes.items()]
+    return [f"{name_nodes(where)}: {text}" for text, where in nodes.items()]
 
 
 def grants_of(problems: Iterable[NodeProblem]) -> list[dict[str, str]]:
@@ -161,7 +162,9 @@ def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str]
     nodes: dict[tuple[str, str], dict[str, None]] = {}
     for one in actions_of(problems):
         nodes.setdefault((one["for"], one["action"]), {})[one["node"]] = None
-    lines = [f"for {purpose}, on {', '.join(where)}: {action}" for (purpose, action), where in nodes.items()]
+    lines = [
+        f"for {purpose}, on {list_some(where, NODES_NAMED_MAX)}: {action}" for (purpose, action), where in nodes.items()
+    ]
     script = script_of(problems, addresses)
     if lines or script:
         lines.insert(

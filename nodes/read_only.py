@@ -25,6 +25,7 @@ import psycopg
 from psycopg import sql
 
 from cutline.fleet.config import Fleet, Node
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Record, Time, fields_of, from_json
@@ -384,7 +385,7 @@ def check_terminal(sessions: Sessions, fleet_id: str, progress: Progress, *, ter
             )
         check_freezable(sessions, fleet_id)
     for text in dict.fromkeys(frozen.text() for frozen in frozen_nodes.values()):
-        nodes = ", ".join(node for node, frozen in frozen_nodes.items() if frozen.text() == text)
+        nodes = list_some((node for node, frozen in frozen_nodes.items() if frozen.text() == text), NODES_NAMED_MAX)
         progress.note(f"{nodes}: {text}; to accept writes again, run: snapshot resume")
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from cutline.fleet.config import Fleet, KnownServer, Node
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some
 from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
@@ -69,13 +70,18 @@ class Sessions:
 
     def ask_named_primaries(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
         """Call ask_primaries with a `read` that takes the node as well."""
+        return self._ask([node for node in self.nodes if node.backup_of is None], read)
 
+    def ask_nodes(self, read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
+        """Call ask_named_primaries for all nodes, standbys included."""
+        return self._ask(self.nodes, read)
+
+    def _ask(self, nodes: Sequence[Node], read: Callable[[Node, psycopg.Connection[Any]], Result]) -> dict[str, Result]:
         def ask(node: Node) -> Result:
             with raising_unreachable(node):
                 return read(node, self.connections[node.id])
 
-        primaries = [node for node in self.nodes if node.backup_of is None]
-        return dict(zip((node.id for node in primaries), in_parallel(ask, primaries), strict=True))
+        return dict(zip((node.id for node in nodes), in_parallel(ask, nodes), strict=True))
 
     def renew(self, node: Node) -> psycopg.Connection[Any]:
         """Replace the session on `node` with a new session, and check that the node is still the same.
@@ -194,13 +200,20 @@ def _identify_all(
     nodes: Sequence[Node], connections: Mapping[str, psycopg.Connection[Any]], problems: dict[str, Exception]
 ) -> dict[str, FoundNode]:
     """Read the identities of the nodes that have no problem; add a problem for each session that is lost."""
+
+    def read(node: Node) -> FoundNode | NodeUnreachableError:
+        try:
+            return identify(node, connections[node.id])
+        except NodeUnreachableError as error:
+            return error
+
+    reached = [node for node in nodes if node.id not in problems]
     found: dict[str, FoundNode] = {}
-    for node in nodes:
-        if node.id not in problems:
-            try:
-                found[node.id] = identify(node, connections[node.id])
-            except NodeUnreachableError as error:
-                problems[node.id] = error
+    for node, answer in zip(reached, in_parallel(read, reached), strict=True):
+        if isinstance(answer, NodeUnreachableError):
+            problems[node.id] = answer
+        else:
+            found[node.id] = answer
     return found
 
 
@@ -256,9 +269,9 @@ def _raise_problems(nodes: Sequence[Node], problems: Mapping[str, Exception], *,
     is_avoidable = not needs_all and all(node.backup_of for node in nodes if node.id in away)
     hints = dict.fromkeys(f"{error.hint}{WITHOUT_STANDBYS if is_avoidable else ''}" for error in errors)
     raise NodeUnreachableError(
-        "; ".join(error.message for error in errors),
+        join_some((error.message for error in errors), NODES_NAMED_MAX),
         hint="\n".join(hints).split("\n"),
-        details={"node": away[0], "nodes": away},
+        details={"node": away[0], "nodes": away, "messages": [error.message for error in errors]},
     ) from errors[0].__cause__
 
 

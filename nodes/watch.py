@@ -21,6 +21,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some
 from cutline.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -45,11 +46,15 @@ class NodeAnswers(Generic[T]):
     problems: Mapping[str, str]
 
 
+# How long this process takes to open a session and ask, at most: other nodes don't wait longer than that for a thread.
+ASKING_SECONDS_PER_NODE = 0.01
+
+
 class NodesQuery(Generic[T]):
     """Queries all `nodes`, up to THREADS_MAX at a time, in background threads that start with this object.
 
-    `ask` receives the node and a separate session, which is shut down when the time is up, so that no thread waits much
-    longer.
+    `ask` receives the node and a separate session, which is shut down after `seconds_max`, so that no thread waits much
+    longer. For a large fleet, asking all nodes may take ASKING_SECONDS_PER_NODE longer for each node.
     """
 
     def __init__(
@@ -59,12 +64,12 @@ class NodesQuery(Generic[T]):
         self._found: dict[str, T] = {}
         self._problems: dict[str, str] = {}
         self._errors: list[Exception] = []
-        self._deadline = time.monotonic() + seconds_max
+        self._deadline = time.monotonic() + seconds_max + len(self._nodes) * ASKING_SECONDS_PER_NODE
         self._left = deque(self._nodes)
         self._threads = start_daemons(self._ask_one, self._left, "query")
 
     def _ask_one(self, node: Node) -> None:
-        seconds = max(self._deadline - time.monotonic(), 0.0)
+        seconds = min(max(self._deadline - time.monotonic(), 0.0), self._seconds_max)
         try:
             with (
                 connect(node, connect_timeout=str(int(seconds) or 1)) as connection,
@@ -169,7 +174,9 @@ class Watch:
         """Raise SilentNodeError if a node has fallen silent since the watch started."""
         if silent := self.silent():
             raise SilentNodeError(
-                "; ".join(f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()),
+                join_some(
+                    (f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()), NODES_NAMED_MAX
+                ),
                 hint=f"{REACHABLE}, then repeat the command: it cleans up anything that was left there",
                 details={"node": next(iter(silent)), "nodes": list(silent)},
             )
@@ -221,7 +228,7 @@ class Watch:
                 return
             self._silent[node.id] = seconds
             acts = list(self._acts)
-        shut_down_sessions(node)
+        shut_down_sessions([node])
         for act in acts:
             # An act that is called too late may raise; all others must still be called.
             with suppress(Exception):

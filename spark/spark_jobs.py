@@ -127,6 +127,8 @@ class NodeShares(Generic[Task]):
         self.progress, self._totals, self._unit = progress, totals, unit
         self._shares_of = shares_of
         self._done = Counter[str]()
+        # Adding up all nodes for every task would take longer than small tasks do.
+        self._done_total, self._total = 0, sum(totals.values())
         self._lock = threading.Lock()
 
     @classmethod
@@ -162,12 +164,13 @@ class NodeShares(Generic[Task]):
         with self._lock:
             for node, amount in shares:
                 self._done[node] += amount
+                self._done_total += amount
             self._tell(dict.fromkeys(node for node, _ in shares))
 
     def _tell(self, nodes: Mapping[str, object]) -> None:
         for node in nodes:
             self.progress.tell(Reading(self._done[node], self._totals.get(node), self._unit, node))
-        self.progress.tell(Reading(self._done.total(), sum(self._totals.values()), self._unit))
+        self.progress.tell(Reading(self._done_total, self._total, self._unit))
 
 
 # A lane of objects or pages has at least this many bytes, unless that would make too few lanes for all cores.
@@ -685,7 +688,6 @@ def run_own_tasks(
             while wait(futures, END_POLL_SECONDS).not_done:
                 for stop in stops:
                     stop()
-                for node in sessions.nodes:
-                    shut_down_sessions(node, sessions.connections.values())
+                shut_down_sessions(sessions.nodes, sessions.connections.values())
             raise
         return [future.result() for future in futures]

@@ -97,7 +97,7 @@ GRANTED_ANYWAY = 10_240
 FILES_PER_CONNECTION = 3
 OPEN_FILES_HINT = (
     "raise the hard limit and repeat the command, which needs about 100 plus 5 per node, and Spark's process 500."
-    " For a systemd unit: LimitNOFILE=4096; for a user, in a new session: `USER hard nofile 4096` in"
+    " For a systemd unit: LimitNOFILE=16384; for a user, in a new session: `USER hard nofile 16384` in"
     " /etc/security/limits.conf"
 )
 HINT_OF_MACHINE = "raise it with sysctl fs.file-max, or find the processes that have many files open"

@@ -27,6 +27,7 @@ from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
@@ -464,6 +465,10 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
+    skipped = group_by_value({skipped.what: skipped.why for skipped in one.skipped})
+    if len(one.skipped) > NODES_NAMED_MAX:
+        # A fleet may have a thousand shards without a standby.
+        return lines + [f"  skipped: {list_some(some, NODES_NAMED_MAX)} ({why})" for why, some in skipped.items()]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
 
 

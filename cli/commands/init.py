@@ -11,6 +11,7 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.tables import quantity_is
 from cutline.fleet.example import write_example
+from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.record import to_builtins
 from cutline.nodes.problems import actions_of, addresses_of, grants_of, optional_lines
 from cutline.snapshots.create.initialise import InitReport, initialise
@@ -94,22 +95,17 @@ def lines_of(
         if report.encryption_key
         else "the store is not encrypted by Cutline: docs/encryption.md"
     )
-    for node, tables in report.groups.items():
-        new = report.published[node]
-        published = f"{node}: {quantity_is(len(tables), 'tables')} published"
-        lines.append(published + (f", new: {', '.join(new)}" if new else ""))
-        if report.append_only[node]:
-            lines.append(
-                f"{node}: append-only (only INSERT and TRUNCATE are captured): {', '.join(report.append_only[node])}"
-            )
+    lines += _published_lines(report)
     standbys = {node.backup_of for node in report.nodes}
     if report.too_old:
         names = [standby for _, standby in report.too_old]
-        lines.append(f"standbys older than PostgreSQL 16 can't decode WAL and are left out: {', '.join(names)}")
+        some = list_some(names, NODES_NAMED_MAX)
+        lines.append(f"standbys older than PostgreSQL 16 can't decode WAL and are left out: {some}")
     if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
         what = "a standby that decodes WAL" if report.too_old else "a standby"
         result = "which [check] in the fleet file allows" if allows_one_copy else "and exits with 4"
-        lines.append(f"without {what}: {', '.join(alone)}; check has no second copy to compare, {result}")
+        some = list_some(alone, NODES_NAMED_MAX)
+        lines.append(f"without {what}: {some}; check has no second copy to compare, {result}")
     if report.forgotten:
         primaries = report.published
         names = [f"the earlier server of {node}" if node in primaries else node for node in report.forgotten]
@@ -120,3 +116,18 @@ def lines_of(
             OWN_SLOTS_DROP,
         ]
     return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]
+
+
+def _published_lines(report: InitReport) -> list[str]:
+    """List the tables of each node; if there are many nodes, the nodes with the same tables on one line."""
+    texts: dict[str, str] = {}
+    for node, tables in report.groups.items():
+        new, append_only = report.published[node], report.append_only[node]
+        texts[node] = f"{quantity_is(len(tables), 'tables')} published"
+        texts[node] += f", new: {', '.join(new)}" if new else ""
+        if append_only:
+            texts[node] += f"\nappend-only (only INSERT and TRUNCATE are captured): {', '.join(append_only)}"
+    of_nodes = [(node, text) for node, text in texts.items()]
+    if len(texts) > NODES_NAMED_MAX:
+        of_nodes = [(list_some(nodes, NODES_NAMED_MAX), text) for text, nodes in group_by_value(texts).items()]
+    return [f"{nodes}: {line}" for nodes, text in of_nodes for line in text.split("\n")]

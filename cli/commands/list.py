@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from cutline.cli.output.tables import (
     stdout_levels,
     time_text,
 )
+from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, name_nodes
 from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
@@ -228,7 +230,13 @@ def lines_of(
     lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += listing.notes
-    lines += [f"node {node}: retained WAL is unknown: {why}" for node, why in listing.answers.not_asked.items()]
+    unknown = group_by_value(listing.answers.not_asked)
+    lines += [
+        f"{name_nodes(nodes)}: retained WAL is unknown: {why}"
+        for why, nodes in islice(unknown.items(), NODES_NAMED_MAX)
+    ]
+    if len(unknown) > NODES_NAMED_MAX:
+        lines.append(f"retained WAL is also unknown for other reasons: {len(unknown) - NODES_NAMED_MAX}; see --json")
     lines += [open_operation.text for open_operation in listing.open_operations]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")

@@ -38,6 +38,7 @@ from cutline.cli.output.tables import (
 )
 from cutline.cli.report.terminal import timeline_levels, timeline_of
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import NODES_NAMED_MAX
 from cutline.fleet.record import to_builtins
 from cutline.fleet.table_names import table_name
 from cutline.nodes.baseline import NodeIdentity
@@ -361,7 +362,8 @@ def _cuts(chain: Chain) -> FittingTable:
             count_text(commit.cut.global_transactions),
             str(commit.cut.in_flight),
             size_text(commit.counts["bytes"]),
-            " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes),
+            " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes[:NODES_NAMED_MAX])
+            + (f" and {more} more" if (more := len(commit.cut.nodes) - NODES_NAMED_MAX) > 0 else ""),
         )
         for commit in chain.commits
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cutline.cli.output.tables import count_text
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.nodes.left_out import COUNTED, LeftOut, LeftOutKind
 
 NAMES_SHOWN_MAX = 8
@@ -119,7 +120,7 @@ def _names(kind: LeftOutKind, found: list[LeftOut]) -> list[str]:
     nodes: dict[str, list[str]] = {}
     for each in found:
         nodes.setdefault(each.name, []).append(each.node)
-    return [f"{name} on {', '.join(where)}" for name, where in nodes.items()]
+    return [f"{name} on {list_some(where, NODES_NAMED_MAX)}" for name, where in nodes.items()]
 
 
 def _line(kind: LeftOutKind, found: list[LeftOut]) -> str:

@@ -16,7 +16,7 @@ from cutline.cli.output.junit import NO_ASSERTIONS
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.results import show_preview, write_document
 from cutline.cli.output.tables import age_text, count_text, quantity_text, seconds_text, size_text, time_text
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.record import to_builtins
 from cutline.restore.drill.assertions import AssertionResult, rows_text
 from cutline.restore.drill.drill import DrillReport
@@ -116,7 +116,7 @@ def _disk_line(disk: DiskSpace) -> str:
     )
     free = f"free space unknown: {why}" if disk.free_bytes is None else f"{size_text(disk.free_bytes)} free"
     needed = f"{_about(is_rough=disk.is_rough)}{size_text(disk.needed_bytes)} needed"
-    return f"disk of {', '.join(disk.nodes)}: {needed}, {free}"
+    return f"disk of {list_some(disk.nodes, NODES_NAMED_MAX)}: {needed}, {free}"
 
 
 def _about(*, is_rough: bool) -> str:
@@ -284,7 +284,7 @@ def _by_name(places: Iterable[str]) -> list[tuple[str, str]]:
     for place in places:
         node, _, name = place.partition(": ")
         nodes.setdefault(name, []).append(node)
-    return [(name, ", ".join(found)) for name, found in nodes.items()]
+    return [(name, list_some(found, NODES_NAMED_MAX)) for name, found in nodes.items()]
 
 
 def difference_lines(found: Sequence[str], shown: int = DIFFERENCES_SHOWN_MAX) -> list[str]:

@@ -114,7 +114,11 @@ class RestorePlan:
     @property
     def groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups that are restored, by shard."""
-        return {target.shard: self.request.tables.of(self.chain.groups(target.source)) for target in self.targets}
+        return {target.shard: self.groups_of(target) for target in self.targets}
+
+    def groups_of(self, target: Target) -> tuple[Group, ...]:
+        """Return the groups that are restored to the target."""
+        return self.request.tables.of(self.chain.groups(target.source))
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -132,7 +136,7 @@ class RestorePlan:
 
     def moves(self, target: Target) -> list[TableMove]:
         """Return the tables of a target that will get new names."""
-        tables = {(group.schema, group.table) for group in self.groups[target.shard]}
+        tables = {(group.schema, group.table) for group in self.groups_of(target)}
         return [move for move in self.request.scope.moves if (move.schema, move.table) in tables]
 
     @property

@@ -83,7 +83,7 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
             what = f"node {node.id} is a standby"
             obstacles.add(TablesUnfitError(what, hint="name its primary in the target's fleet.toml"), node.id)
             continue
-        groups, source = plan.groups[target.shard], plan.chain.baseline[target.source]
+        groups, source = plan.groups_of(target), plan.chain.baseline[target.source]
         with obstacles.collecting(node.id):
             check_xml(target, connection, source, find_xml_columns(groups, plan.chain.tables(target.source)))
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
@@ -152,7 +152,7 @@ def _sequences_of(
     """
     sequences = list(plan.sequences(target))
     if plan.request.tables.is_partial:
-        sequences = find_used(session, plan.groups[target.shard], sequences)
+        sequences = find_used(session, plan.groups_of(target), sequences)
     settable, left = find_settable(session, sequences, some_lack=True)
     if not left:
         return settable, left
@@ -188,7 +188,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
     """Start filling databases where filling has not started; return the databases to load or finish, keyed by shard."""
 
     def open_one(target: Target) -> LoadTarget:
-        groups, filling = run.plan.groups[target.shard], run.filling(target)
+        groups, filling = run.plan.groups_of(target), run.filling(target)
         with raising_unreachable(target.node):
             has_begun = target.shard in run.records
             if is_again := has_begun and run.records[target.shard].phase == Phase.CREATED:
@@ -212,7 +212,7 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
 
 def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
     """Lock the tables against alteration until `run.release_tables`, and repeat the checks made without the lock."""
-    groups, obstacles = run.plan.groups[target.shard], Obstacles()
+    groups, obstacles = run.plan.groups_of(target), Obstacles()
     run.held[target.shard] = session = connect(target.node)
     with ending(run.watch, session):
         hold_tables(target.node, session, groups)
@@ -230,7 +230,7 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
     """Raise TablesUnfitError if the tables that the restore started to fill have been replaced."""
-    if set(oids_of(session, run.plan.groups[target.shard])) != run.filling(target).oids():
+    if set(oids_of(session, run.plan.groups_of(target))) != run.filling(target).oids():
         raise TablesUnfitError(
             f"node {target.node.id}: tables of database {target.database} were replaced after the restore began to fill"
             " them",
@@ -294,7 +294,7 @@ def verify_keys(run: RestoreRun, target: Target, database: LoadTarget) -> list[s
 
 def _begin(run: RestoreRun, target: Target, filling: Filling) -> None:
     """Check that the tables are empty and record them in one transaction; raise TablesUnfitError if some are not."""
-    groups = run.plan.groups[target.shard]
+    groups = run.plan.groups_of(target)
     with filling.connection.transaction():
         if filled := find_filled(filling.connection, groups):
             raise TablesUnfitError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from cutline.fleet.messages import name_nodes
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 COMMENT = "-- "
@@ -80,7 +81,7 @@ def _alike(errors: Iterable[SnapshotError]) -> list[list[SnapshotError]]:
 
 def _with_nodes(alike: list[SnapshotError]) -> str:
     nodes = [str(error.details["node"]) for error in alike if error.details.get("node")]
-    return f"{alike[0].message} (on nodes {', '.join(nodes)})" if len(nodes) > 1 else alike[0].message
+    return f"{alike[0].message} (on {name_nodes(nodes)})" if len(nodes) > 1 else alike[0].message
 
 
 def _hints_of(errors: Iterable[SnapshotError]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import list_some
+from cutline.fleet.messages import list_some, name_nodes
 from cutline.fleet.units import size_text
 from cutline.nodes.baseline import ICU, LIBC, NodeIdentity
 from cutline.nodes.connections import connect, raising_unreachable
@@ -277,8 +277,8 @@ def check_space(databases: Iterable[DatabaseSpace], obstacles: Obstacles) -> lis
         disk.is_hidden |= database.is_hidden
     for disk in disks.values():
         if disk.is_lacking and disk.free_bytes is not None:
-            where = f"node{'s' * (len(disk.nodes) > 1)} {', '.join(disk.nodes)}"
-            what = f"{where}: {size_text(disk.needed_bytes)} needed on disk, {size_text(disk.free_bytes)} free"
+            needed, free = size_text(disk.needed_bytes), size_text(disk.free_bytes)
+            what = f"{name_nodes(disk.nodes)}: {needed} needed on disk, {free} free"
             if disk.is_rough:
                 obstacles.warnings.append(f"{what}; the need is a rough estimate")
                 continue

@@ -24,6 +24,7 @@ from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import NodeUnreachableError, connect, refuse_views, unreachable_error
 from cutline.nodes.relation_locks import bound_lock_waits, locked_error
@@ -41,6 +42,10 @@ from cutline.wal.segments.segments import (
     read_events,
     read_positions_and_groups,
 )
+
+# Each slot that is being created takes two threads. PostgreSQL may wait for transactions on every node, so there are
+# more than THREADS_MAX; with one for each node, a fleet of 2,000 nodes would reach the usual limits on threads (4,096).
+SLOTS_AT_ONCE = 256
 
 
 @contextmanager
@@ -103,6 +108,8 @@ def export_snapshots(
     problems: list[BaseException] = []
 
     def create(node: Node) -> None:
+        if abandoned.is_set():
+            return
         try:
             primary = fleet.node(node.shard)
             made[node.id] = create_exported_slot(node, primary, name, wait_seconds, progress, abandoned)
@@ -113,19 +120,20 @@ def export_snapshots(
             problems.append(error)
             abandoned.set()
 
-    with ExitStack() as stack, ThreadPoolExecutor(max_workers=len(nodes)) as threads:
+    with ExitStack() as stack:
         stack.callback(_close_made, futures, made)
-        try:
-            # An interrupt does not stop threads that have already started.
-            for node in nodes:
-                futures.append(threads.submit(create, node))
-            # Wait without asking for results: raising a thread's error here would hide an interrupt that is handled
-            # later.
-            wait(futures)
-        except BaseException:
-            # The executor waits for all threads that have started.
-            abandoned.set()
-            raise
+        with ThreadPoolExecutor(max_workers=min(len(nodes), SLOTS_AT_ONCE)) as threads:
+            try:
+                # An interrupt does not stop threads that have already started.
+                for node in nodes:
+                    futures.append(threads.submit(create, node))
+                # Wait without asking for results: raising a thread's error here would hide an interrupt that is handled
+                # later.
+                wait(futures)
+            except BaseException:
+                # The executor waits for all threads that have started.
+                abandoned.set()
+                raise
         if problems:
             raise problems[0]
         yield {node.id: made[node.id] for node in nodes}
@@ -164,7 +172,7 @@ def drop_copy_slots(nodes: Sequence[Node], name: str, progress: Progress) -> Non
     if left := drop_slots(nodes, name):
         # The next command drops the slot when it settles this operation.
         raise NodeUnreachableError(
-            f"node{'s' if len(left) > 1 else ''} {', '.join(left)}: slot {name} could not be dropped",
+            f"{name_nodes(left)}: slot {name} could not be dropped",
             hint="check the server's log; the next create will drop the slot",
             details={"node": left[0]},
         )

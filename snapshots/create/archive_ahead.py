@@ -23,7 +23,7 @@ from cutline.snapshots.records.proven_chains import read_continued, read_newest_
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
 from cutline.storage.errors import UnreachableError, error_of
-from cutline.wal.drain.lags import drains_at_once, read_waiting
+from cutline.wal.drain.lags import drain_rounds, read_waiting
 from cutline.wal.drain.slots import slot_name
 
 # Less WAL is not worth an object per node.
@@ -62,11 +62,11 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
-            is_archived = _archive(context, chain, drains_at_once(waiting.values()), progress)
+            is_archived = _archive(context, chain, progress)
             return ArchivedAhead(most) if is_archived else ArchivedAhead(needs_increment=True)
 
 
-def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progress) -> bool:
+def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     """Archive the WAL; return False if nothing was archived because tables have changed."""
     # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
@@ -94,10 +94,11 @@ def _archive(context: CreateContext, chain: Chain, at_once: int, progress: Progr
     progress.step("archive WAL", total=len(tasks), unit="nodes")
     standbys = [task.node for task in tasks if task.node.backup_of is not None]
     await_standbys(standbys, finishes, plan.wait_seconds, progress, "archiving WAL")
-    for report in run_own_tasks(drain, tasks, sessions, progress, at_once):
-        if report.problem is not None:
-            problem = error_of(report.problem)
-            if isinstance(problem, SchemaMovedError):
-                return False
-            raise problem
+    for some, at_once in drain_rounds(tasks):
+        for report in run_own_tasks(drain, some, sessions, progress, at_once):
+            if report.problem is not None:
+                problem = error_of(report.problem)
+                if isinstance(problem, SchemaMovedError):
+                    return False
+                raise problem
     return True

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import getpass
-import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity
@@ -92,7 +93,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
                         f" version {programs.version}"
                     )
                 )
-        tables = {node: read_tables(connection, fleet.groups) for node, connection in sessions.primaries.items()}
+        tables = sessions.ask_primaries(lambda connection: read_tables(connection, fleet.groups))
         check_admissible(tables)
         check_not_lost(store)
         progress.step("probe the store")
@@ -108,9 +109,9 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             ensure_data_key(raw, key)
         identity, created = ensure_identity(store, fleet)
         progress.step("update publications")
-        published = {
-            node: _update_publications(sessions, node, identity.fleet_id, tables[node]) for node in sessions.primaries
-        }
+        published = sessions.ask_named_primaries(
+            lambda node, connection: _update_publications(node, connection, identity.fleet_id, tables[node.id])
+        )
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_unknown_slots(store, sessions, progress)
         note_collation_versions(sessions, progress)
@@ -147,10 +148,15 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
 
     problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
-    for node, connection in sessions.primaries.items():
-        problems += find_catalog_problems(sessions.fleet.node(node), connection, PUBLIC_CATALOGS)
-        problems += find_large_object_problems(sessions.fleet.node(node), connection)
-        problems += find_freeze_problems(sessions.fleet.node(node), connection, fleet_id)
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
+        return [
+            *find_catalog_problems(node, connection, PUBLIC_CATALOGS),
+            *find_large_object_problems(node, connection),
+            *find_freeze_problems(node, connection, fleet_id),
+        ]
+
+    problems += chain.from_iterable(sessions.ask_named_primaries(find).values())
     if any(one.purpose == Purpose.EVERYTHING for one in problems):
         # If the grants are complete, check_admissible reports missing replica identities.
         problems += _find_identity_problems(sessions, rules)
@@ -186,11 +192,12 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
         yield
     except NodeUnreachableError as error:
         lines, roles = list[str](), set[str]()
+        messages = cast("list[str]", error.details.get("messages", [error.message]))
         addresses = addresses_of(fleet.primaries)
         for node in fleet.primaries:
             role = str(conninfo_to_dict(node.dsn).get("user") or getpass.getuser())
             signs = (f'role "{role}" does not exist', f'authentication failed for user "{role}"')
-            if not any(f"node {node.id}: " in part and sign in part for part in _parts(error) for sign in signs):
+            if not any(f"node {node.id}: " in part and sign in part for part in messages for sign in signs):
                 continue
             roles.add(role)
             database, name = database_name(node.dsn), quote(role)
@@ -213,12 +220,9 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
         raise
 
 
-def _parts(error: NodeUnreachableError) -> list[str]:
-    return re.split(r"; (?=node )", error.message)
-
-
-def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables: list[Table]) -> list[str]:
-    node, connection = sessions.fleet.node(node_id), sessions.connections[node_id]
+def _update_publications(
+    node: Node, connection: psycopg.Connection[Any], fleet_id: str, tables: list[Table]
+) -> list[str]:
     names = [qualify(table.group) for table in tables]
     try:
         with raising_locked(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():
@@ -226,11 +230,11 @@ def _update_publications(sessions: Sessions, node_id: str, fleet_id: str, tables
             return ensure_publications(connection, fleet_id, tables)
     except DDL_RACE_ERRORS as error:
         raise SchemaChangedError(
-            f"node {node_id}: tables can't be published: {' '.join(str(error).split())}",
+            f"node {node.id}: tables can't be published: {' '.join(str(error).split())}",
             hint="repeat the command: concurrent DDL changed the tables, or locked them in a different order (deadlock)"
             if isinstance(error, DROPPED_ERRORS)
             else "read the server's message; repeat the command if DDL ran at the same time",
-            details={"node": node_id},
+            details={"node": node.id},
         ) from error
 
 

@@ -21,6 +21,7 @@ from msgspec import UNSET, UnsetType, structs
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some, name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
 from cutline.nodes.clocks import ClockReading, check_clocks
@@ -39,7 +40,7 @@ from cutline.wal.cut.safe_time import SKEW_SECONDS_MAX, Skew, clock_skew, safe_t
 from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
-from cutline.wal.drain.lags import drains_at_once
+from cutline.wal.drain.lags import drain_rounds
 from cutline.wal.drain.waiting import ReplayLagError, await_standbys
 from cutline.wal.segments.archive import ArchivedSegment, Segment
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
@@ -129,7 +130,7 @@ def _warn_of_skew(skew: Skew, progress: Progress) -> None:
 def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: Exception) -> str:
     lost = [node for node, connection in primaries.items() if connection.closed]
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    where = f"node {', '.join(lost)}" if lost else "a node"
+    where = name_nodes(lost) if lost else "a node"
     return f"{where}: its session was lost while markers were being written: {reason.removeprefix(f'{where}: ')}"
 
 
@@ -306,9 +307,11 @@ def _drain(
     shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
     shares.begin()
     if session is None:
-        at_once = drains_at_once(task.wal_bytes for task in tasks)
-        most_first = sorted(tasks, key=lambda task: -task.wal_bytes)
-        by_node = {report.node: report for report in run_own_tasks(drain, most_first, sessions, shares, at_once)}
+        by_node = {
+            report.node: report
+            for some, at_once in drain_rounds(tasks)
+            for report in run_own_tasks(drain, some, sessions, shares, at_once)
+        }
         reports = [by_node[task.node.id] for task in tasks]
     else:
         reports = run_tasks(session, drain, tasks, shares, watch=sessions.watch)
@@ -330,7 +333,7 @@ def _raise_problems(reports: list[DrainReport]) -> None:
             error.details["others"] = [other.message for _, other in failures if other is not error]
         raise error
     if failures:
-        raise AttemptFailedError("; ".join(error.message for _, error in failures), failures[0][1])
+        raise AttemptFailedError(join_some((error.message for _, error in failures), NODES_NAMED_MAX), failures[0][1])
 
 
 def _is_transient(error: SnapshotError) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
+from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.sessions import Sessions
@@ -141,10 +142,10 @@ def read_kept_chains(
     store: ObjectStore, sessions: Sessions, progress: Progress, operations: Iterable[str] | None = None
 ) -> list[KeptChain]:
     """Return the WAL that all nodes in the fleet keep, by chain; note the nodes that do not answer."""
-    retained = [slot for node in sessions.nodes for slot in read_retained(node, sessions.connections[node.id])]
+    retained = [slot for found in sessions.ask_nodes(read_retained).values() for slot in found]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
-    for node, why in others.not_asked.items():
-        progress.note(f"node {node}: the size of its retained WAL is not known: {why}")
+    for why, nodes in group_by_value(others.not_asked).items():
+        progress.note(f"{name_nodes(nodes)}: the size of the retained WAL is not known: {why}")
     answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
@@ -163,7 +164,8 @@ def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progres
             continue
         nodes = sorted({retained.node for retained in kept.retained})
         progress.note(
-            f"{_wal_text(kept, kept.worst)}; if the store that it belongs to is gone, drop it on {', '.join(nodes)}:"
+            f"{_wal_text(kept, kept.worst)}; if the store that it belongs to is gone, drop it on"
+            f" {list_some(nodes, NODES_NAMED_MAX)}:"
             f" SELECT pg_drop_replication_slot('{kept.slot}')"
         )
 
@@ -256,7 +258,8 @@ def over_limit_text(kept: KeptChain) -> str:
 def ended_text(kept: KeptChain) -> str:
     """Return the message about a chain that will get no more increments."""
     nodes = sorted({retained.node for retained in kept.retained})
-    return f"{_wal_text(kept, kept.worst)}, which will get no more increments; it has slots on {', '.join(nodes)}"
+    where = list_some(nodes, NODES_NAMED_MAX)
+    return f"{_wal_text(kept, kept.worst)}, which will get no more increments; it has slots on {where}"
 
 
 def _wal_text(kept: KeptChain, worst: Retained) -> str:

@@ -125,7 +125,11 @@ class Chain:
 
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
-        return self.full.parts[node] or node
+        # Called for each node in turn: a mapping of all nodes would be built each time.
+        for identity in self.full.baseline:
+            if identity.node == node:
+                return identity.backup_of or node
+        raise KeyError(node)
 
     def up_to(self, increment: int) -> Chain:
         """Return the chain as of `increment`."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from random import Random
+from time import process_time
+from typing import cast
 
 import pytest
 
 import cutline.storage.clock
 from cutline.fleet.progress import Silent
 from cutline.nodes.clocks import (
+    AGREE_SECONDS_MAX,
     Agreement,
     ClockReading,
     ClocksDifferError,
+    _largest_group,
     check_clocks,
     find_agreement,
     note_late_clock,
@@ -148,6 +153,37 @@ def test_a_refusal_names_every_clock() -> None:
     with pytest.raises(ClocksDifferError, match=r"^a cut was made at 2026-11-20T18:00:00Z, but it is now ") as raised:
         check_clocks([reading("s1", 0.0)], Notes(), at(6 * HOUR))
     assert "take a new full snapshot" in str(raised.value.hint)
+
+
+def test_a_refusal_names_some_of_many_clocks() -> None:
+    readings = [reading(f"s{n}", HOUR if n % 2 else -HOUR) for n in range(24)]
+    with pytest.raises(ClocksDifferError) as raised:
+        check_clocks(readings, Notes())
+    shown = "s0, s2, s4, s6, s8, s10, s12, s14, s16, s18 and 2 more"
+    assert f"it is 2026-11-20T10:59:59Z according to nodes {shown}, 2026" in raised.value.message
+    assert raised.value.message.count("according to") == 3
+    assert len(cast("dict[str, str]", raised.value.details["times"])) == 24
+
+
+def test_the_largest_group_is_that_of_a_comparison_of_all_pairs() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        readings = [reading(f"n{n}", random.uniform(-900, 900)) for n in range(random.randrange(8))]
+        machine = random.choice([[], [0.0]])
+        ahead = [*(one.ahead_seconds for one in readings), *machine]
+        groups = [[other for other in ahead if first <= other <= first + AGREE_SECONDS_MAX] for first in ahead]
+        group = max(groups, key=len, default=[])
+        found = [one.ahead_seconds for one in _largest_group(readings, machine)]
+        assert found == group[: len(found)], seed
+        assert group[len(found) :] in ([], machine), seed
+
+
+def test_the_clocks_of_a_large_fleet_are_compared_at_once() -> None:
+    readings = [reading(f"n{n}", n % 600) for n in range(5000)]
+    began = process_time()
+    assert find_agreement(readings) is not None
+    # Comparing all pairs would take about a minute.
+    assert process_time() - began < 5
 
 
 def test_the_time_goes_on_while_it_is_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

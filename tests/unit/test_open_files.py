@@ -62,7 +62,7 @@ def test_it_is_named_whatever_was_taken_for_the_reason(error: Exception) -> None
     assert (failure.code, failure.slug) == (6, "open-files")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert failure.message.startswith(f"the limit of {limit} open files and connections (ulimit -n) has been reached: ")
-    assert "LimitNOFILE=4096" in failure.hint
+    assert "LimitNOFILE=16384" in failure.hint
     assert failure.details["limit"] == limit
 
 

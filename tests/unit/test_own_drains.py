@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from cutline.wal.drain.lags import drains_at_once, is_for_spark
+from cutline.wal.drain.lags import drain_rounds, drains_at_once, is_for_spark
 
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Drain:
+    wal_bytes: int
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,26 @@ def test_spark_must_have_nodes_to_drain_side_by_side(mebibytes: list[int], *, is
 
 @pytest.mark.parametrize(
     ("mebibytes", "at_once"),
-    [([], 8), ([0, 0], 8), ([64] * 3, 8), ([65], 7), ([128, 1], 4), ([256, 1], 2), ([9999], 2)],
+    [([], 16), ([0, 4], 16), ([5], 8), ([64] * 3, 8), ([65], 7), ([128, 1], 4), ([256, 1], 2), ([9999], 2)],
 )
 def test_fewer_nodes_are_drained_at_a_time_if_one_has_much_wal(mebibytes: list[int], at_once: int) -> None:
     assert drains_at_once(size * MIB for size in mebibytes) == at_once
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "rounds"),
+    [
+        ([], []),
+        ([0, 3, 1], [([3, 1, 0], 16)]),
+        ([0, 256, 4, 5], [([256, 5], 2), ([4, 0], 16)]),
+        ([9, 70], [([70, 9], 7)]),
+    ],
+)
+def test_a_node_with_much_wal_does_not_slow_down_the_drains_of_idle_nodes(
+    mebibytes: list[int], rounds: list[tuple[list[int], int]]
+) -> None:
+    found = [
+        ([task.wal_bytes // MIB for task in tasks], at_once)
+        for tasks, at_once in drain_rounds(Drain(size * MIB) for size in mebibytes)
+    ]
+    assert found == rounds

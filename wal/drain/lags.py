@@ -6,9 +6,9 @@ can be compared; positions of different shards never can.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
@@ -131,6 +131,9 @@ SIDE_BY_SIDE_BYTES = 256 << 20
 # Drains of this much WAL at the same time take some 400 MB of memory (measured). A drain of any amount takes up to
 # 300 MB.
 AT_ONCE_BYTES, AT_ONCE_MIN, AT_ONCE_MAX = 512 << 20, 2, 8
+# Draining so little WAL consists of opening sessions and waiting for the server, so more nodes are drained at a time.
+# Otherwise one node with much WAL would also slow down the drains of a thousand idle nodes.
+LITTLE_BYTES, LITTLE_AT_ONCE = 4 << 20, 16
 RETAINED_QUERY = f"""
 SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
   FROM pg_replication_slots WHERE {RETAINING_SLOTS} ORDER BY 1
@@ -213,7 +216,31 @@ def is_for_spark(waiting: Mapping[str, int]) -> bool:
 
 def drains_at_once(sizes: Iterable[int]) -> int:
     """Return how many nodes with these bytes of WAL the command should drain at a time: fewer if they have much WAL."""
-    return min(max(AT_ONCE_BYTES // max([1, *sizes]), AT_ONCE_MIN), AT_ONCE_MAX)
+    most = max([1, *sizes])
+    return LITTLE_AT_ONCE if most <= LITTLE_BYTES else min(max(AT_ONCE_BYTES // most, AT_ONCE_MIN), AT_ONCE_MAX)
+
+
+class HasWal(Protocol):
+    """A task that drains `wal_bytes` of WAL."""
+
+    @property
+    def wal_bytes(self) -> int:
+        """The bytes of WAL to drain."""
+        ...
+
+
+WalTask = TypeVar("WalTask", bound=HasWal)
+
+
+def drain_rounds(tasks: Iterable[WalTask]) -> Iterator[tuple[list[WalTask], int]]:
+    """Divide the tasks into rounds that run one after the other; yield each with the number of tasks to run at a time.
+
+    The tasks with more than LITTLE_BYTES come first. Within a round, the tasks are in descending order of their WAL.
+    """
+    ordered = sorted(tasks, key=lambda task: -task.wal_bytes)
+    for is_little in (False, True):
+        if some := [task for task in ordered if (task.wal_bytes <= LITTLE_BYTES) == is_little]:
+            yield some, drains_at_once(task.wal_bytes for task in some)
 
 
 class RetainedQuery:

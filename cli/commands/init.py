@@ -19,6 +19,8 @@ from cutline.spark.settings import check_protection
 from cutline.storage.errors import UsageError
 
 SCHEMA, EXAMPLE_SCHEMA = "cutline/init/1", "cutline/init-example/1"
+# --json lists all tables.
+TABLES_NAMED_MAX = 20
 OWN_SLOTS_DROP = (
     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
     " WHERE slot_name ^@ 'cutline_' AND database = current_database();"
@@ -124,9 +126,10 @@ def _published_lines(report: InitReport) -> list[str]:
     for node, tables in report.groups.items():
         new, append_only = report.published[node], report.append_only[node]
         texts[node] = f"{quantity_is(len(tables), 'tables')} published"
-        texts[node] += f", new: {', '.join(new)}" if new else ""
+        texts[node] += f", new: {list_some(new, TABLES_NAMED_MAX)}" if new else ""
         if append_only:
-            texts[node] += f"\nappend-only (only INSERT and TRUNCATE are captured): {', '.join(append_only)}"
+            some = list_some(append_only, TABLES_NAMED_MAX)
+            texts[node] += f"\nappend-only (only INSERT and TRUNCATE are captured): {some}"
     of_nodes = [(node, text) for node, text in texts.items()]
     if len(texts) > NODES_NAMED_MAX:
         of_nodes = [(list_some(nodes, NODES_NAMED_MAX), text) for text, nodes in group_by_value(texts).items()]

@@ -91,9 +91,9 @@ class DeletedKeys:
         if not counts.any():
             return
         place = np.searchsorted(self.ends, lsn[counts], side="right")
-        groups, places, last = _last_by_group(group[counts], place, lsn[counts])
+        last = _last_by_group(group[counts], place, lsn[counts])
         # Bounded by the number of tables and segments.
-        for number, of, at in zip(groups.tolist(), places.tolist(), last.tolist(), strict=True):
+        for number, of, at in zip(*(column.tolist() for column in last), strict=True):
             self._last_changes[number, of] = max(at, self._last_changes.get((number, of), 0))
         is_truncate = counts & (op == TRUNCATE)
         if is_truncate.any():
@@ -146,11 +146,18 @@ class DeletedKeys:
         return KeyDeletes(hashes, groups, lsn, written, self._truncated, truncates, last)
 
 
-def _last_by_group(group: Ints, place: Ints, lsn: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return each run of rows of one group in one place, and the highest position in it."""
+class _LastPositions(NamedTuple):
+    """For each run of rows of one group in one place: the group, the place, and the highest position."""
+
+    group: Ints
+    place: Ints
+    lsn: Ints
+
+
+def _last_by_group(group: Ints, place: Ints, lsn: Ints) -> _LastPositions:
     is_new = (group[1:] != group[:-1]) | (place[1:] != place[:-1])
     starts = np.flatnonzero(np.concatenate([[True], is_new]))
-    return group[starts], place[starts], np.maximum.reduceat(lsn, starts)
+    return _LastPositions(group[starts], place[starts], np.maximum.reduceat(lsn, starts))
 
 
 def _first(hashes: Hashes, lsn: Ints, seq: Ints) -> Ints:

@@ -135,6 +135,11 @@ class DeletedKeys:
         if not self._deletes:
             return self._report(*none, written)
         hashes, lsn, seq, group = (np.concatenate(parts) for parts in zip(*self._deletes, strict=True))
+        # `expected_rows` drops those before a TRUNCATE, which must not hide the key's first delete after it.
+        is_after = np.ones(len(lsn), bool)
+        for number, at_lsn in self._truncated.items():
+            is_after &= (group != number) | (lsn > at_lsn)
+        hashes, lsn, seq, group = hashes[is_after], lsn[is_after], seq[is_after], group[is_after]
         first = _first(hashes, lsn, seq)
         hashes, lsn, seq, group = hashes[first], lsn[first], seq[first], group[first]
         is_first = ~_follow(hashes, (lsn, seq), writes)

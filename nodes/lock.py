@@ -200,15 +200,16 @@ class FleetLock:
 
     def _on_all(self, work: Callable[[Node], None], nodes: Iterable[Node]) -> None:
         """Do `work` on all nodes in parallel; an interrupt ends our sessions on the nodes that have not finished."""
-        pending = self._pending = {node.id: node for node in nodes}
+        pending = self._pending = dict[str, Node]()
 
         def do(node: Node) -> None:
+            pending[node.id] = node
             try:
                 work(node)
             finally:
                 del pending[node.id]
 
-        in_parallel(do, list(pending.values()), self.interrupt)
+        in_parallel(do, nodes, self.interrupt)
 
     def interrupt(self) -> None:
         """End our sessions on the nodes for which this or another thread is waiting."""

@@ -67,6 +67,15 @@ def test_a_row_whose_first_change_deletes_it_was_copied() -> None:
     assert expected(of(("D", b"1", 10, 2, 3), ("u", b"2", 10, 3, 3), ("D", b"2", 12, 1, 3))) == {(3, b"1")}
 
 
+def test_a_delete_before_a_truncate_does_not_hide_the_next_of_the_same_key() -> None:
+    """Segments that are read together report one delete of a key."""
+    changes = ("D", b"1", 10, 1, 3), ("T", b"", 20, 1, 3), ("D", b"1", 30, 1, 3)
+    assert expected(*map(of, changes)) == expected(of(*changes)) == {(3, b"1")}
+    # The TRUNCATE may be stored before the deletes, and may be another table's.
+    assert expected(of(changes[1], changes[2], changes[0])) == {(3, b"1")}
+    assert expected(of(("D", b"1", 10, 1, 4), *changes[1:])) == {(4, b"1"), (3, b"1")}
+
+
 def test_an_earlier_segment_may_have_written_the_row() -> None:
     written, deleted = of(("U", b"1", 10, 1, 3), ("U", b"2", 10, 2, 3)), of(("D", b"1", 20, 1, 3))
     assert expected(written, deleted) == set()

@@ -93,8 +93,8 @@ LOADED_ROWS = "placed string, problem string"
 MIXED_GROUPS_MAX = 100
 # The JVM holds the images that the driver sends to tasks.
 IMAGES_PER_TASK, IMAGE_BYTES_PER_TASK = 50_000, 8 << 20
-# A load waits for its server half of the time. With one load for each of two cores, the cores were idle for 11 % of the
-# time; with three in total, a load of two million rows took 6 % less time.
+# A load waits for its server half of the time. With one load for each of two cores, the cores were idle for 11 to 16 %
+# of the time; with three in total, for 8 to 12 %, and a load of two million rows took 6 % less time.
 LOADS_PER_CORE = 1.5
 # Partitions of changed rows per core if there are many sources, and the number of concurrent load jobs.
 PARTS_PER_CORE, JOBS_MAX = 4, 3

@@ -6,7 +6,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,23 +23,30 @@ class Ran:
     """The time and memory that a command used.
 
     `cpu_seconds` includes its children's. `peak_bytes` is the most memory by kind of process, of all processes of a
-    kind together; shared memory counts in proportion (PSS).
+    kind together; shared memory counts in proportion (PSS). `messages` is its stderr.
     """
 
     seconds: float
     cpu_seconds: float
     peak_bytes: Mapping[str, int]
     output: str
+    messages: str
 
 
-def run_measured(words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Ran:
-    """Run the command; raise RuntimeError if it fails."""
+def run_measured(
+    words: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    sample: Callable[[int], None] = lambda _: None,
+) -> Ran:
+    """Run the command, and call `sample` with its process id every SAMPLE_SECONDS; raise RuntimeError if it fails."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
         process = subprocess.Popen(words, stdout=out, stderr=err, cwd=folder, env=os.environ | dict(environment))
         peaks, used = dict[str, int](), 0.0
         try:
             while True:
+                sample(process.pid)
                 used = max(used, cpu_seconds(process.pid))
                 for kind, size in _memory(process.pid).items():
                     peaks[kind] = max(peaks.get(kind, 0), size)
@@ -54,11 +61,11 @@ def run_measured(words: Sequence[str], folder: Path, environment: Mapping[str, s
             process.wait()
             raise
         seconds = time.perf_counter() - began
-        output = _read(out)
+        output, messages = _read(out), _read(err)
         if process.returncode:
-            problem = (output + _read(err)).strip()[-SHOWN_CHARACTERS:]
+            problem = (output + messages).strip()[-SHOWN_CHARACTERS:]
             raise RuntimeError(f"{Path(words[0]).name} exited with {process.returncode}: {problem}")
-    return Ran(seconds, used, peaks, output)
+    return Ran(seconds, used, peaks, output, messages)
 
 
 def _read(file: IO[bytes]) -> str:

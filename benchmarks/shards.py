@@ -10,10 +10,8 @@ of N primaries has.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +27,7 @@ import typer
 from benchmarks.chain_growth import CountingServer, counting_server, store_lines
 from benchmarks.cutline import COMMAND
 from benchmarks.machine import PROCESSES
+from benchmarks.processes import run_measured
 from benchmarks.tiny_servers import TinyServers, execute_on, tiny_servers
 from cutline.fleet.config import load_fleet
 from cutline.nodes.connections import connect
@@ -36,62 +35,22 @@ from cutline.nodes.sessions import in_parallel
 from cutline.wal.cut.markers import Marker, write_markers
 
 NAME, TARGET_DATABASE = "chain", "back"
-SAMPLE_SECONDS = 0.02
-COMMAND_SECONDS_MAX = 3600.0
-SHOWN_CHARACTERS = 2000
 IDLE_INCREMENTS, MARKER_ROUNDS = 3, 5
 
 
 @dataclass(slots=True)
-class Used:
-    """What a command used: CPU time includes its children's; memory, threads and descriptors are its own process's."""
+class Peaks:
+    """The most threads and descriptors that a command's own process has had."""
 
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_bytes: int = 0
     threads: int = 0
     descriptors: int = 0
-    output: str = ""
-    messages: str = ""
 
     def sample(self, pid: int) -> None:
-        """Note the use so far; the process may have ended."""
-        try:
-            status = (PROCESSES / str(pid) / "status").read_text()
-            descriptors = len(list((PROCESSES / str(pid) / "fd").iterdir()))
-        except OSError:
-            return
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        self.threads = max(self.threads, int(fields.get("Threads", 0)))
-        self.descriptors = max(self.descriptors, descriptors)
-        self.peak_bytes = max(self.peak_bytes, int(fields.get("VmHWM", "0").split()[0]) * 1024)
-
-
-def run_sampled(words: list[str], folder: Path) -> Used:
-    """Run the command and return what it used; raise RuntimeError if it fails."""
-    used = Used()
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        began = time.monotonic()
-        process = subprocess.Popen(words, stdout=out, stderr=err, cwd=folder, env=environment)
-        try:
-            while process.poll() is None:
-                used.sample(process.pid)
-                if time.monotonic() > began + COMMAND_SECONDS_MAX:
-                    raise RuntimeError(f"{words} did not end within {COMMAND_SECONDS_MAX:g} s")
-                time.sleep(SAMPLE_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        used.seconds = time.monotonic() - began
-        for file in (out, err):
-            file.seek(0)
-        used.output, used.messages = out.read(), err.read()
-        if process.returncode:
-            problem = (used.output + used.messages).strip()[-SHOWN_CHARACTERS:]
-            raise RuntimeError(f"{words[-2:]} exited with {process.returncode}: {problem}")
-    return used
+        """Note how many it has now; the process may have ended."""
+        process = PROCESSES / str(pid)
+        with suppress(OSError):
+            self.threads = max(self.threads, len(list((process / "task").iterdir())))
+            self.descriptors = max(self.descriptors, len(list((process / "fd").iterdir())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,21 +64,23 @@ class Bench:
 
     def measure(self, label: str, *words: str) -> dict[str, object]:
         """Run `snapshot` with these words, and return the row for it."""
-        before, own = self._stored(), cpu_seconds_of_children()
-        used = run_sampled([sys.executable, "-c", COMMAND, "--fleet", str(self.fleet), "--json", *words], self.folder)
-        spent, after = cpu_seconds_of_children() - own, self._stored()
-        document: dict[str, Any] = json.loads(used.output)
+        before, peaks = self._stored(), Peaks()
+        command = [sys.executable, "-c", COMMAND, "--fleet", str(self.fleet), "--json", *words]
+        environment = {"XDG_CACHE_HOME": str(self.folder), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        ran = run_measured(command, self.folder, environment, peaks.sample)
+        after = self._stored()
+        document: dict[str, Any] = json.loads(ran.output)
         row: dict[str, object] = {
             "nodes": len(self.servers.nodes),
             "command": label,
-            "seconds": round(used.seconds, 2),
-            "CPU seconds": round(spent, 2),
-            "MiB": round(used.peak_bytes / 2**20),
-            "threads": used.threads,
-            "descriptors": used.descriptors,
+            "seconds": round(ran.seconds, 2),
+            "CPU seconds": round(ran.cpu_seconds, 2),
+            "MiB": round(ran.peak_bytes["driver"] / 2**20),
+            "threads": peaks.threads,
+            "descriptors": peaks.descriptors,
             "stored": {name: after[name] - before.get(name, 0) for name in after},
-            "stderr lines": len(used.messages.splitlines()),
-            "steps": step_seconds(used.messages),
+            "stderr lines": len(ran.messages.splitlines()),
+            "steps": step_seconds(ran.messages),
         }
         if cut := document.get("cut"):
             row["cut seconds"] = round(cut["seconds"], 3)
@@ -141,12 +102,6 @@ def step_seconds(messages: str) -> dict[str, float]:
             if report.get("state") == "done" and report.get("node") is None:
                 steps[report["step"]] = round(steps.get(report["step"], 0) + report["seconds"], 2)
     return steps
-
-
-def cpu_seconds_of_children() -> float:
-    """Return the CPU time of all children of this process that have ended."""
-    times = os.times()
-    return times.children_user + times.children_system
 
 
 def measure_commands(bench: Bench) -> Iterator[dict[str, object]]:

@@ -1,7 +1,7 @@
-"""What commands cost the writers of a fleet: the latencies of pgbench's transactions with and without a command beside.
+"""What commands cost the writers of a fleet: latencies of pgbench's transactions with and without a running command.
 
-The transactions begin at a fixed rate, far below what the server could do, and a latency counts from the moment at
-which its transaction was due. The command, the server and the clients share the machine.
+The transactions are due at a fixed rate, far below the server's capacity, and each latency includes the time that its
+transaction began late. The command, the server and the clients share the machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Writers:
         run_command(self._results, task, self._shard.fleet.fleet_toml, self._folder / "cache", words)
 
     def measure(self, condition: str, beside: Callable[[], None] | None) -> None:
-        """Run the clients for SECONDS, and meanwhile `beside`, again and again."""
+        """Run the clients for SECONDS; until they end, call `beside` again and again."""
         self._say(f"writers {condition}")
         logs = self._folder / "pgbench"
         logs.mkdir(exist_ok=True)

@@ -72,7 +72,7 @@ class SegmentTransactions:
     _halves: _Halves = field(default_factory=lambda: _Halves())
 
     def add(self, table: pa.Table, place: Ints | None = None) -> None:
-        """Check rows of the segments (SEGMENT_SCHEMA); `place` says which of them has each row, the first being 0."""
+        """Check rows of the segments (SEGMENT_SCHEMA); `place` is the index of the segment that has each row."""
         op = to_numpy(table["op"])
         is_change = are_of(op, CHANGES)
         places = np.zeros(len(op), np.int64) if place is None else place

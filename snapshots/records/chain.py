@@ -74,8 +74,8 @@ class Chain:
     With repairs, the commits list the objects that supersede damaged ones; their counts and digests are those that are
     stored.
 
-    What the commits say of all nodes is arranged by node once: going through all commits for each node would take the
-    product of both.
+    The commits' entries are grouped by node once, because searching all commits for each node would take time
+    proportional to the product of both numbers.
     """
 
     full: FullSnapshot

@@ -141,6 +141,11 @@ def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Ite
         yield "it names other standbys without a copy than the full snapshot"
     if copied := sorted(name for _, name in copies[1] if name in full.parts):
         yield f"it says that there is no copy of {list_some(copied, NAMED_MAX)}, but the full snapshot has one"
+    kind = LeftOutKind.ABSENT_COPY
+    absent = {out.name for out in commit.left_out if out.kind == kind and out.name in full.parts}
+    if absent != commit.absent.keys():
+        names = list_some(sorted(absent ^ commit.absent.keys()), NAMED_MAX)
+        yield f"it names other standbys that it leaves out than it lists: {names}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -8,6 +8,8 @@ from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
 from cutline.check.image_hashes import PartitionHashes
 from cutline.check.report import Conflict, Findings, Skipped
+from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.records.proven_chains import point_label
 
 NAMED_MAX = 1000
 EMPTY = (0, 0, 0, 0)
@@ -34,9 +36,15 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
     for shard in sorted(set(copies.shard.values())):
         if not any(primary == shard for primary, _ in copies.pairs):
-            too_old = [f"; {out.name}: {out.why}" for out in copies.chain.too_old if out.node == shard]
-            why = f"no backup copy to compare with{''.join(too_old)}"
+            kinds = (LeftOutKind.STANDBY_COPY, LeftOutKind.ABSENT_COPY)
+            out = [
+                f"; {out.name}: {out.why}" for out in copies.chain.left_out if out.node == shard and out.kind in kinds
+            ]
+            why = f"no backup copy to compare with{''.join(out)}"
             report.skipped.append(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
+    for node, absent in copies.chain.absent.items():
+        why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
+        report.skipped.append(Skipped(f"the copy of {node}", why, is_absent=True))
 
 
 def _compare_place(

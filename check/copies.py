@@ -14,7 +14,7 @@ from cutline.snapshots.records.chain import Chain
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A chain's copies: their nodes, and the shard of each node.
+    """A chain's copies that reach its last cut: their nodes, and the shard of each node.
 
     The other fields are facts about rows from the DDL, by shard. `own_types` are those of columns, by group number
     and by the place of the column. `fed` are the groups at the
@@ -40,7 +40,7 @@ class Copies:
         required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] | None = None,
     ) -> Copies:
         """Return the copies of `chain`."""
-        nodes = tuple(chain.baseline)
+        nodes = chain.present
         shards = {node: chain.shard_of(node) for node in nodes}
         return cls(nodes, shards, chain, own_types or {}, fed or {}, required or {}, required_since or {})
 

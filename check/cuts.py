@@ -234,15 +234,15 @@ def check_markers(
 ) -> None:
     """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
 
-    The archive of a node that is idle at the last cut ends before that cut, and perhaps before earlier ones. Their
-    markers will be in its next segment. With `after`, the markers are those of later increments, and so of the cuts
-    for which the node was idle then.
+    The archive of a node that is idle or absent at the last cut ends before that cut, and perhaps before earlier ones.
+    Their markers will be in its next segment. With `after`, the markers are those of later increments, and so of the
+    cuts for which the node was idle then.
     """
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
-        idle, known = chain.last.idle.get(node), () if after is None else chain.commits[: after + 1]
-        was_idle = known[-1].idle.get(node) if known else None
+        idle, known = chain.last.end_of_archive(node), () if after is None else chain.commits[: after + 1]
+        was_idle = known[-1].end_of_archive(node) if known else None
         cuts = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True))
         awaited = [(commit, cut) for commit, cut in cuts[: len(known)] if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}

@@ -94,7 +94,7 @@ class NewPart:
     @cached_property
     def all_segments(self) -> tuple[Segment, ...]:
         """The segments to read of all nodes."""
-        return tuple(segment for node in self.chain.baseline for segment in self.segments(node))
+        return tuple(segment for node in self.chain.present for segment in self.segments(node))
 
     @property
     def changes(self) -> int:
@@ -127,7 +127,7 @@ class NewPart:
         if self.after is None:
             return True
         is_base = any(entry.kind == BASE for commit in self.commits for entry in commit.entries)
-        return is_base or any(self.copied_groups(node) for node in self.chain.baseline)
+        return is_base or any(self.copied_groups(node) for node in self.chain.present)
 
     @property
     def _new_changes(self) -> Iterator[DefinitionChanges]:
@@ -157,6 +157,8 @@ class NewPart:
         """Return the reason why the new part can't be checked by itself; "" if it can."""
         if self.before is None:
             return ""
+        if back := [node for node in copies.nodes if node in self.before.absent]:
+            return f"the copy of {back[0]} ended before the cut that was checked"
         for node in copies.nodes:
             position = self.checked_to(node)
             if any(lsn < copies.since(node) for lsn in self.decided(node)):

@@ -98,11 +98,15 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A part of a snapshot that was not compared, and the reason. `is_one_copy`: there is no second copy of it."""
+    """A part of a snapshot that was not compared, and the reason.
+
+    `is_one_copy`: there is no second copy of it. `is_absent`: the last increment leaves the copy out.
+    """
 
     what: str
     why: str
     is_one_copy: bool = False
+    is_absent: bool = False
 
 
 @dataclass(slots=True)
@@ -187,7 +191,7 @@ class SnapshotReport:
         """
         if self.conflicts:
             return CONFLICTS
-        if not self.is_complete:
+        if not self.is_complete or any(part.is_absent for part in self.skipped):
             return INCONCLUSIVE
         if not self.skipped:
             return VALID
@@ -200,9 +204,9 @@ class SnapshotReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was compared and agrees, except for rows of which there is one copy."""
+        """Whether all copies that reach the cut were compared and agree; there may be only one of a shard."""
         is_compared = bool(self.compared.objects) or self.rests_on is not None
-        return not self.conflicts and is_compared and all(part.is_one_copy for part in self.skipped)
+        return not self.conflicts and is_compared and all(part.is_one_copy or part.is_absent for part in self.skipped)
 
     @property
     def figures(self) -> CheckFigures:

@@ -66,7 +66,7 @@ def check_structure(
         report.conflicts += conflicts
         return None, report
     is_whole = increment is None and not conflicts
-    copies = Counter(identity.backup_of or identity.node for identity in chain.nodes)
+    copies = Counter(map(chain.shard_of, chain.present))
     report = SnapshotReport(
         name,
         chain.last.increment,

@@ -173,7 +173,7 @@ class PartRules:
         With `after`, an earlier check has compared the transactions up to that increment.
         """
         shards = chain.full.primaries
-        nodes = (*shards, *(node for node in chain.baseline if node not in shards))
+        nodes = (*shards, *(node for node in chain.present if node not in shards))
         shard_of = {node: shards.index(chain.shard_of(node)) for node in nodes}
         others = {name: shards.index(shard) for name, shard in known_as.items() if shard in shards}
         copies = Counter(shard_of.values())

@@ -213,6 +213,7 @@ CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
 REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
+STANDBY_WAIT = Duration.parse("10s")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 TOML_WORDS = {
     "array": "list",
@@ -261,6 +262,16 @@ class CheckTable(Record, frozen=True):
 
     allow: tuple[Literal["one-copy"], ...] = ()
     reread: Duration = REREAD
+
+
+class CopiesTable(Record, frozen=True):
+    """The `[copies]` table of fleet.toml: how many standbys of a shard a create needs, and how long it waits for them.
+
+    `require` is a number, "all", or "any" for any number, also none.
+    """
+
+    require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
+    wait: Duration = STANDBY_WAIT
 
 
 class GlobalsTable(Record, frozen=True):
@@ -361,6 +372,7 @@ class FleetFile(Record, frozen=True):
     tools: ToolsTable = ToolsTable()
     encryption: EncryptionTable | None = None
     check: CheckTable = CheckTable()
+    copies: CopiesTable = CopiesTable()
     globals: GlobalsTable = GlobalsTable()
     metrics: MetricsTable = MetricsTable()
     drill: DrillTable = DrillTable()
@@ -613,11 +625,20 @@ class Fleet:
     allows_one_copy: bool = False
     # A check that rests on earlier checks passes only if they read everything in this time.
     reread_seconds: float = REREAD
+    # The number of standbys of each shard that a create needs; None: all of them.
+    standbys_min: int | None = 0
+    # How long a create waits for a standby that it may leave out.
+    standby_wait_seconds: float = STANDBY_WAIT
 
     @property
     def primaries(self) -> tuple[Node, ...]:
         """The shards' primaries, in the order they appear in the file."""
         return tuple(node for node in self.nodes if node.backup_of is None)
+
+    def standbys_needed(self, shard: str) -> int:
+        """Return how many standbys of the shard a create needs."""
+        listed = sum(node.backup_of == shard for node in self.nodes)
+        return listed if self.standbys_min is None else min(self.standbys_min, listed)
 
     def node(self, node_id: str) -> Node:
         """Return the node with this id; raise KeyError if there is none."""
@@ -695,8 +716,16 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         with_passwords=file.globals.passwords,
         allows_one_copy="one-copy" in file.check.allow,
         reread_seconds=file.check.reread,
+        standbys_min=_standbys_min(file.copies.require),
+        standby_wait_seconds=file.copies.wait,
         retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
     )
+
+
+def _standbys_min(require: str | int) -> int | None:
+    if isinstance(require, int):
+        return require
+    return None if require == "all" else 0
 
 
 def _metrics(table: MetricsTable) -> MetricsRules:

@@ -5,7 +5,7 @@ A full snapshot stores the baseline in its commit, and every increment first com
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,20 +159,15 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
         raise FleetTopologyError(problem, hint=hint, ends_chain=ends_chain, details={"node": node.id})
 
 
-def check_presence(
-    was: Mapping[str, NodeIdentity], fleet: Fleet, too_old: Collection[tuple[str, str]] = ()
-) -> tuple[Node, ...]:
+def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node, ...]:
     """Without contacting any node, return the nodes in fleet.toml that the full snapshot copied.
 
-    If the snapshot contains only primaries, standbys are ignored. The standbys in `too_old`, given as (primary,
-    standby) pairs, were left out of the snapshot and are also ignored. Raises BaselineChangedError if a node was added
-    or removed, or if its role in fleet.toml has changed.
+    Standbys may have been added or removed since. Raises BaselineChangedError if a primary was added or removed, or if
+    a node's role in fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
-    only_primaries = all(identity.backup_of is None for identity in was.values())
-    relevant = fleet.primaries if only_primaries else fleet.nodes
-    added = {node.id for node in relevant if (node.shard, node.id) not in too_old} - was.keys()
-    for node in sorted(was.keys() | added):
+    primaries = {node for node, identity in was.items() if identity.backup_of is None}
+    for node in sorted(primaries | {node.id for node in fleet.primaries} | (was.keys() & listed.keys())):
         if node not in listed:
             raise _changed_error(node, "presence", "part of the fleet", "absent from fleet.toml")
         if node not in was:

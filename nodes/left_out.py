@@ -63,6 +63,7 @@ class LeftOutKind(StrEnum):
     APPEND_ONLY_TABLE = "append_only_table"
     UNCOUNTED_TABLE = "uncounted_table"
     STANDBY_COPY = "standby_copy"
+    ABSENT_COPY = "absent_copy"
 
 
 # The reason for leaving a part out, and the effect on a restore; {} is the extension, foreign server, position or
@@ -86,6 +87,7 @@ WHY: Mapping[LeftOutKind, str] = {
     " increment copies it again",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby (16 and later can), so check has no copy"
     " of it",
+    LeftOutKind.ABSENT_COPY: "check has no copy of it to compare: {}",
 }
 # Parts that a restore may bring back with different contents: every output warns about them.
 WARNED = frozenset(
@@ -94,6 +96,7 @@ WARNED = frozenset(
         LeftOutKind.UNCOUNTED_TABLE,
         LeftOutKind.LARGE_OBJECTS_OF_FULL,
         LeftOutKind.STANDBY_COPY,
+        LeftOutKind.ABSENT_COPY,
         LeftOutKind.EXTENSION_ROWS,
     }
 )
@@ -181,6 +184,12 @@ def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdenti
         LeftOut(node.shard, kind, node.id, WHY[kind].format(identities[node.shard].server_version // 10000))
         for node in standbys
     )
+
+
+def absent_copy(shard: str, standby: str, reason: str) -> LeftOut:
+    """Return the entry for a standby that a commit does without."""
+    kind = LeftOutKind.ABSENT_COPY
+    return LeftOut(shard, kind, standby, WHY[kind].format(reason))
 
 
 def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:

@@ -177,8 +177,8 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
     return problems + find_session_problems(sessions, pooled)
 
 
-def check_decoding(sessions: Sessions) -> None:
-    """Raise NodeUnfitError naming every node that can no longer decode its WAL, with the remedies.
+def find_undecodable_nodes(sessions: Sessions) -> dict[str, list[NodeProblem]]:
+    """Find the problems of the nodes that can no longer decode their WAL, by node; raise the error of check_names.
 
     An increment checks only this, because the nodes passed all checks for the full snapshot, the increment needs no new
     slot, and it waits for a standby that is reconnecting.
@@ -188,7 +188,7 @@ def check_decoding(sessions: Sessions) -> None:
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
         return [*find_decoding_problems(node, read_role(node, connection)), *_find_level_problems(node, connection)]
 
-    refuse_unfit(chain.from_iterable(sessions.ask_nodes(find).values()))
+    return {node: problems for node, problems in sessions.ask_nodes(find).items() if problems}
 
 
 def find_fillings(sessions: Sessions) -> list[NodeProblem]:

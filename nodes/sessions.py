@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -28,6 +28,7 @@ from cutline.nodes.connections import (
 )
 from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
 from cutline.nodes.watch import Watch, watch_nodes
+from cutline.storage.errors import SnapshotError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,20 +37,48 @@ WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create 
 
 
 @dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a command does without a standby. If it `has_ended`, the standby's copy in the chain can't be continued."""
+
+    reason: str
+    has_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sessions:
     """One open session per node, and the nodes' identities. `renew` replaces a lost session.
 
-    `too_old` are standbys that can't decode their WAL: they have no session here and are not copied. `clocks` are the
-    primaries' clocks, read when the sessions started.
+    `chosen` are the nodes that the command wanted to use. `absent` are the standbys that it does without, by node, and
+    `too_old` are standbys that can't decode their WAL: neither have a session here, and they are not copied. `clocks`
+    are the primaries' clocks, read when the sessions started.
     """
 
     fleet: Fleet
-    nodes: tuple[Node, ...]
+    chosen: tuple[Node, ...]
     connections: dict[str, psycopg.Connection[Any]]
-    identities: Mapping[str, NodeIdentity]
+    identities: dict[str, NodeIdentity]
     watch: Watch
     too_old: tuple[Node, ...] = ()
     clocks: tuple[ClockReading, ...] = ()
+    absent: dict[str, Absence] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that the command uses."""
+        return tuple(node for node in self.chosen if node.id not in self.absent)
+
+    def may_leave_out(self, node: Node) -> bool:
+        """Whether the command may do without the node: a standby, unless fleet.toml requires that many."""
+        others = sum(other.backup_of == node.backup_of for other in self.nodes if other.id != node.id)
+        return node.backup_of is not None and others >= self.fleet.standbys_needed(node.shard)
+
+    def leave_out(self, node: Node, absence: Absence) -> None:
+        """Do without the standby from now on."""
+        self.absent[node.id] = absence
+        self.watch.leave_out(node.id)
+        self.identities.pop(node.id, None)
+        if (connection := self.connections.pop(node.id, None)) is not None:
+            connection.close()
 
     @property
     def primaries(self) -> dict[str, psycopg.Connection[Any]]:
@@ -140,14 +169,16 @@ def open_sessions(
     *,
     unfit_hint: str = RUN_INIT,
     needs_all: bool = False,
+    spares_standbys: bool = False,
     away: dict[str, str] | None = None,
 ) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch whether they answer.
 
     With `needs_all`, errors do not suggest a snapshot without the standbys that can't be reached. From then on, this
-    process uses the time of the primaries' clocks (nodes/clocks.py). If `away` is given, nodes that can't be reached at
-    first are left out, unless no primary is left, and `away` gets the reason by node; standbys whose primary can't be
-    reached are left out as well.
+    process uses the time of the primaries' clocks (nodes/clocks.py). With `spares_standbys`, standbys that can't be
+    reached at first are left out, unless fleet.toml requires them (Sessions.absent). If `away` is given, nodes that
+    can't be reached at first are left out, unless no primary is left, and `away` gets the reason by node; standbys
+    whose primary can't be reached are left out as well.
 
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
@@ -168,8 +199,17 @@ def open_sessions(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
+        absent: dict[str, Absence] = {}
         if away is None:
-            _raise_problems(chosen, problems, needs_all=needs_all)
+            spared = _spared(fleet, chosen, problems) if spares_standbys else ()
+            _raise_problems(
+                chosen, {name: found for name, found in problems.items() if name not in spared}, needs_all=needs_all
+            )
+            for name in spared:
+                watch.leave_out(name)
+                if name in connections:
+                    connections.pop(name).close()
+                absent[name] = Absence(_reason(problems[name], name))
         else:
             left = _without_away(chosen, problems, away)
             for node in set(chosen) - set(left):
@@ -178,11 +218,11 @@ def open_sessions(
                 if node.id in connections:
                     connections.pop(node.id).close()
             chosen = left
-        check_topology(chosen, found_nodes)
+        check_topology([node for node in chosen if node.id not in absent], found_nodes)
         identities = {name: found_node.identity for name, found_node in found_nodes.items()}
         clocks = tuple(found_nodes[node.id].clock for node in chosen if node.backup_of is None)
         use_clocks(clocks)
-        too_old = tuple(node for node in chosen if not can_decode(identities[node.id]))
+        too_old = tuple(node for node in chosen if node.id in identities and not can_decode(identities[node.id]))
         for node in too_old:
             connections.pop(node.id).close()
             del identities[node.id]
@@ -191,9 +231,9 @@ def open_sessions(
         }
         nodes_found = [replace(node, server=known.get(node.id)) for node in fleet.nodes]
         fleet = replace(fleet, nodes=tuple(nodes_found))
-        chosen = tuple(replace(node, server=known[node.id]) for node in chosen if node.id in known)
+        chosen = tuple(replace(node, server=known.get(node.id)) for node in chosen if node not in too_old)
         with _naming_lost(chosen, connections, needs_all=needs_all):
-            yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks)
+            yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks, absent)
 
 
 def _identify_all(
@@ -225,7 +265,7 @@ def _naming_lost(
     try:
         yield
     except psycopg.OperationalError as error:
-        lost = [node for node in nodes if connections[node.id].closed]
+        lost = [node for node in nodes if node.id in connections and connections[node.id].closed]
         if not lost:
             raise
         found = unreachable_error(lost[0], error)
@@ -243,6 +283,22 @@ def _suggesting_less(error: NodeUnreachableError, nodes: Sequence[Node]) -> Node
     if type(error) is NodeUnreachableError and error.details.get("node") in standbys:
         error.hint = f"{error.hint.removesuffix(WITHOUT_STANDBYS)}{WITHOUT_STANDBYS}"
     return error
+
+
+def _spared(fleet: Fleet, nodes: Sequence[Node], problems: Mapping[str, Exception]) -> tuple[str, ...]:
+    """Return the standbys among the nodes with problems that can't be reached, and that fleet.toml does not require."""
+    lost = {name for name, problem in problems.items() if isinstance(problem, NodeUnreachableError)}
+    left = Counter(node.backup_of for node in nodes if node.id not in problems)
+    return tuple(
+        node.id
+        for node in nodes
+        if node.id in lost and node.backup_of is not None and left[node.backup_of] >= fleet.standbys_needed(node.shard)
+    )
+
+
+def _reason(problem: Exception, node: str) -> str:
+    message = problem.message if isinstance(problem, SnapshotError) else str(problem)
+    return message.removeprefix(f"node {node}: ")
 
 
 def _without_away(nodes: Sequence[Node], problems: Mapping[str, Exception], away: dict[str, str]) -> tuple[Node, ...]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cutline.cli.output.tables import count_text
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some
-from cutline.nodes.left_out import COUNTED, LeftOut, LeftOutKind
+from cutline.nodes.left_out import COUNTED, WHY, LeftOut, LeftOutKind
 
 NAMES_SHOWN_MAX = 8
 
@@ -54,6 +54,7 @@ WARNINGS: Mapping[LeftOutKind, str] = {
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as of the full snapshot, without the changes since",
     LeftOutKind.STANDBY_COPY: "standbys older than PostgreSQL 16 can't decode WAL: check has no copy to compare",
+    LeftOutKind.ABSENT_COPY: "standbys were left out, and check has no copy of them to compare",
     LeftOutKind.EXTENSION_ROWS: "rows of extension tables were not read: they are restored as CREATE EXTENSION"
     " creates them (--json lists the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies"
     " hide rows)",
@@ -117,6 +118,8 @@ def _by_kind(left_out: Iterable[LeftOut]) -> dict[LeftOutKind, list[LeftOut]]:
 def _names(kind: LeftOutKind, found: list[LeftOut]) -> list[str]:
     if kind in COUNTED:
         return [f"{count_text(each.count)} on {each.node}" for each in found]
+    if kind == LeftOutKind.ABSENT_COPY:
+        return [f"{each.name} ({each.why.removeprefix(WHY[kind].format(''))})" for each in found]
     nodes: dict[str, list[str]] = {}
     for each in found:
         nodes.setdefault(each.name, []).append(each.node)

@@ -44,10 +44,15 @@ if TYPE_CHECKING:
 
 def count_bytes(chain: Chain, shards: Collection[str]) -> int:
     """Count the bytes of all objects in these shards' copies; for a lost list, count only the list object itself."""
-    nodes = {node for node in chain.baseline if chain.shard_of(node) in shards}
+    nodes = {node for node in chain.present if chain.shard_of(node) in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
     entries = [entry for commit in chain.commits for entry in commit.entries if entry.node in nodes]
     return segments + sum(entry.bytes if isinstance(entry, ReadList) else entry.size for entry in entries)
+
+
+def standbys_of(chain: Chain, shard: str) -> list[str]:
+    """Return the standbys whose copies of the shard reach the last cut."""
+    return [node for node in chain.present if node != shard and chain.shard_of(node) == shard]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
         numbers = wanted.numbers(chain, shard)
         missing, at_fault = _missing(chain, shard, numbers, objects)
         used |= at_fault
-        for standby in (node.node for node in chain.nodes if wanted.use_backup_copies and node.backup_of == shard):
+        for standby in standbys_of(chain, shard) if wanted.use_backup_copies else ():
             still_missing, at_fault = _missing(chain, standby, missing, objects)
             used |= at_fault
             if taken := missing - still_missing:
@@ -205,7 +210,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
             continue
         numbers = choice.borrowed.get(chain_object.node, frozenset())
         if chain_object.node == shard:
-            standbys = [each.node for each in chain.nodes if each.backup_of == shard]
+            standbys = standbys_of(chain, shard)
             numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
         if CopyNeeds.of(chain, chain_object.node).groups_of(chain_object) & numbers or wanted.takes(
             needs_other(chain, shard, chain_object)
@@ -327,7 +332,7 @@ def verify_copies(
     damages |= verify("primaries", wanted.nodes or chain.full.primaries)
     choice, _ = choose_copies(chain, wanted, damages)
     damaged = {chain.shard_of(damage.node) for damage in choice.damaged}
-    damages |= verify("standbys", [node.node for node in chain.nodes if node.backup_of in damaged])
+    damages |= verify("standbys", [standby for shard in sorted(damaged) for standby in standbys_of(chain, shard)])
     return settle_copies(opened, chain, wanted, damages)
 
 

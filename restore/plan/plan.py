@@ -103,7 +103,7 @@ class RestorePlan:
         if self.topology and len(self.sources) > 1:
             # Spark looks for conflicts between the sources, however small they are.
             return Amount()
-        nodes = self.chain.baseline if self.request.use_backup_copies else self.sources
+        nodes = self.chain.present if self.request.use_backup_copies else self.sources
         return amount_of_copies(self.chain, nodes)
 
     @property

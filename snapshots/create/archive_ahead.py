@@ -11,9 +11,16 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Progress
-from cutline.nodes.sessions import open_sessions
+from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
+from cutline.snapshots.create.absent_copies import (
+    drop_ended,
+    find_spare,
+    leave_out,
+    leave_out_late,
+    standby_wait_seconds,
+)
 from cutline.snapshots.create.context import CreateContext, CreateRequest
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
@@ -22,7 +29,7 @@ from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.proven_chains import read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
-from cutline.storage.errors import UnreachableError, error_of
+from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.wal.drain.lags import drain_rounds, read_waiting
 from cutline.wal.drain.slots import slot_name
 
@@ -50,7 +57,8 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     identity = read_identity(store, fleet)
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
-    with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
+    with open_sessions(fleet, check_fleet_file(fleet, chain), spares_standbys=True) as sessions:
+        leave_out_late(sessions, progress, standby_wait_seconds(fleet, CreateRequest(name).wait_seconds))
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         most = max(waiting.values(), default=0)
         if most < AHEAD_BYTES_MIN:
@@ -59,6 +67,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
             check_not_lost(store, chain)
+            drop_ended(sessions, chain, progress)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
@@ -78,7 +87,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
-    state = check_continuable(store, sessions, chain).state
+    state = check_continuable(store, sessions, chain, progress).state
     archived = read_archived(store, chain.name, state, sessions.nodes)
     tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
@@ -92,13 +101,29 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     finishes = {shard: marker.position for shard, marker in written.items()}
     tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
     progress.step("archive WAL", total=len(tasks), unit="nodes")
-    standbys = [task.node for task in tasks if task.node.backup_of is not None]
-    await_standbys(standbys, finishes, plan.wait_seconds, progress, "archiving WAL")
-    for some, at_once in drain_rounds(tasks):
+
+    def problem_of(standby: Node) -> SnapshotError | None:
+        try:
+            await_standbys([standby], finishes, plan.wait_seconds, progress, "archiving WAL")
+        except SnapshotError as error:
+            return error
+        return None
+
+    for problem in in_parallel(problem_of, [task.node for task in tasks if task.node.backup_of is not None]):
+        if problem is not None:
+            _spare(sessions, problem, progress)
+    for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
         for report in run_own_tasks(drain, some, sessions, progress, at_once):
             if report.problem is not None:
                 problem = error_of(report.problem)
                 if isinstance(problem, SchemaMovedError):
                     return False
-                raise problem
+                _spare(sessions, problem, progress)
     return True
+
+
+def _spare(sessions: Sessions, error: SnapshotError, progress: Progress) -> None:
+    """Leave out the standby whose failure caused the error; raise the error if that was no such standby."""
+    if (node := find_spare(sessions, error)) is None:
+        raise error
+    leave_out(sessions, node, error, progress)

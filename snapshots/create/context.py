@@ -17,6 +17,7 @@ from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
+from cutline.snapshots.create.absent_copies import standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
 from cutline.snapshots.operations.open_operations import document_names
@@ -79,6 +80,12 @@ class CreateContext:
     def fleet(self) -> Fleet:
         """The fleet as fleet.toml describes it."""
         return self.lock.sessions.fleet
+
+    @property
+    def standby_wait_seconds(self) -> float:
+        """How long a cut waits for standbys: less for an increment that can do without them."""
+        wait = self.request.wait_seconds
+        return standby_wait_seconds(self.fleet, wait) if self.operation.increment else wait
 
     @property
     def executor_needs(self) -> ExecutorNeeds:

@@ -16,13 +16,15 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.progress import Progress
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
-from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
-from cutline.nodes.preconditions import check_decoding, find_fillings
+from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
-from cutline.nodes.problems import refuse_unfit
+from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.snapshots.create.absent_copies import leave_out
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
@@ -37,9 +39,9 @@ from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
-from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.drain.slots import check_slot, slot_name, slot_state
+from cutline.wal.drain.slots import SlotLostError, check_slot, slot_name, slot_state
 from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
 # The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
@@ -60,7 +62,7 @@ class GlobalIdRuleChangedError(RefusedError):
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not match the chain."""
-    nodes = check_presence(chain.baseline, fleet, {(out.node, out.name) for out in chain.too_old})
+    nodes = check_presence(chain.baseline, fleet)
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",
@@ -105,17 +107,19 @@ class Continuable:
 
 
 def check_continuable(
-    store: ObjectStore, sessions: Sessions, chain: Chain, documents: Mapping[str, Set[str]] | None = None
+    store: ObjectStore,
+    sessions: Sessions,
+    chain: Chain,
+    progress: Progress,
+    documents: Mapping[str, Set[str]] | None = None,
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
-    The sessions are the ones on the nodes that `check_fleet_file` returned for the chain. `documents` is as in
-    read_recorded_commits.
+    Standbys whose copies can't be continued are left out, unless fleet.toml requires them. The sessions are the ones on
+    the nodes that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits.
     """
     check_commits(store, chain, documents)
-    check_baseline(chain.baseline, sessions.identities)
-    check_decoding(sessions)
-    in_parallel(lambda node: _check_node(store, sessions.connections[node.id], chain, node), sessions.nodes)
+    _check_nodes(store, sessions, chain, progress)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
@@ -126,6 +130,27 @@ def check_continuable(
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
     return Continuable(state, plan, unknown)
+
+
+def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress: Progress) -> None:
+    """Check every node's identity, settings, WAL and slot; leave out standbys that fail."""
+
+    def check(node: Node) -> SnapshotError | None:
+        try:
+            check_baseline({node.id: chain.baseline[node.id]}, {node.id: sessions.identities[node.id]})
+            refuse_unfit(unfit.get(node.id, ()))
+            _check_node(store, sessions.connections[node.id], chain, node)
+        except (BaselineChangedError, NodeUnfitError, SlotLostError, NodeUnreachableError) as error:
+            return error
+        return None
+
+    unfit, nodes = find_undecodable_nodes(sessions), sessions.nodes
+    refuse_unfit(problem for node in nodes if not sessions.may_leave_out(node) for problem in unfit.get(node.id, ()))
+    problems = dict(zip(nodes, in_parallel(check, nodes), strict=True))
+    # The error of a primary matters more.
+    for node in sorted(nodes, key=lambda node: node.backup_of is not None):
+        if error := problems[node]:
+            leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
 
 
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:

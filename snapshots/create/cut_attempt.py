@@ -170,7 +170,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
         state.segments,
         context.request.retries,
         state.last_at,
-        context.request.wait_seconds,
+        context.standby_wait_seconds,
     )
 
 

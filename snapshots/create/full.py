@@ -42,6 +42,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     insert_position,
 )
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_absent, standby_wait_seconds
 from cutline.snapshots.create.context import (
     ChainState,
     CreateContext,
@@ -166,7 +167,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         check_readable(sessions.primaries)
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
-    left_out += standby_copies(sessions.too_old, sessions.identities)
+    left_out += standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions)
     return FullPlan(sessions.nodes, node_tables, selection, left_out)
 
 
@@ -179,7 +180,10 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     """Run every check for a full snapshot and return its scope without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
-    with open_sessions(fleet, choose_nodes(fleet, only_primary=request.only_primary)) as sessions:
+    nodes = choose_nodes(fleet, only_primary=request.only_primary)
+    with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
+        note_absent(sessions, progress)
+        leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress)
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
@@ -370,7 +374,7 @@ def _build_commit(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments=cut.archived_cut.segments,
-        left_out=cut.left_out + unread + standby_copies(sessions.too_old, sessions.identities),
+        left_out=cut.left_out + unread + standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions),
         terminal=context.request.terminal,
         definition_changes=cut.definition_changes,
         databases=dict(cut.databases),
@@ -396,7 +400,9 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     progress.step("check nodes")
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
-    with open_sessions(fleet, nodes) as sessions:
+    with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
+        note_absent(sessions, progress)
+        leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from msgspec import UNSET, structs
@@ -22,10 +23,21 @@ from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
+from cutline.snapshots.create.absent_copies import (
+    absent_copies,
+    drop_ended,
+    find_spare,
+    leave_out,
+    leave_out_ended,
+    leave_out_late,
+    left_out_standbys,
+    note_absent,
+    standby_wait_seconds,
+)
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
-from cutline.snapshots.create.cut_attempt import take_cut
+from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
@@ -59,8 +71,9 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.lags import is_for_spark, read_waiting
-from cutline.wal.drain.slots import copy_slot_name, slot_name
+from cutline.wal.drain.slots import SlotLostError, copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -83,12 +96,14 @@ def take_increment(
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
-    cut = take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
+    cut = _take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
+    absent = absent_copies(chain, sessions, cut.definition_changes)
     left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old + unread
+    left_out += left_out_standbys(chain, absent, context.fleet)
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
@@ -101,8 +116,9 @@ def take_increment(
         counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
-        segments=cut.archived_cut.segments,
-        idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items()},
+        segments={node: () if node in absent else cut.archived_cut.segments[node] for node in chain.full.parts},
+        idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
+        absent=absent,
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
@@ -115,11 +131,31 @@ def take_increment(
     check_commit_stored(store, commit)
     commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
-    operation.is_idle = commit.idle.keys() == commit.segments.keys() and not commit.named
+    operation.is_idle = commit.idle.keys() | absent.keys() == commit.segments.keys() and not commit.named
     commit_operation(store, operation, commit)
     progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
+
+
+def _take_cut(
+    context: CreateContext, state: ChainState, spark: SparkSource, progress: Progress, end_writes: EndWrites | None
+) -> CutResult:
+    """Make the cut; if a standby fails that the increment can do without, make another cut without it.
+
+    A terminal increment makes only one cut, because writes end before it.
+    """
+    sessions = context.sessions
+    while True:
+        try:
+            return take_cut(context, state, spark, progress, end_writes)
+        except SnapshotError as error:
+            node = find_spare(sessions, error) if end_writes is None else None
+            if node is None:
+                raise
+            leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
+            # A copy of tables that failed with the standby leaves its slots.
+            drop_slots(sessions.nodes, copy_slot_name(context.operation.id))
 
 
 ANOTHER = "take a new restore point under a different name: snapshot create NAME --only-cut"
@@ -144,10 +180,11 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     check_has_rows(chain, ANOTHER)
     nodes = check_fleet_file(fleet, chain)
     check_not_pruned(store, request.name)
-    with (
-        open_sessions(fleet, nodes) as sessions,
-        exclusive(sessions, store, "create", request.name) as lock,
-    ):
+    with ExitStack() as stack:
+        sessions = stack.enter_context(open_sessions(fleet, nodes, spares_standbys=True))
+        note_absent(sessions, progress)
+        leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
+        lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
         progress.reached(CrashPoint.LOCKED)
         # While the lock is held, no other command starts a create, so one listing serves all checks.
         operations = document_names(store)
@@ -160,7 +197,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        continuable = check_continuable(store, sessions, chain, operations)
+        drop_ended(sessions, chain, progress)
+        continuable = check_continuable(store, sessions, chain, progress, operations)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1
@@ -199,12 +237,15 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     chain = read_continued(store, request.name)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
-    with open_sessions(fleet, check_fleet_file(fleet, chain)) as sessions:
+    with open_sessions(fleet, check_fleet_file(fleet, chain), spares_standbys=True) as sessions:
+        note_absent(sessions, progress)
+        leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
+        leave_out_ended(sessions, chain)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
-        continuable = check_continuable(store, sessions, chain)
+        continuable = check_continuable(store, sessions, chain, progress)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
@@ -212,4 +253,5 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
+        left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), fleet)
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
+from cutline.fleet.config import Node
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
@@ -107,13 +108,18 @@ def guard_nodes(
     for kept in read_kept_chains(store, sessions, progress, operations):
         if kept.is_failed:
             progress.note(News(f"operation {kept.chain} has failed but still has slots"))
-            _drop_kept_slots(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
         elif kept.removal_text:
             progress.note(News(f"{kept.removal_text} but still has slots"))
-            _drop_kept_slots(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
         elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
             progress.note(News(f"{kept.label} will get no more increments but still has slots"))
-            _drop_kept_slots(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
+        elif standbys := _spare_standbys(kept, sessions):
+            # Only the copies of these standbys end.
+            for node in standbys:
+                progress.note(f"standby {node.id} keeps too much WAL for {kept.label}: its copy ends")
+            _drop_kept_slots(kept, standbys, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
                 lost = _lost_chain(store, kept, kept.snapshot)
@@ -121,7 +127,7 @@ def guard_nodes(
                 progress.note(f"snapshot {lost.snapshot} {lost.text}; its stored restore points can still be restored")
             else:
                 progress.note(over_limit_text(kept))
-            _drop_kept_slots(kept, sessions, progress)
+            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
         elif kept.worst.is_past_half:
             progress.note(warning_text(kept))
 
@@ -132,6 +138,9 @@ def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None,
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
                 progress.note(warning_text(kept))
+            continue
+        if _spare_standbys(kept, sessions):
+            progress.note(f"{over_limit_text(kept)}: the next create will drop the slot there, which ends its copy")
             continue
         if kept.snapshot and kept.chain == continued:
             raise chain_lost_error(_lost_chain(store, kept, kept.snapshot))
@@ -231,8 +240,19 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
         return max(listed_numbers(store, snapshot), default=0)
 
 
-def _drop_kept_slots(kept: KeptChain, sessions: Sessions, progress: Progress) -> None:
-    left = drop_slots(sessions.fleet.nodes, kept.slot)
+def _spare_standbys(kept: KeptChain, sessions: Sessions) -> list[Node]:
+    """Return the standbys that keep more WAL for the chain than their limit, if they are all such nodes.
+
+    The chain goes on without their copies, unless fleet.toml requires them.
+    """
+    past = {retained.node for retained in kept.retained if retained.is_past_limit}
+    nodes = [node for node in sessions.fleet.nodes if node.id in past]
+    needed = {node.shard for node in nodes if node.backup_of is None or sessions.fleet.standbys_needed(node.shard)}
+    return nodes if kept.snapshot and not needed else []
+
+
+def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress) -> None:
+    left = drop_slots(nodes, kept.slot)
     if left:
         progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create will retry")
     else:

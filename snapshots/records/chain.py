@@ -24,6 +24,7 @@ from cutline.snapshots.records.commit import (
     DDL,
     GLOBALS,
     SUMMARIZED_MAX,
+    AbsentCopy,
     ChainHistory,
     Commit,
     CommitSummary,
@@ -119,6 +120,16 @@ class Chain:
         return self.full.baseline
 
     @property
+    def absent(self) -> Mapping[str, AbsentCopy]:
+        """The standbys' copies that end before the last cut, by node."""
+        return self.last.absent
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The nodes whose copies reach the last cut."""
+        return tuple(identity.node for identity in self.full.baseline if identity.node not in self.last.absent)
+
+    @property
     def baseline(self) -> dict[str, NodeIdentity]:
         """The identity of each node at the full snapshot, by node."""
         return {identity.node: identity for identity in self.full.baseline}
@@ -168,10 +179,13 @@ class Chain:
         """
         if not self.is_partial:
             return self.segments(node)
-        return (self.last.idle[node],) if node in self.last.idle else self.last.segments[node]
+        last = self.last.end_of_archive(node)
+        return (last,) if last is not None else self.last.segments[node]
 
     def archived_to(self, node: str) -> Lsn:
         """Return the position up to which the chain covers the node's WAL: for an idle node, the last finish marker."""
+        if node in self.last.absent:
+            return self.last.absent[node].last.through
         segments = self.last.segments[node]
         return segments[-1].through if segments else self.last.cut.of(self.shard_of(node)).finish
 
@@ -343,12 +357,13 @@ class Chain:
     def check_archive(self) -> None:
         """Raise ArchiveError if a node's segments have a gap between its base and the last cut's finish marker.
 
-        In a partial chain, the check begins with the newest increment's segments. The archive of an idle node may end
-        before the marker.
+        In a partial chain, the check begins with the newest increment's segments. The archive of a node that is idle or
+        absent may end before the marker.
         """
         for node in self.full.parts:
             segments = self.newest_segments(node)
-            finish = ORIGIN if node in self.last.idle else self.last.cut.of(self.shard_of(node)).finish
+            has_all = self.last.end_of_archive(node) is None
+            finish = self.last.cut.of(self.shard_of(node)).finish if has_all else ORIGIN
             begin, first = self.full.base[node], 1
             if self.is_partial:
                 begin, first = segments[0].after, segments[0].number

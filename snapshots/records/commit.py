@@ -313,12 +313,27 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     lists: tuple[ObjectList, ...] = ()
 
 
+class AbsentCopy(Record, frozen=True, omit_defaults=True):
+    """A standby's copy that an increment leaves out: it ends before the increment's cut.
+
+    `since` is the first increment in a row that leaves the copy out, `reason` says why this one does, and `last` is the
+    last segment in the standby's archive. If it `has_ended`, no later increment can continue the copy: WAL is lost that
+    it needs, or tables have changed in the meantime.
+    """
+
+    since: Count
+    reason: str
+    last: Segment
+    has_ended: bool = False
+
+
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
     segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
-    contains only markers. `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
+    contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `definition_changes`
+    is None if neither definitions nor DDL changed. `previous` is None in a
     full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
     not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
     `extension_rows` lists the objects with the rows of extension tables, one for each shard that has such rows; every
@@ -337,6 +352,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     sequences: dict[str, tuple[Sequence, ...]]
     segments: dict[str, tuple[Segment, ...]]
     idle: dict[str, Segment] = field(default_factory=dict)
+    absent: dict[str, AbsentCopy] = field(default_factory=dict)
     previous: Previous | None = None
     left_out: tuple[LeftOut, ...] = ()
     terminal: bool = False
@@ -355,6 +371,10 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     def object_lists(self) -> tuple[ObjectList, ...]:
         """The lists of additional base copy objects."""
         return self.definition_changes.lists if self.definition_changes else ()
+
+    def end_of_archive(self, node: str) -> Segment | None:
+        """Return the last segment of a node's archive if that ends before the cut: the node is idle or absent."""
+        return self.absent[node].last if node in self.absent else self.idle.get(node)
 
     @property
     def entries(self) -> tuple[NamedObject, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -135,8 +135,11 @@ def check_states(where: str, states: Iterable[TableState]) -> None:
             raise ValueError(f"{where}: types of {state.table} contains a column without a number")
 
 
-def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
-    """Raise ValueError unless every number identifies one definition, and every definition continues its own table."""
+def check_definitions(before: Chain, changes: DefinitionChanges, absent: Collection[str] = ()) -> None:
+    """Raise ValueError unless every number identifies one definition, and every definition continues its own table.
+
+    The commit leaves out the copies of the `absent` nodes.
+    """
     for shard in before.full.groups:
         if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
             continue
@@ -158,7 +161,8 @@ def check_definitions(before: Chain, changes: DefinitionChanges) -> None:
         for number, old in successions.items():
             _check_continued(f"schema_changes.successions.{shard}.{number}", known[old], new[number])
         for node in before.full.parts:
-            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != new.keys():
+            begun = set[int]() if node in absent else new.keys()
+            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != begun:
                 raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
 
 
@@ -178,6 +182,8 @@ def check_copied(full: FullSnapshot, commit: Commit) -> None:
         shard = backup_of or node
         cut, continued = commit.cut.of(shard), changes.successions.get(shard, {})
         numbers = {group.number for group in changes.groups.get(shard, ())} - continued.keys()
+        if node in commit.absent:
+            numbers = set()
         if changes.copied.get(node, {}) != {number: copied[node][number] for number in numbers}:
             raise ValueError(f"schema_changes.copied.{node} does not match the base copies of the new definitions")
         for number, position in changes.begun.get(node, {}).items():
@@ -375,6 +381,22 @@ def _check_idle(commit: Commit) -> None:
             raise ValueError(f"idle.{node}: segment {last.number} is not the end of the archive at an earlier commit")
 
 
+def _check_absent(commit: Commit) -> None:
+    """Raise ValueError if the commit lists segments of absent nodes, or no earlier commit lists their last segments."""
+    if commit.absent and isinstance(commit, FullSnapshot):
+        raise ValueError("absent is set in a full snapshot")
+    for node, copy in commit.absent.items():
+        if commit.segments.get(node) != () or node in commit.idle:
+            raise ValueError(f"absent.{node}: the commit lists segments of this node, or does not list the node")
+        if not 0 < copy.since <= commit.increment or not copy.reason:
+            raise ValueError(f"absent.{node}: since or reason is not possible")
+        check_segments(commit, node, [copy.last])
+        if copy.last.operation == commit.operation or copy.last.open is not None:
+            raise ValueError(
+                f"absent.{node}: segment {copy.last.number} is not the end of the archive at an earlier commit"
+            )
+
+
 def check_objects(commit: Commit) -> None:
     """Raise ValueError unless every object is listed once, under a key for its node and kind."""
     check_distinct("objects", "key", [entry.key for entry in commit.named])
@@ -472,6 +494,7 @@ def check_commit(commit: Commit) -> None:
     for node, segments in commit.segments.items():
         check_segments(commit, node, segments)
     _check_idle(commit)
+    _check_absent(commit)
     check_objects(commit)
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
@@ -490,12 +513,13 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         _check_nodes(chain.full, increment)
         check_continues(chain.last, increment)
         _check_still_idle(chain, increment)
+        _check_still_absent(chain, increment)
         check_counts(chain.full, increment)
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
             raise ValueError("history does not match the previous commits")
         if increment.definition_changes:
-            check_definitions(chain, increment.definition_changes)
+            check_definitions(chain, increment.definition_changes, increment.absent)
             check_copied(chain.full, increment)
             _check_at_commit(chain, replace(chain, increments=(*chain.increments, increment)))
         else:
@@ -514,10 +538,36 @@ def _check_still_idle(chain: Chain, increment: Increment) -> None:
             raise ValueError(f"idle.{node}: segment {last.number} is not the last segment of its archive")
 
 
+def _check_still_absent(chain: Chain, increment: Increment) -> None:
+    """Raise ValueError unless absent copies end as in the previous commits, and copies that have ended stay absent."""
+    if others := increment.absent.keys() - {node for node, primary in chain.full.parts.items() if primary is not None}:
+        raise ValueError(f"absent names {_names(others)}, which is no standby of the snapshot")
+    changes = increment.definition_changes
+    for node, copy in increment.absent.items():
+        shard = chain.shard_of(node)
+        has_new = changes is not None and (shard in changes.groups or shard in changes.gone)
+        if has_new and not copy.has_ended:
+            raise ValueError(f"absent.{node}: tables of {shard} have changed, but has_ended is not set")
+    if chain.is_partial:
+        return
+    before = chain.last.absent
+    for node, copy in increment.absent.items():
+        since = before[node].since if node in before else increment.increment
+        if copy.since != since:
+            raise ValueError(f"absent.{node}: since is {copy.since}, but the copy was left out first by {since}")
+        if tuple(map(chain.original, _last_segment(chain, node))) != (copy.last,):
+            raise ValueError(f"absent.{node}: segment {copy.last.number} is not the last segment of its archive")
+    ended = {node for node, copy in before.items() if copy.has_ended}
+    if back := ended - {node for node, copy in increment.absent.items() if copy.has_ended}:
+        raise ValueError(f"the copy of {_names(back)} has ended, but the commit continues it")
+
+
 def _last_segment(chain: Chain, node: str) -> tuple[Segment, ...]:
     """Return the last segment of the node's archive, if it has any; the chain's commits have passed check_fits."""
-    listed = chain.last.segments[node][-1:]
-    return listed or ((chain.last.idle[node],) if node in chain.last.idle else chain.segments(node)[-1:])
+    if listed := chain.last.segments[node][-1:]:
+        return listed
+    last = chain.last.end_of_archive(node)
+    return (last,) if last is not None else chain.segments(node)[-1:]
 
 
 def _check_history(commit: Increment, history: ChainHistory) -> None:

@@ -56,8 +56,8 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     if len({one.key for one in replacement.replaced}) < len(replacement.replaced):
         raise ValueError("it replaces an object twice")
     # A partial chain may lack the commit that lists the last segment of an idle node.
-    full = _with_idle(chain.full, replacement)
-    chain = replace(chain, full=full, increments=tuple(_with_idle(one, replacement) for one in chain.increments))
+    full = _with_last(chain.full, replacement)
+    chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
     commit = next((one for one in chain.commits if one.increment == replacement.increment), None)
     if commit is None:
         return chain
@@ -186,15 +186,17 @@ def _exchange(
     return (*kept, *replacement.objects), (*kept_lists, *replacement.lists)
 
 
-def _with_idle(commit: C, replacement: Replacement) -> C:
-    """Replace the segment with which the archive of an idle node ended."""
-    last = commit.idle.get(replacement.node)
+def _with_last(commit: C, replacement: Replacement) -> C:
+    """Replace the segment with which the archive of an idle or absent node ended."""
+    last = commit.end_of_archive(replacement.node)
     if last is None or not replacement.segments:
         return commit
     if not any((one.key, one.digest) == (last.key, last.digest) for one in replacement.replaced):
         return commit
-    new = next((one for one in replacement.segments if one.number == last.number), last)
-    return structs.replace(commit, idle={**commit.idle, replacement.node: new})
+    new, node = next((one for one in replacement.segments if one.number == last.number), last), replacement.node
+    if node in commit.absent:
+        return structs.replace(commit, absent={**commit.absent, node: structs.replace(commit.absent[node], last=new)})
+    return structs.replace(commit, idle={**commit.idle, node: new})
 
 
 def without_replaced(listed: ListedObjects, replaced: Mapping[str, str]) -> ListedObjects:

@@ -396,7 +396,7 @@ def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
         commit = read_commit(store, full.snapshot, newest) if newest else full
     except RefusedError:
         return {}
-    idle = {node: last.number for node, last in commit.idle.items()}
+    idle = {node: last.number for node in commit.segments if (last := commit.end_of_archive(node)) is not None}
     return idle | {node: segments[-1].number for node, segments in commit.segments.items() if segments}
 
 

@@ -185,6 +185,7 @@ SELECT pg_is_in_recovery(),
        extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float8,
        CASE WHEN pg_is_in_recovery() THEN pg_get_wal_replay_pause_state() <> 'not paused' ELSE false END,
        nullif(current_setting('recovery_min_apply_delay'), '0'),
+       extract(epoch FROM current_setting('recovery_min_apply_delay')::interval)::float8,
        EXISTS (SELECT FROM pg_stat_wal_receiver),
        coalesce((SELECT concat_ws(' ', wait_event_type, wait_event) FROM pg_stat_activity
                   WHERE backend_type = 'startup'), '')
@@ -210,7 +211,7 @@ class ReplayState:
     """The state of a standby's replay, which is `behind_bytes` short of the needed position.
 
     `age_seconds` is the age of the last replayed commit, if any. `why` is the reason: promoted, paused, delayed,
-    conflict, not receiving or slow. `delay` is recovery_min_apply_delay, as the server shows it.
+    conflict, not receiving or slow. `delay` is recovery_min_apply_delay, as the server shows it, and in seconds.
     """
 
     node: str
@@ -219,6 +220,7 @@ class ReplayState:
     age_seconds: float | None
     why: str
     delay: str | None
+    delay_seconds: float = 0.0
 
     @property
     def text(self) -> str:
@@ -265,7 +267,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
     row = connection.execute(STATE_QUERY).fetchone()
     if row is None:
         raise RuntimeError("a query without a table returned no row")
-    recovers, position, age_seconds, is_paused, delay, receives, waits_for = row
+    recovers, position, age_seconds, is_paused, delay, delay_seconds, receives, waits_for = row
     replayed = Lsn.parse(position or "0/0")
     if replayed >= needed:
         return None
@@ -281,7 +283,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
         why = "not receiving"
     else:
         why = "delayed" if delay else "slow"
-    return ReplayState(node, replayed, needed - replayed, age_seconds, why, delay)
+    return ReplayState(node, replayed, needed - replayed, age_seconds, why, delay, delay_seconds)
 
 
 def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagError:

@@ -1,0 +1,158 @@
+"""Standbys that a create does without, so that a copy that is away never stops a chain.
+
+A standby is left out if it can't be reached, is late, or can't continue its copy, unless `[copies] require` in
+fleet.toml demands it. Its slot stays: a later increment archives all WAL since the end of its archive, and from then on
+the copy is compared again. A copy ends for good, which the commits say, if its slot is lost, or if tables of its shard
+change while it is left out: their rows were copied without it.
+
+Only the primaries' archives determine a cut, so nothing else depends on which standbys take part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import News, Progress
+from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
+from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
+from cutline.nodes.sessions import Absence, Sessions, in_parallel
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
+from cutline.storage.errors import SnapshotError, UnreachableError
+from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
+from cutline.wal.drain.waiting import ReplayState, read_replay, replay_error
+
+POLL_SECONDS = 0.05
+FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
+UNLISTED = "it is no longer in fleet.toml"
+ADDED = "it was added to fleet.toml after the full snapshot; the next full snapshot copies it"
+
+
+def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
+    """Return how long an increment waits for standbys: at most `wait_seconds`, and less if it can do without them."""
+    return wait_seconds if fleet.standbys_min is None else min(wait_seconds, fleet.standby_wait_seconds)
+
+
+def leave_out(
+    sessions: Sessions, node: Node, error: SnapshotError, progress: Progress, *, has_ended: bool = False
+) -> None:
+    """Do without the standby because of `error`; raise the error if fleet.toml requires the standby."""
+    if not sessions.may_leave_out(node):
+        raise error
+    reason = error.message.removeprefix(f"node {node.id}: ")
+    sessions.leave_out(node, Absence(reason, has_ended))
+    progress.note(News(f"standby {node.id} is left out: {reason}"))
+
+
+def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
+    """Return the standby whose failure caused `error`, if the command can do without it."""
+    if not isinstance(error, SlotLostError) and error.exit_code != UnreachableError.exit_code:
+        return None
+    named = error.details.get("node")
+    return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
+
+
+def note_absent(sessions: Sessions, progress: Progress) -> None:
+    """Note the standbys that could not be reached when the sessions were opened."""
+    for node, absence in sessions.absent.items():
+        progress.note(News(f"standby {node} is left out: {absence.reason}"))
+
+
+def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) -> None:
+    """Leave out the standbys that don't replay within `wait_seconds` what their primaries have written by now.
+
+    The caller holds no lock yet, so nobody else waits for them.
+    """
+    standbys = [node for node in sessions.nodes if node.backup_of is not None and sessions.may_leave_out(node)]
+    if not standbys:
+        return
+    written = sessions.ask_primaries(lambda connection: connection.execute(FLUSHED_QUERY).fetchone())
+    needed = {shard: Lsn.parse(row[0]) for shard, row in written.items() if row is not None}
+    began = time.monotonic()
+
+    def wait(node: Node) -> SnapshotError | None:
+        try:
+            with raising_unreachable(node):
+                while state := read_replay(node.id, sessions.connections[node.id], needed[node.shard]):
+                    waited = time.monotonic() - began
+                    if waited > wait_seconds or _is_hopeless(state, wait_seconds):
+                        return replay_error(state, f"node {node.id}", waited)
+                    time.sleep(POLL_SECONDS)
+        except NodeUnreachableError as error:
+            return error
+        return None
+
+    for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
+        if error is not None:
+            leave_out(sessions, node, error, progress)
+
+
+def _is_hopeless(state: ReplayState, wait_seconds: float) -> bool:
+    """Whether waiting is in vain: replay is paused, or delayed by more than the wait."""
+    return state.why == "paused" or (state.why == "delayed" and state.delay_seconds > wait_seconds)
+
+
+def leave_out_ended(sessions: Sessions, chain: Chain) -> list[Node]:
+    """Leave out the standbys whose copies have ended, and return them."""
+    ended = [node for node in sessions.nodes if node.id in chain.absent and chain.absent[node.id].has_ended]
+    for node in ended:
+        sessions.leave_out(node, Absence(chain.absent[node.id].reason, has_ended=True))
+    return ended
+
+
+def drop_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
+    """Leave out the standbys whose copies have ended, and drop their slots, for which they would retain WAL."""
+    slot = slot_name(chain.full.operation)
+    if left := drop_slots(leave_out_ended(sessions, chain), slot):
+        progress.note(f"slot {slot} could not be dropped on {', '.join(left)}; the next create will retry")
+
+
+def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:
+    """Return the copies that the next commit of the chain leaves out, by node; `changes` are those in the commit."""
+    present, found = {node.id for node in sessions.nodes}, dict[str, AbsentCopy]()
+    for identity in chain.full.baseline:
+        node, shard = identity.node, identity.backup_of
+        if shard is None or node in present:
+            continue
+        before = chain.absent.get(node)
+        absence = sessions.absent.get(node) or Absence(UNLISTED, has_ended=True)
+        reason, has_ended = absence.reason, absence.has_ended
+        if before is not None and before.has_ended:
+            reason, has_ended = before.reason, True
+        elif changes is not None and (shard in changes.groups or shard in changes.gone):
+            reason, has_ended = f"tables of {shard} have changed while it was left out ({reason})", True
+        last = chain.original(chain.newest_segments(node)[-1])
+        found[node] = AbsentCopy(before.since if before else chain.last.increment + 1, reason, last, has_ended)
+    return found
+
+
+def left_out_standbys(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fleet) -> tuple[LeftOut, ...]:
+    """Return the entries of a commit for the standbys without a copy at its cut: `absent`, and those never copied.
+
+    If the full snapshot was taken without standbys, they are not named.
+    """
+    out = [
+        absent_copy(chain.shard_of(node), node, f"{copy.reason}; only a new full snapshot copies it again")
+        if copy.has_ended
+        else absent_copy(chain.shard_of(node), node, copy.reason)
+        for node, copy in absent.items()
+    ]
+    full, shards = chain.full, set(chain.full.primaries)
+    never = {entry.name: entry for entry in full.left_out if entry.kind == LeftOutKind.ABSENT_COPY}
+    if len(full.parts) == len(shards) and not never:
+        return tuple(out)
+    known = full.parts.keys() | {entry.name for entry in chain.too_old}
+    added = [node for node in fleet.nodes if node.backup_of in shards and node.id not in known]
+    return (*out, *(never.get(node.id) or absent_copy(node.shard, node.id, ADDED) for node in added))
+
+
+def never_copied(sessions: Sessions) -> tuple[LeftOut, ...]:
+    """Return the entries of a full snapshot's commit for the standbys that it does without."""
+    return tuple(
+        absent_copy(node.shard, node.id, f"{sessions.absent[node.id].reason}; the next full snapshot copies it")
+        for node in sessions.chosen
+        if node.id in sessions.absent
+    )

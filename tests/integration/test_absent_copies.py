@@ -1,0 +1,351 @@
+"""Increments go on while standbys are away, late, rebuilt, added or removed; a check says so until they are back.
+
+Expected rows come from the live servers (COPY), and expected results of checks from what was done to the servers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cutline.check.report import SnapshotReport
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.server import create_standby, delete_server, stop_server
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from tests.commands.snapshot_runs import (
+    Ready,
+    Runs,
+    configure_fleet,
+    dropping_slots,
+    run_command,
+    slots_of,
+    sorted_copies,
+)
+from tests.servers.dealt import start_fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STANDBY, OTHER = "s1-b1", "s2-b1"
+SECONDS_MAX = 30.0
+# The wait for a standby is ten seconds; a paused one is not waited for.
+PAUSED_SECONDS_MAX = 6.0
+
+
+@dataclass
+class Place:
+    """Two shards with a standby each, their store, and an empty fleet to restore into."""
+
+    servers: EmbeddedFleet
+    target: Fleet
+    runs: Runs
+    folder: Path
+    states: dict[int, list[dict[str, bytes]]] = field(default_factory=dict)
+    written: int = 0
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.runs.fleet
+
+    def execute(self, node: str, *statements: str) -> None:
+        with psycopg.connect(self.fleet.node(node).dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def write(self) -> None:
+        """Change rows of both shards."""
+        self.written += 1
+        first = self.written * 100
+        for node in ("s1", "s2"):
+            self.execute(
+                node,
+                f"INSERT INTO seen SELECT n, 'new' FROM generate_series({first}, {first + 9}) n",
+                f"UPDATE seen SET text = 'round {self.written}' WHERE id % 3 = 0",
+                f"DELETE FROM seen WHERE id = {self.written}",
+            )
+
+    def increment(self, name: str = "chain", **options: object) -> Commit:
+        """Take an increment, and keep the state of the quiet primaries."""
+        commit = create_increment(self.fleet, replace(CreateRequest(name), **options), self.runs.spark, Silent())
+        self.states[commit.increment] = [sorted_copies(node.dsn) for node in self.fleet.primaries]
+        return commit
+
+    def check(self, increment: int | None = None, name: str = "chain", *, since_last: bool = False) -> SnapshotReport:
+        request = CheckRequest(name, increment, since_last=since_last)
+        (report,) = check_snapshots(self.fleet, request, self.runs.spark, Silent()).snapshots
+        return report
+
+    def stop(self, standby: str) -> None:
+        stop_server(self.servers.node(standby), immediate=True)
+
+    def start(self, standby: str) -> None:
+        """Start the standby, and wait until it has replayed what its primary has written."""
+        self.servers.start_node(self.servers.node(standby))
+        self.await_replay(standby)
+
+    def await_replay(self, standby: str) -> None:
+        shard = self.fleet.node(standby).shard
+        with psycopg.connect(self.fleet.node(shard).dsn, autocommit=True) as primary:
+            (position,) = primary.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
+            try:
+                with psycopg.connect(self.fleet.node(standby).dsn, autocommit=True) as connection:
+                    row = connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)).fetchone()
+                    if row == (True,):
+                        return
+            except psycopg.OperationalError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"{standby} does not catch up")
+
+    def check_restores(self, *increments: int) -> None:
+        """Restore each increment, and compare its rows with those of the primaries at its cut."""
+        for number in increments:
+            self.runs.restore("chain", self.target, number)
+            assert [sorted_copies(node.dsn) for node in self.target.primaries] == self.states[number]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    folder = tmp_path_factory.mktemp("absent")
+    try:
+        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
+        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
+        yield fleet, target
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+        stop_fleet(folder / "target", delete=True)
+
+
+@pytest.fixture
+def place(
+    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> Iterator[Place]:
+    source, target = servers
+    more = getattr(request, "param", "")
+    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
+    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    found = Place(source, into, Runs(fleet, Ready(spark)), tmp_path)
+    for node in ("s1", "s2"):
+        found.execute(
+            node,
+            "DROP TABLE IF EXISTS seen, added",
+            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+        )
+    for standby in (STANDBY, OTHER):
+        found.await_replay(standby)
+    with dropping_slots(fleet):
+        found.runs.init()
+        try:
+            yield found
+        finally:
+            for standby in (STANDBY, OTHER):
+                found.start(standby)
+                found.execute(standby, "SELECT pg_wal_replay_resume()")
+
+
+def absent_names(commit: Commit) -> set[str]:
+    """The standbys that the commit names as left out."""
+    return {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+
+
+def test_a_standby_that_is_away_is_left_out_and_catches_up(place: Place) -> None:
+    place.runs.full("chain")
+    assert place.check().result == VALID
+    place.stop(STANDBY)
+    place.write()
+    first = place.increment()
+    place.write()
+    second = place.increment()
+    assert absent_names(first) == absent_names(second) == {STANDBY}
+    assert [commit.absent[STANDBY].since for commit in (first, second)] == [1, 1]
+    report = place.check(since_last=True)
+    assert report.result == INCONCLUSIVE
+    assert [skipped.what for skipped in report.skipped if skipped.is_absent] == [f"the copy of {STANDBY}"]
+    # The other shard has been compared nevertheless.
+    assert report.compared.changes > 0
+
+    place.start(STANDBY)
+    place.write()
+    third = place.increment()
+    assert not third.absent
+    assert not absent_names(third)
+    assert place.check(since_last=True).result == VALID
+    assert place.check().result == VALID
+    assert place.check(2).result == INCONCLUSIVE
+    place.check_restores(1, 2, 3)
+
+
+def test_a_check_rests_on_a_check_without_the_same_copy(place: Place) -> None:
+    def check() -> tuple[int, bool]:
+        """Return the exit code, and whether the check rests on an earlier one. Only commands leave records."""
+        code, document = run_command(place.fleet, "check", "chain", "--since-last")
+        return code, document["snapshots"][0]["rests_on"] is not None
+
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    place.write()
+    place.increment()
+    assert check() == (4, False)
+    place.write()
+    place.increment()
+    assert check() == (4, True)
+    place.start(STANDBY)
+    place.write()
+    place.increment()
+    # Nothing has compared the standby's WAL of the time in between.
+    assert check() == (0, False)
+
+
+def test_a_paused_standby_is_not_waited_for(place: Place) -> None:
+    place.runs.full("chain")
+    place.execute(STANDBY, "SELECT pg_wal_replay_pause()")
+    place.write()
+    began = time.monotonic()
+    commit = place.increment()
+    assert time.monotonic() - began < PAUSED_SECONDS_MAX
+    assert commit.absent.keys() == {STANDBY}
+    assert "paused" in commit.absent[STANDBY].reason
+    place.execute(STANDBY, "SELECT pg_wal_replay_resume()")
+    place.await_replay(STANDBY)
+    assert not place.increment().absent
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+
+
+def test_a_standby_lost_in_the_middle_is_left_out(place: Place) -> None:
+    place.runs.full("chain")
+    place.write()
+
+    class Stopping(Silent):
+        def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+            if name == "archive WAL":
+                place.stop(STANDBY)
+
+    request = CreateRequest("chain", retries=0)
+    commit = create_increment(place.fleet, request, place.runs.spark, Stopping())
+    assert commit.absent.keys() == {STANDBY}
+    place.states[1] = [sorted_copies(node.dsn) for node in place.fleet.primaries]
+    place.start(STANDBY)
+    assert not place.increment().absent
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+
+
+def test_the_copy_of_a_standby_without_its_slot_ends(place: Place) -> None:
+    place.runs.full("chain")
+    (slot,) = slots_of(place.fleet.node(STANDBY).dsn)
+    place.execute(STANDBY, f"SELECT pg_drop_replication_slot('{slot}')")
+    for number in (1, 2):
+        place.write()
+        commit = place.increment()
+        assert commit.increment == number
+        assert commit.absent[STANDBY].has_ended
+        assert commit.absent[STANDBY].since == 1
+    assert place.check().result == INCONCLUSIVE
+    place.check_restores(2)
+    place.runs.full("another")
+    assert place.check(name="another").result == VALID
+
+
+def test_a_rebuilt_standby_does_not_end_the_chain(place: Place) -> None:
+    place.runs.full("chain")
+    node = place.servers.node(STANDBY)
+    delete_server(node)
+    place.execute("s1", f"SELECT pg_drop_replication_slot('{node.slot}')")
+    create_standby(place.servers._programs(node), node, place.servers.node("s1"))
+    place.start(STANDBY)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    place.write()
+    assert place.increment().absent.keys() == {STANDBY}
+    place.check_restores(1, 2)
+
+
+def test_tables_that_change_meanwhile_end_the_copy(place: Place) -> None:
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    place.execute("s1", "CREATE TABLE added (id int PRIMARY KEY)", "INSERT INTO added VALUES (1), (2)")
+    place.execute("s2", "ALTER TABLE seen ADD COLUMN more int DEFAULT 7")
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    assert "s1" in (commit.definition_changes.groups if commit.definition_changes else {})
+    place.start(STANDBY)
+    place.execute("s1", "INSERT INTO added VALUES (3)")
+    place.write()
+    second = place.increment()
+    assert second.absent.keys() == {STANDBY}
+    # Nothing retains WAL for a copy that will not be continued.
+    assert slots_of(place.fleet.node(STANDBY).dsn) == []
+    assert slots_of(place.fleet.node(OTHER).dsn) != []
+    report = place.check()
+    assert report.result == INCONCLUSIVE
+    assert not report.conflicts
+    place.check_restores(1, 2)
+
+
+def test_standbys_are_removed_and_added(place: Place) -> None:
+    place.runs.full("chain")
+    whole = place.fleet
+    fewer = replace(whole, nodes=tuple(node for node in whole.nodes if node.id != STANDBY))
+    place.runs = Runs(fewer, place.runs.spark)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    assert place.check().result == INCONCLUSIVE
+
+    place.runs.full("without")
+    place.runs = Runs(whole, place.runs.spark)
+    place.write()
+    commit = place.increment("without")
+    # The chain never had a copy of this standby.
+    assert not commit.absent
+    assert absent_names(commit) == {STANDBY}
+    assert place.check(name="without").conflicts == []
+
+
+def test_a_full_snapshot_does_without_a_standby(place: Place) -> None:
+    place.stop(STANDBY)
+    full = place.runs.full("chain")
+    assert absent_names(full) == {STANDBY}
+    place.write()
+    assert absent_names(place.increment()) == {STANDBY}
+    report = place.check()
+    assert report.result == INCONCLUSIVE
+    assert not report.conflicts
+    place.start(STANDBY)
+    place.write()
+    assert absent_names(place.increment()) == {STANDBY}
+    place.check_restores(1, 2)
+
+
+@pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n', "[copies]\nrequire = 1\n"], indirect=True)
+def test_a_required_standby_is_waited_for(place: Place) -> None:
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    place.write()
+    with pytest.raises(NodeUnreachableError, match=STANDBY):
+        place.increment()
+    with pytest.raises(NodeUnreachableError, match=STANDBY):
+        place.runs.full("another")
+    place.start(STANDBY)
+    assert not place.increment().absent
+    assert place.check().result == VALID

@@ -23,7 +23,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.storage.errors import SnapshotError, UnreachableError
 from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
-from cutline.wal.drain.waiting import ReplayState, read_replay, replay_error
+from cutline.wal.drain.waiting import ReplayState, WaitNotes, read_replay, replay_error, report_replay
 
 POLL_SECONDS = 0.05
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
@@ -74,12 +74,14 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
     began = time.monotonic()
 
     def wait(node: Node) -> SnapshotError | None:
+        notes = WaitNotes("the create", progress, began)
         try:
             with raising_unreachable(node):
                 while state := read_replay(node.id, sessions.connections[node.id], needed[node.shard]):
                     waited = time.monotonic() - began
                     if waited > wait_seconds or _is_hopeless(state, wait_seconds):
                         return replay_error(state, f"node {node.id}", waited)
+                    report_replay(notes, state, wait_seconds)
                     time.sleep(POLL_SECONDS)
         except NodeUnreachableError as error:
             return error

@@ -133,6 +133,11 @@ SNAPSHOT_REREAD = Metric(
     " 20 snapshots.",
     ("snapshot",),
 )
+ABSENT_COPY = Metric(
+    "cutline_absent_copy",
+    "1 if the newest cut leaves out the copy of this standby, else 0.",
+    ("node",),
+)
 NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
     "Time of the newest cut with rows whose snapshot is not broken. A restore loses all later commits.",

@@ -21,6 +21,7 @@ from msgspec import UnsetType
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
+from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.listing import (
     BROKEN,
@@ -415,6 +416,9 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
     yield metrics.CUT_RETRIES.of(max(commit.cut.attempts - 1, 0))
     yield metrics.SAFE_TIME.of(moment_of(commit.cut.safe_at))
     yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
+    names = {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+    for standby in sorted(names | {identity.node for identity in chain.nodes if identity.backup_of is not None}):
+        yield metrics.ABSENT_COPY.of(int(standby in names), standby)
     for node in commit.cut.nodes:
         if isinstance(node.last_commit_at, str):
             yield metrics.NODE_LAST_COMMIT.of(moment_of(node.last_commit_at), node.node)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CHAIN = "chain"
+# Creates that may do without a standby leave it out instead (test_absent_copies.py).
+REQUIRED = '[copies]\nrequire = "all"\n'
 WAIT_SECONDS = 3.0
 # A note is due after two seconds; a poll and this machine take their time.
 NOTE_SECONDS_MAX = 3.5
@@ -59,7 +61,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
     folder = tmp_path_factory.mktemp("late")
     try:
         servers = start_fleet(folder / "fleet", shards=1, backups=1)
-        found = Runs(configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store"), Ready(spark))
+        found = Runs(
+            configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=REQUIRED), Ready(spark)
+        )
         execute(found.fleet.node("s1"), "CREATE TABLE seen (id int PRIMARY KEY)")
         found.init()
         found.full(CHAIN)

@@ -138,7 +138,9 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
         if not identity.in_recovery:
-            problem = f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}"
+            problem = (
+                f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}: both accept writes"
+            )
             hint = (
                 f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or list it there as a"
                 f" primary, and then {NEW_CHAIN}"

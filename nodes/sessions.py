@@ -162,6 +162,14 @@ def let_end() -> None:
     """Do nothing: passed to `in_parallel` as `interrupted`, it lets the calls in progress finish."""
 
 
+class _RolesChangedError(Exception):
+    """A standby of fleet.toml has taken its primary's place. `fleet` has the two servers exchanged."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__("the roles of servers have changed")
+        self.fleet = fleet
+
+
 @contextmanager
 def open_sessions(
     fleet: Fleet,
@@ -180,12 +188,40 @@ def open_sessions(
     can't be reached at first are left out, unless no primary is left, and `away` gets the reason by node; standbys
     whose primary can't be reached are left out as well.
 
+    If a standby of fleet.toml has been promoted, and its primary can't be reached or has become a standby, the two
+    servers are exchanged in the fleet of the sessions: a node is a role in its shard, and fleet.toml lists the servers.
+
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
     """
     chosen = tuple(nodes)
+    options = _Options(unfit_hint, needs_all, spares_standbys)
     with ExitStack() as stack:
-        stack.enter_context(raising_unfit(hint=unfit_hint))
+        try:
+            sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
+        except _RolesChangedError as changed:
+            chosen = tuple(changed.fleet.node(node.id) for node in chosen)
+            sessions = stack.enter_context(_open_as_listed(changed.fleet, chosen, options, away))
+        yield sessions
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options of open_sessions."""
+
+    unfit_hint: str
+    needs_all: bool
+    spares_standbys: bool
+
+
+@contextmanager
+def _open_as_listed(
+    fleet: Fleet, chosen: tuple[Node, ...], options: _Options, away: dict[str, str] | None
+) -> Iterator[Sessions]:
+    """Open the sessions; raise _RolesChangedError if a standby has taken its primary's place."""
+    needs_all = options.needs_all
+    with ExitStack() as stack:
+        stack.enter_context(raising_unfit(hint=options.unfit_hint))
         watch = stack.enter_context(watch_nodes(chosen))
         refused: dict[str, list[NodeProblem]] = {}
         futures = _connect_all(chosen, refused)
@@ -199,9 +235,11 @@ def open_sessions(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
+        if (exchanged := _exchange_promoted(fleet, chosen, problems, found_nodes)) is not None:
+            raise _RolesChangedError(exchanged)
         absent: dict[str, Absence] = {}
         if away is None:
-            spared = _spared(fleet, chosen, problems) if spares_standbys else ()
+            spared = _spared(fleet, chosen, problems) if options.spares_standbys else ()
             _raise_problems(
                 chosen, {name: found for name, found in problems.items() if name not in spared}, needs_all=needs_all
             )
@@ -234,6 +272,55 @@ def open_sessions(
         chosen = tuple(replace(node, server=known.get(node.id)) for node in chosen if node not in too_old)
         with _naming_lost(chosen, connections, needs_all=needs_all):
             yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks, absent)
+
+
+def _exchange_promoted(
+    fleet: Fleet, chosen: Sequence[Node], problems: Mapping[str, Exception], found: Mapping[str, FoundNode]
+) -> Fleet | None:
+    """Return the fleet with each promoted standby in its primary's place, and the other way round; None if none is.
+
+    A standby takes the place of a primary that can't be reached or is a standby now. If several have been promoted,
+    none does.
+    """
+    lost = [
+        node
+        for node in chosen
+        if node.backup_of is None
+        and (
+            isinstance(problems.get(node.id), NodeUnreachableError)
+            if node.id in problems
+            else found[node.id].identity.in_recovery
+        )
+    ]
+    changed: dict[str, Node] = {}
+    for primary in lost:
+        standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
+        answers = in_parallel(_is_promoted, standbys)
+        promoted = [standby for standby, is_promoted in zip(standbys, answers, strict=True) if is_promoted]
+        if len(promoted) == 1:
+            changed[primary.id] = _at(primary, promoted[0])
+            changed[promoted[0].id] = _at(promoted[0], primary)
+    return replace(fleet, nodes=tuple(changed.get(node.id, node) for node in fleet.nodes)) if changed else None
+
+
+def _at(node: Node, other: Node) -> Node:
+    """Return the node with the server of the other node."""
+    return replace(
+        node,
+        dsn=other.dsn,
+        retained_wal_bytes_max=other.retained_wal_bytes_max,
+        connections_max=other.connections_max,
+        server=None,
+    )
+
+
+def _is_promoted(standby: Node) -> bool:
+    """Whether a node that fleet.toml lists as a standby answers, and is none."""
+    try:
+        with connect(replace(standby, server=None)) as connection:
+            return not identify(standby, connection).identity.in_recovery
+    except NodeUnreachableError:
+        return False
 
 
 def _identify_all(

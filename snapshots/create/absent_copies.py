@@ -158,3 +158,16 @@ def never_copied(sessions: Sessions) -> tuple[LeftOut, ...]:
         for node in sessions.chosen
         if node.id in sessions.absent
     )
+
+
+def timelines_of(chain: Chain, sessions: Sessions) -> dict[str, int]:
+    """Return the timelines of the nodes that are no longer on that of the full snapshot, as the next commit has them.
+
+    Absent nodes keep the timeline of the last commit.
+    """
+    found = dict(chain.last.timelines)
+    for identity in chain.full.baseline:
+        now = sessions.identities.get(identity.node)
+        if now is not None and now.timeline != identity.timeline:
+            found[identity.node] = now.timeline
+    return found

@@ -24,6 +24,7 @@ from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.nodes.timelines import read_switches
 from cutline.snapshots.create.absent_copies import leave_out
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
@@ -54,6 +55,10 @@ SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::
 
 class ChainObjectMissingError(RefusedError):
     """An object that the chain needs is missing from the store."""
+
+
+class WalDivergedError(RefusedError):
+    """A node is on another timeline, which lacks WAL that the chain has of the node."""
 
 
 class GlobalIdRuleChangedError(RefusedError):
@@ -136,21 +141,48 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress:
     """Check every node's identity, settings, WAL and slot; leave out standbys that fail."""
 
     def check(node: Node) -> SnapshotError | None:
+        before, now = baseline[node.id], sessions.identities[node.id]
         try:
-            check_baseline({node.id: chain.baseline[node.id]}, {node.id: sessions.identities[node.id]})
+            check_baseline({node.id: structs.replace(before, timeline=now.timeline)}, {node.id: now})
             refuse_unfit(unfit.get(node.id, ()))
+            if now.timeline != before.timeline:
+                _check_timeline(store, sessions, chain, node)
             _check_node(store, sessions.connections[node.id], chain, node)
         except (BaselineChangedError, NodeUnfitError, SlotLostError, NodeUnreachableError) as error:
             return error
         return None
 
-    unfit, nodes = find_undecodable_nodes(sessions), sessions.nodes
+    unfit, nodes, baseline = find_undecodable_nodes(sessions), sessions.nodes, chain.baseline
     refuse_unfit(problem for node in nodes if not sessions.may_leave_out(node) for problem in unfit.get(node.id, ()))
     problems = dict(zip(nodes, in_parallel(check, nodes), strict=True))
     # The error of a primary matters more.
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
-            leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
+            has_ended = isinstance(error, (SlotLostError, WalDivergedError))
+            leave_out(sessions, node, error, progress, has_ended=has_ended)
+
+
+def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
+    """Raise WalDivergedError unless the node's new timeline has all WAL that the chain has of the node.
+
+    The history is that of the primary, which a standby follows. Segments that no commit lists count as well.
+    """
+    was, now = chain.baseline[node.id].timeline, sessions.identities[node.id].timeline
+    switches = read_switches(sessions.fleet.node(node.shard), sessions.identities[node.shard].timeline)
+    ended = switches.get(was)
+    segments = chain.newest_segments(node.id)
+    listed = segments[-1].through if segments else chain.full.base[node.id]
+    reached = max(listed, chain.archived_to(node.id), _archive_end(store, chain, node.id, listed))
+    if ended is not None and ended >= reached:
+        return
+    how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
+    raise WalDivergedError(
+        f"node {node.id}: its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to"
+        f" {reached}: a failover lost transactions that the chain may contain",
+        hint=NEW_CHAIN,
+        ends_chain=ChainEnd.FOR_GOOD,
+        details={"node": node.id, "was": was, "now": now, "switch": str(ended) if ended else None, "end": str(reached)},
+    )
 
 
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:

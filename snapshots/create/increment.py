@@ -33,6 +33,7 @@ from cutline.snapshots.create.absent_copies import (
     left_out_standbys,
     note_absent,
     standby_wait_seconds,
+    timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
@@ -119,6 +120,7 @@ def take_increment(
         segments={node: () if node in absent else cut.archived_cut.segments[node] for node in chain.full.parts},
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
+        timelines=timelines_of(chain, sessions),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),

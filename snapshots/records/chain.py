@@ -131,8 +131,12 @@ class Chain:
 
     @property
     def baseline(self) -> dict[str, NodeIdentity]:
-        """The identity of each node at the full snapshot, by node."""
-        return {identity.node: identity for identity in self.full.baseline}
+        """The identity of each node at the full snapshot, with its timeline at the last commit, by node."""
+        now = self.last.timelines
+        return {
+            one.node: structs.replace(one, timeline=now[one.node]) if one.node in now else one
+            for one in self.full.baseline
+        }
 
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""

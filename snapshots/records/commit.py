@@ -332,7 +332,8 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
     segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
-    contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `definition_changes`
+    contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `timelines` holds the
+    timelines of the nodes that are no longer on that of the full snapshot, after promotions. `definition_changes`
     is None if neither definitions nor DDL changed. `previous` is None in a
     full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
     not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
@@ -353,6 +354,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     segments: dict[str, tuple[Segment, ...]]
     idle: dict[str, Segment] = field(default_factory=dict)
     absent: dict[str, AbsentCopy] = field(default_factory=dict)
+    timelines: dict[str, Count] = field(default_factory=dict)
     previous: Previous | None = None
     left_out: tuple[LeftOut, ...] = ()
     terminal: bool = False

@@ -383,8 +383,8 @@ def _check_idle(commit: Commit) -> None:
 
 def _check_absent(commit: Commit) -> None:
     """Raise ValueError if the commit lists segments of absent nodes, or no earlier commit lists their last segments."""
-    if commit.absent and isinstance(commit, FullSnapshot):
-        raise ValueError("absent is set in a full snapshot")
+    if (commit.absent or commit.timelines) and isinstance(commit, FullSnapshot):
+        raise ValueError("absent or timelines is set in a full snapshot")
     for node, copy in commit.absent.items():
         if commit.segments.get(node) != () or node in commit.idle:
             raise ValueError(f"absent.{node}: the commit lists segments of this node, or does not list the node")
@@ -514,6 +514,7 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         check_continues(chain.last, increment)
         _check_still_idle(chain, increment)
         _check_still_absent(chain, increment)
+        _check_timelines(chain, increment)
         check_counts(chain.full, increment)
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
@@ -560,6 +561,19 @@ def _check_still_absent(chain: Chain, increment: Increment) -> None:
     ended = {node for node, copy in before.items() if copy.has_ended}
     if back := ended - {node for node, copy in increment.absent.items() if copy.has_ended}:
         raise ValueError(f"the copy of {_names(back)} has ended, but the commit continues it")
+
+
+def _check_timelines(chain: Chain, increment: Increment) -> None:
+    """Raise ValueError if a node's timeline is not after those of the previous commits."""
+    first = {identity.node: identity.timeline for identity in chain.full.baseline} if increment.timelines else {}
+    for node, timeline in increment.timelines.items():
+        if node not in first or timeline <= first[node]:
+            raise ValueError(f"timelines.{node}: {timeline} is not after the timeline of the full snapshot")
+    if chain.is_partial:
+        return
+    for node, timeline in chain.last.timelines.items():
+        if increment.timelines.get(node, 0) < timeline:
+            raise ValueError(f"timelines.{node}: the previous commit has timeline {timeline}")
 
 
 def _last_segment(chain: Chain, node: str) -> tuple[Segment, ...]:

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
-from cutline.check.report import SnapshotReport
-from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
-from cutline.embedded.server import create_standby, delete_server, stop_server
-from cutline.fleet.config import Fleet
+from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -33,7 +28,6 @@ from tests.commands.snapshot_runs import (
     dropping_slots,
     run_command,
     slots_of,
-    sorted_copies,
 )
 from tests.servers.dealt import start_fleet
 
@@ -41,83 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STANDBY, OTHER = "s1-b1", "s2-b1"
-SECONDS_MAX = 30.0
 # The wait for a standby is ten seconds; a paused one is not waited for.
 PAUSED_SECONDS_MAX = 6.0
-
-
-@dataclass
-class Place:
-    """Two shards with a standby each, their store, and an empty fleet to restore into."""
-
-    servers: EmbeddedFleet
-    target: Fleet
-    runs: Runs
-    folder: Path
-    states: dict[int, list[dict[str, bytes]]] = field(default_factory=dict)
-    written: int = 0
-
-    @property
-    def fleet(self) -> Fleet:
-        return self.runs.fleet
-
-    def execute(self, node: str, *statements: str) -> None:
-        with psycopg.connect(self.fleet.node(node).dsn, autocommit=True) as connection:
-            for statement in statements:
-                connection.execute(statement.encode())
-
-    def write(self) -> None:
-        """Change rows of both shards."""
-        self.written += 1
-        first = self.written * 100
-        for node in ("s1", "s2"):
-            self.execute(
-                node,
-                f"INSERT INTO seen SELECT n, 'new' FROM generate_series({first}, {first + 9}) n",
-                f"UPDATE seen SET text = 'round {self.written}' WHERE id % 3 = 0",
-                f"DELETE FROM seen WHERE id = {self.written}",
-            )
-
-    def increment(self, name: str = "chain", **options: object) -> Commit:
-        """Take an increment, and keep the state of the quiet primaries."""
-        commit = create_increment(self.fleet, replace(CreateRequest(name), **options), self.runs.spark, Silent())
-        self.states[commit.increment] = [sorted_copies(node.dsn) for node in self.fleet.primaries]
-        return commit
-
-    def check(self, increment: int | None = None, name: str = "chain", *, since_last: bool = False) -> SnapshotReport:
-        request = CheckRequest(name, increment, since_last=since_last)
-        (report,) = check_snapshots(self.fleet, request, self.runs.spark, Silent()).snapshots
-        return report
-
-    def stop(self, standby: str) -> None:
-        stop_server(self.servers.node(standby), immediate=True)
-
-    def start(self, standby: str) -> None:
-        """Start the standby, and wait until it has replayed what its primary has written."""
-        self.servers.start_node(self.servers.node(standby))
-        self.await_replay(standby)
-
-    def await_replay(self, standby: str) -> None:
-        shard = self.fleet.node(standby).shard
-        with psycopg.connect(self.fleet.node(shard).dsn, autocommit=True) as primary:
-            (position,) = primary.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
-        deadline = time.monotonic() + SECONDS_MAX
-        while time.monotonic() < deadline:
-            try:
-                with psycopg.connect(self.fleet.node(standby).dsn, autocommit=True) as connection:
-                    row = connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)).fetchone()
-                    if row == (True,):
-                        return
-            except psycopg.OperationalError:
-                pass
-            time.sleep(0.1)
-        raise AssertionError(f"{standby} does not catch up")
-
-    def check_restores(self, *increments: int) -> None:
-        """Restore each increment, and compare its rows with those of the primaries at its cut."""
-        for number in increments:
-            self.runs.restore("chain", self.target, number)
-            assert [sorted_copies(node.dsn) for node in self.target.primaries] == self.states[number]
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +54,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 @pytest.fixture
 def place(
     servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
-) -> Iterator[Place]:
+) -> Iterator[ChangingFleet]:
     source, target = servers
     more = getattr(request, "param", "")
     fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
     into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = Place(source, into, Runs(fleet, Ready(spark)), tmp_path)
+    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
     for node in ("s1", "s2"):
         found.execute(
             node,
@@ -160,12 +79,7 @@ def place(
                 found.execute(standby, "SELECT pg_wal_replay_resume()")
 
 
-def absent_names(commit: Commit) -> set[str]:
-    """The standbys that the commit names as left out."""
-    return {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
-
-
-def test_a_standby_that_is_away_is_left_out_and_catches_up(place: Place) -> None:
+def test_a_standby_that_is_away_is_left_out_and_catches_up(place: ChangingFleet) -> None:
     place.runs.full("chain")
     assert place.check().result == VALID
     place.stop(STANDBY)
@@ -192,7 +106,7 @@ def test_a_standby_that_is_away_is_left_out_and_catches_up(place: Place) -> None
     place.check_restores(1, 2, 3)
 
 
-def test_a_check_rests_on_a_check_without_the_same_copy(place: Place) -> None:
+def test_a_check_rests_on_a_check_without_the_same_copy(place: ChangingFleet) -> None:
     def check() -> tuple[int, bool]:
         """Return the exit code, and whether the check rests on an earlier one. Only commands leave records."""
         code, document = run_command(place.fleet, "check", "chain", "--since-last")
@@ -213,7 +127,7 @@ def test_a_check_rests_on_a_check_without_the_same_copy(place: Place) -> None:
     assert check() == (0, False)
 
 
-def test_a_paused_standby_is_not_waited_for(place: Place) -> None:
+def test_a_paused_standby_is_not_waited_for(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.execute(STANDBY, "SELECT pg_wal_replay_pause()")
     place.write()
@@ -229,7 +143,7 @@ def test_a_paused_standby_is_not_waited_for(place: Place) -> None:
     place.check_restores(1, 2)
 
 
-def test_a_standby_lost_in_the_middle_is_left_out(place: Place) -> None:
+def test_a_standby_lost_in_the_middle_is_left_out(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.write()
 
@@ -241,14 +155,14 @@ def test_a_standby_lost_in_the_middle_is_left_out(place: Place) -> None:
     request = CreateRequest("chain", retries=0)
     commit = create_increment(place.fleet, request, place.runs.spark, Stopping())
     assert commit.absent.keys() == {STANDBY}
-    place.states[1] = [sorted_copies(node.dsn) for node in place.fleet.primaries]
+    place.states[1] = place.live_state()
     place.start(STANDBY)
     assert not place.increment().absent
     assert place.check().result == VALID
     place.check_restores(1, 2)
 
 
-def test_the_copy_of_a_standby_without_its_slot_ends(place: Place) -> None:
+def test_the_copy_of_a_standby_without_its_slot_ends(place: ChangingFleet) -> None:
     place.runs.full("chain")
     (slot,) = slots_of(place.fleet.node(STANDBY).dsn)
     place.execute(STANDBY, f"SELECT pg_drop_replication_slot('{slot}')")
@@ -264,7 +178,7 @@ def test_the_copy_of_a_standby_without_its_slot_ends(place: Place) -> None:
     assert place.check(name="another").result == VALID
 
 
-def test_a_rebuilt_standby_does_not_end_the_chain(place: Place) -> None:
+def test_a_rebuilt_standby_does_not_end_the_chain(place: ChangingFleet) -> None:
     place.runs.full("chain")
     node = place.servers.node(STANDBY)
     delete_server(node)
@@ -279,7 +193,7 @@ def test_a_rebuilt_standby_does_not_end_the_chain(place: Place) -> None:
     place.check_restores(1, 2)
 
 
-def test_tables_that_change_meanwhile_end_the_copy(place: Place) -> None:
+def test_tables_that_change_meanwhile_end_the_copy(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.stop(STANDBY)
     place.execute("s1", "CREATE TABLE added (id int PRIMARY KEY)", "INSERT INTO added VALUES (1), (2)")
@@ -302,7 +216,7 @@ def test_tables_that_change_meanwhile_end_the_copy(place: Place) -> None:
     place.check_restores(1, 2)
 
 
-def test_standbys_are_removed_and_added(place: Place) -> None:
+def test_standbys_are_removed_and_added(place: ChangingFleet) -> None:
     place.runs.full("chain")
     whole = place.fleet
     fewer = replace(whole, nodes=tuple(node for node in whole.nodes if node.id != STANDBY))
@@ -322,7 +236,7 @@ def test_standbys_are_removed_and_added(place: Place) -> None:
     assert place.check(name="without").conflicts == []
 
 
-def test_a_full_snapshot_does_without_a_standby(place: Place) -> None:
+def test_a_full_snapshot_does_without_a_standby(place: ChangingFleet) -> None:
     place.stop(STANDBY)
     full = place.runs.full("chain")
     assert absent_names(full) == {STANDBY}
@@ -338,7 +252,7 @@ def test_a_full_snapshot_does_without_a_standby(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n', "[copies]\nrequire = 1\n"], indirect=True)
-def test_a_required_standby_is_waited_for(place: Place) -> None:
+def test_a_required_standby_is_waited_for(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.stop(STANDBY)
     place.write()

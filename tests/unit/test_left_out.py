@@ -6,7 +6,15 @@ import json
 
 from cutline.cli.output.left_out import left_out_lines, left_out_since, warning_lines, warnings_of_several
 from cutline.fleet.record import fields_of, from_json
-from cutline.nodes.left_out import COUNTED, WARNED, LeftOut, LeftOutKind, mark_large_objects, select_warnings
+from cutline.nodes.left_out import (
+    COUNTED,
+    WARNED,
+    LeftOut,
+    LeftOutKind,
+    absent_copy,
+    mark_large_objects,
+    select_warnings,
+)
 
 UNLOGGED, EXCLUDED, LARGE = LeftOutKind.UNLOGGED_TABLE, LeftOutKind.EXCLUDED_TABLE, LeftOutKind.LARGE_OBJECTS
 
@@ -80,9 +88,15 @@ def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:
     ]
     assert left_out_since(now, (), "daily") == left_out_lines(now)
     # Every kind is either counted or always named.
-    for kind in set(LeftOutKind) - {LeftOutKind.UNCOUNTED_TABLE}:
+    for kind in set(LeftOutKind) - {LeftOutKind.UNCOUNTED_TABLE, LeftOutKind.ABSENT_COPY}:
         one = LeftOut("a", kind, "the.name", "", 1)
         assert left_out_since([one], [one], "daily")[0].startswith("left out as before: 1 ")
+
+
+def test_a_standby_that_is_left_out_is_named_each_time_with_the_reason() -> None:
+    away = absent_copy("a", "a-b1", "no answer within 2 s")
+    expected = "warning: standbys were left out, and check has no copy of them to compare: a-b1 (no answer within 2 s)"
+    assert left_out_since([away], [away], "daily") == left_out_lines([away]) == [expected]
 
 
 def test_stored_large_objects_are_marked_as_of_the_full_snapshot_and_not_as_left_out() -> None:

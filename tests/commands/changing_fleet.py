@@ -1,0 +1,114 @@
+"""A fleet whose standbys come and go while a chain goes on: its servers, its commands, and its state at each cut."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import psycopg
+
+from cutline.check.report import SnapshotReport
+from cutline.check.verify import CheckRequest, check_snapshots
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import stop_server
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.commit import Commit
+from tests.commands.snapshot_runs import Runs, sorted_copies
+
+SECONDS_MAX = 30.0
+
+
+@dataclass
+class ChangingFleet:
+    """Shards with a standby each, their store, and an empty fleet to restore into."""
+
+    servers: EmbeddedFleet
+    target: Fleet
+    runs: Runs
+    folder: Path
+    states: dict[int, list[dict[str, bytes]]] = field(default_factory=dict)
+    written: int = 0
+    # The node of fleet.toml whose server is the shard's primary now, if it is another.
+    promoted: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.runs.fleet
+
+    @property
+    def live(self) -> list[str]:
+        """The nodes whose servers are the shards' primaries now."""
+        return [self.promoted.get(node.id, node.id) for node in self.fleet.primaries]
+
+    def live_state(self) -> list[dict[str, bytes]]:
+        """The rows of the shards now."""
+        return [sorted_copies(self.fleet.node(node).dsn) for node in self.live]
+
+    def execute(self, node: str, *statements: str) -> None:
+        with psycopg.connect(self.fleet.node(node).dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def write(self) -> None:
+        """Change rows of all shards."""
+        self.written += 1
+        first = self.written * 100
+        for node in self.live:
+            self.execute(
+                node,
+                f"INSERT INTO seen SELECT n, 'new' FROM generate_series({first}, {first + 9}) n",
+                f"UPDATE seen SET text = 'round {self.written}' WHERE id % 3 = 0",
+                f"DELETE FROM seen WHERE id = {self.written}",
+            )
+
+    def increment(self, name: str = "chain", **options: object) -> Commit:
+        """Take an increment, and keep the state of the quiet primaries."""
+        commit = create_increment(self.fleet, replace(CreateRequest(name), **options), self.runs.spark, Silent())
+        self.states[commit.increment] = self.live_state()
+        return commit
+
+    def check(self, increment: int | None = None, name: str = "chain", *, since_last: bool = False) -> SnapshotReport:
+        request = CheckRequest(name, increment, since_last=since_last)
+        (report,) = check_snapshots(self.fleet, request, self.runs.spark, Silent()).snapshots
+        return report
+
+    def stop(self, standby: str) -> None:
+        stop_server(self.servers.node(standby), immediate=True)
+
+    def start(self, standby: str) -> None:
+        """Start the standby, and wait until it has replayed what its primary has written."""
+        self.servers.start_node(self.servers.node(standby))
+        self.await_replay(standby)
+
+    def await_replay(self, standby: str) -> None:
+        shard = self.fleet.node(standby).shard
+        live = self.fleet.node(self.promoted.get(shard, shard))
+        with psycopg.connect(live.dsn, autocommit=True) as primary:
+            (position,) = primary.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
+            try:
+                with psycopg.connect(self.fleet.node(standby).dsn, autocommit=True) as connection:
+                    row = connection.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (position,)).fetchone()
+                    if row == (True,):
+                        return
+            except psycopg.OperationalError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"{standby} does not catch up")
+
+    def check_restores(self, *increments: int) -> None:
+        """Restore each increment, and compare its rows with those of the primaries at its cut."""
+        for number in increments:
+            self.runs.restore("chain", self.target, number)
+            assert [sorted_copies(node.dsn) for node in self.target.primaries] == self.states[number]
+
+
+def absent_names(commit: Commit) -> set[str]:
+    """The standbys that the commit names as left out."""
+    return {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}

@@ -1,0 +1,187 @@
+"""A chain goes on over failovers, if the promoted server has all WAL that the chain has; otherwise it is refused.
+
+Servers are stopped and promoted as failover managers do it. Expected rows come from the surviving servers (COPY).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import stop_fleet
+from cutline.embedded.server import create_standby, delete_server, stop_server
+from cutline.nodes.baseline import FleetTopologyError
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.snapshots.create.continuable import WalDivergedError
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.wal.drain.slots import SlotLostError
+from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, run_command
+from tests.servers.dealt import start_fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PRIMARY, STANDBY = "s1", "s1-b1"
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
+    try:
+        source = start_fleet(tmp_path / "fleet", shards=2, backups=1)
+        target = start_fleet(tmp_path / "target", shards=2, backups=0, like_shared=True)
+        fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+        into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+        for node in ("s1", "s2"):
+            found.execute(
+                node,
+                "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+                "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+            )
+        found.await_replay(STANDBY)
+        found.await_replay("s2-b1")
+        found.runs.init()
+        found.runs.full("chain")
+        yield found
+    finally:
+        stop_fleet(tmp_path / "fleet", delete=True)
+        stop_fleet(tmp_path / "target", delete=True)
+
+
+def promote(place: ChangingFleet, node: str) -> None:
+    """Promote the standby of s1 on `node`, and wait until it accepts writes."""
+    place.execute(node, "SELECT pg_promote(true, 60)")
+    place.promoted[PRIMARY] = node
+
+
+def prepare(place: ChangingFleet, gid: str) -> None:
+    """Leave a prepared transaction with a row of s1."""
+    with psycopg.connect(place.fleet.node(place.live[0]).dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO seen VALUES (9001, 'prepared')")
+        connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+
+
+def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
+    place.write()
+    place.increment()
+    place.write()
+    prepare(place, "over-failover")
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    with pytest.raises(NodeUnreachableError, match=PRIMARY):
+        place.increment()
+    promote(place, STANDBY)
+    second = place.increment()
+    assert second.timelines == {PRIMARY: 2}
+    assert second.absent.keys() == {STANDBY}
+    place.write()
+    place.execute(STANDBY, "COMMIT PREPARED 'over-failover'")
+    place.increment()
+    report = place.check()
+    assert report.result == INCONCLUSIVE
+    assert not report.conflicts
+    place.check_restores(1, 2, 3)
+
+    # The old primary is rebuilt as a standby of the promoted server; fleet.toml still lists them the other way round.
+    old = place.servers.node(PRIMARY)
+    delete_server(old)
+    create_standby(place.servers._programs(old), old, place.servers.node(STANDBY))
+    place.start(PRIMARY)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    place.check_restores(4)
+    # And back again: this server has no slot of the chain.
+    place.await_replay(PRIMARY)
+    place.stop(STANDBY)
+    promote(place, PRIMARY)
+    with pytest.raises(SlotLostError):
+        place.increment()
+    place.runs.full("another")
+    assert place.check(name="another").conflicts == []
+
+
+def test_a_chain_goes_on_over_switchovers_back_and_forth(place: ChangingFleet) -> None:
+    """A server that is shut down loses nothing, and keeps its slots when it comes back as a standby."""
+    current, other = PRIMARY, STANDBY
+    for timeline in (2, 3):
+        place.write()
+        place.increment()
+        place.write()
+        stop_server(place.servers.node(current))
+        promote(place, other)
+        place.write()
+        commit = place.increment()
+        assert commit.timelines[PRIMARY] == timeline
+        follow(place, current, other)
+        place.write()
+        commit = place.increment()
+        assert commit.timelines[PRIMARY] == timeline
+        current, other = other, current
+    report = place.check()
+    assert not report.conflicts
+    place.check_restores(*place.states)
+
+
+def follow(place: ChangingFleet, node: str, primary: str) -> None:
+    """Start a server that was shut down as a standby of the promoted server."""
+    server, leader = place.servers.node(node), place.servers.node(primary)
+    with (server.data_directory / "postgresql.auto.conf").open("a") as settings:
+        settings.write(
+            f"primary_conninfo = 'host={leader.socket_folder} port=5432 user=postgres application_name={node}'\n"
+            "primary_slot_name = ''\n"
+        )
+    (server.data_directory / "standby.signal").touch()
+    place.start(node)
+
+
+def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.stop(STANDBY)
+    # These rows are in the next increment, and never reach the standby.
+    place.write()
+    place.increment()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.write()
+    with pytest.raises(WalDivergedError, match=r"timeline 1 at .* a failover lost transactions"):
+        place.increment()
+    code, document = run_command(place.fleet, "create", "chain", "--incremental")
+    assert (code, document["error"]) == (3, "wal-diverged")
+    # What was stored stays as it was.
+    place.check_restores(1, 2)
+    place.runs.full("another")
+    assert place.check(name="another").conflicts == []
+
+
+def test_wal_that_was_lost_before_it_was_archived_does_not_matter(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.stop(STANDBY)
+    place.write()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.written = 5
+    place.write()
+    place.increment()
+    assert not place.check().conflicts
+    place.check_restores(1, 2)
+
+
+def test_two_servers_that_accept_writes_are_refused(place: ChangingFleet) -> None:
+    place.write()
+    promote(place, STANDBY)
+    with pytest.raises(FleetTopologyError, match="both accept writes"):
+        place.increment()
+    assert place.check(0).result == VALID

@@ -50,7 +50,8 @@ class Sessions:
 
     `chosen` are the nodes that the command wanted to use. `absent` are the standbys that it does without, by node, and
     `too_old` are standbys that can't decode their WAL: neither have a session here, and they are not copied. `clocks`
-    are the primaries' clocks, read when the sessions started.
+    are the primaries' clocks, read when the sessions started. `promoted` names, by primary, the standbys of fleet.toml
+    whose servers have taken the primaries' places.
     """
 
     fleet: Fleet
@@ -61,6 +62,7 @@ class Sessions:
     too_old: tuple[Node, ...] = ()
     clocks: tuple[ClockReading, ...] = ()
     absent: dict[str, Absence] = field(default_factory=dict)
+    promoted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -163,11 +165,11 @@ def let_end() -> None:
 
 
 class _RolesChangedError(Exception):
-    """A standby of fleet.toml has taken its primary's place. `fleet` has the two servers exchanged."""
+    """Standbys of fleet.toml have taken their primaries' places: `promoted` names them by primary."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, promoted: Mapping[str, str]) -> None:
         super().__init__("the roles of servers have changed")
-        self.fleet = fleet
+        self.promoted = promoted
 
 
 @contextmanager
@@ -200,8 +202,10 @@ def open_sessions(
         try:
             sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
         except _RolesChangedError as changed:
-            chosen = tuple(changed.fleet.node(node.id) for node in chosen)
-            sessions = stack.enter_context(_open_as_listed(changed.fleet, chosen, options, away))
+            fleet = _with_exchanged(fleet, changed.promoted)
+            chosen = tuple(fleet.node(node.id) for node in chosen)
+            sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
+            sessions = replace(sessions, promoted=changed.promoted)
         yield sessions
 
 
@@ -235,8 +239,8 @@ def _open_as_listed(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
-        if (exchanged := _exchange_promoted(fleet, chosen, problems, found_nodes)) is not None:
-            raise _RolesChangedError(exchanged)
+        if promoted := _find_promoted(fleet, chosen, problems, found_nodes):
+            raise _RolesChangedError(promoted)
         absent: dict[str, Absence] = {}
         if away is None:
             spared = _spared(fleet, chosen, problems) if options.spares_standbys else ()
@@ -274,33 +278,45 @@ def _open_as_listed(
             yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks, absent)
 
 
-def _exchange_promoted(
+def _find_promoted(
     fleet: Fleet, chosen: Sequence[Node], problems: Mapping[str, Exception], found: Mapping[str, FoundNode]
-) -> Fleet | None:
-    """Return the fleet with each promoted standby in its primary's place, and the other way round; None if none is.
+) -> dict[str, str]:
+    """Return the standbys that have been promoted, by primary, where the primary is away or has become a standby.
 
-    A standby takes the place of a primary that can't be reached or is a standby now. If several have been promoted,
-    none does.
+    If several standbys of a primary have been promoted, none takes its place.
     """
-    lost = [
-        node
-        for node in chosen
-        if node.backup_of is None
-        and (
-            isinstance(problems.get(node.id), NodeUnreachableError)
-            if node.id in problems
-            else found[node.id].identity.in_recovery
-        )
-    ]
-    changed: dict[str, Node] = {}
-    for primary in lost:
-        standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
-        answers = in_parallel(_is_promoted, standbys)
-        promoted = [standby for standby, is_promoted in zip(standbys, answers, strict=True) if is_promoted]
-        if len(promoted) == 1:
-            changed[primary.id] = _at(primary, promoted[0])
-            changed[promoted[0].id] = _at(promoted[0], primary)
-    return replace(fleet, nodes=tuple(changed.get(node.id, node) for node in fleet.nodes)) if changed else None
+    promoted: dict[str, str] = {}
+    for primary in (node for node in chosen if node.backup_of is None):
+        known = found.get(primary.id)
+        if known.identity.in_recovery if known else isinstance(problems.get(primary.id), NodeUnreachableError):
+            standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
+            answers = dict(zip(standbys, in_parallel(_identity_of, standbys), strict=True))
+            others = [standby.id for standby, answer in answers.items() if answer and not answer.in_recovery]
+            if len(others) == 1 and (known is None or _is_of(known, answers[fleet.node(others[0])])):
+                promoted[primary.id] = others[0]
+    return promoted
+
+
+def _identity_of(standby: Node) -> NodeIdentity | None:
+    try:
+        with connect(replace(standby, server=None)) as connection:
+            return identify(standby, connection).identity
+    except NodeUnreachableError:
+        return None
+
+
+def _is_of(known: FoundNode, other: NodeIdentity | None) -> bool:
+    """Whether both servers are copies of the same."""
+    return other is not None and other.system_identifier == known.identity.system_identifier
+
+
+def _with_exchanged(fleet: Fleet, promoted: Mapping[str, str]) -> Fleet:
+    """Return the fleet with each promoted standby's server in its primary's place, and the other way round."""
+    servers = {**promoted, **{standby: primary for primary, standby in promoted.items()}}
+    nodes = {node.id: node for node in fleet.nodes}
+    return replace(
+        fleet, nodes=tuple(_at(node, nodes[servers[node.id]]) if node.id in servers else node for node in fleet.nodes)
+    )
 
 
 def _at(node: Node, other: Node) -> Node:
@@ -312,15 +328,6 @@ def _at(node: Node, other: Node) -> Node:
         connections_max=other.connections_max,
         server=None,
     )
-
-
-def _is_promoted(standby: Node) -> bool:
-    """Whether a node that fleet.toml lists as a standby answers, and is none."""
-    try:
-        with connect(replace(standby, server=None)) as connection:
-            return not identify(standby, connection).identity.in_recovery
-    except NodeUnreachableError:
-        return False
 
 
 def _identify_all(

@@ -55,8 +55,10 @@ def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
 
 
-def note_absent(sessions: Sessions, progress: Progress) -> None:
-    """Note the standbys that could not be reached when the sessions were opened."""
+def note_servers(sessions: Sessions, progress: Progress) -> None:
+    """Note the promoted servers, and the standbys that could not be reached when the sessions were opened."""
+    for primary, standby in sessions.promoted.items():
+        progress.note(News(f"{standby} was promoted: its server is the primary {primary} now"))
     for node, absence in sessions.absent.items():
         progress.note(News(f"standby {node} is left out: {absence.reason}"))
 

@@ -42,7 +42,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     insert_position,
 )
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
-from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_absent, standby_wait_seconds
+from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_servers, standby_wait_seconds
 from cutline.snapshots.create.context import (
     ChainState,
     CreateContext,
@@ -182,7 +182,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
-        note_absent(sessions, progress)
+        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress)
         check_free_connections(sessions.by_node)
@@ -401,7 +401,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
-        note_absent(sessions, progress)
+        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)

@@ -17,12 +17,14 @@ from msgspec import UNSET, structs
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.progress import Progress, StepTimes
+from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
+from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
+from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.create.absent_copies import (
     absent_copies,
     drop_ended,
@@ -31,7 +33,7 @@ from cutline.snapshots.create.absent_copies import (
     leave_out_ended,
     leave_out_late,
     left_out_standbys,
-    note_absent,
+    note_servers,
     standby_wait_seconds,
     timelines_of,
 )
@@ -39,6 +41,7 @@ from cutline.snapshots.create.context import ChainState, CreateContext, CreateRe
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
+from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.terminal import check_final, end_writes
@@ -145,19 +148,41 @@ def _take_cut(
 ) -> CutResult:
     """Make the cut; if a standby fails that the increment can do without, make another cut without it.
 
-    A terminal increment makes only one cut, because writes end before it.
+    Another cut is also made, up to `retries` times, if a session is lost after the cut's own attempts, for example
+    because a primary has crashed. A terminal increment makes only one cut, because writes end before it.
     """
-    sessions = context.sessions
+    sessions, left = context.sessions, context.request.retries
     while True:
         try:
             return take_cut(context, state, spark, progress, end_writes)
         except SnapshotError as error:
-            node = find_spare(sessions, error) if end_writes is None else None
-            if node is None:
+            if end_writes is not None:
                 raise
-            leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
-            # A copy of tables that failed with the standby leaves its slots.
+            if (node := find_spare(sessions, error)) is not None:
+                leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
+            else:
+                left = _renew(context, error, left, progress)
+            # A copy of tables that failed leaves its slots.
             drop_slots(sessions.nodes, copy_slot_name(context.operation.id))
+
+
+def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
+    """Renew the lock and lost sessions after a pause, with `left` attempts; return how many are left then.
+
+    Raises the error if it is not the loss of a session, and the last one if no attempt is left.
+    """
+    while isinstance(error, NodeUnreachableError) and not isinstance(error, SilentNodeError) and left > 0:
+        seconds = pause_seconds(context.request.retries - left + 1)
+        left -= 1
+        progress.note(News(f"{error.message}; retrying in {seconds:.1f} s"))
+        time.sleep(seconds)
+        try:
+            context.lock.renew()
+        except NodeUnreachableError as other:
+            error = other
+        else:
+            return left
+    raise error
 
 
 ANOTHER = "take a new restore point under a different name: snapshot create NAME --only-cut"
@@ -184,7 +209,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     check_not_pruned(store, request.name)
     with ExitStack() as stack:
         sessions = stack.enter_context(open_sessions(fleet, nodes, spares_standbys=True))
-        note_absent(sessions, progress)
+        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
         progress.reached(CrashPoint.LOCKED)
@@ -240,7 +265,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
     with open_sessions(fleet, check_fleet_file(fleet, chain), spares_standbys=True) as sessions:
-        note_absent(sessions, progress)
+        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         leave_out_ended(sessions, chain)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))

@@ -6,17 +6,23 @@ Servers are stopped and promoted as failover managers do it. Expected rows come 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError
 from cutline.nodes.connections import NodeUnreachableError
+from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.continuable import WalDivergedError
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.wal.drain.slots import SlotLostError
 from tests.commands.changing_fleet import ChangingFleet
@@ -185,3 +191,44 @@ def test_two_servers_that_accept_writes_are_refused(place: ChangingFleet) -> Non
     with pytest.raises(FleetTopologyError, match="both accept writes"):
         place.increment()
     assert place.check(0).result == VALID
+
+
+def test_a_dsn_of_several_hosts_follows_the_primary_by_itself(place: ChangingFleet) -> None:
+    hosts = ",".join(str(place.servers.node(node).socket_folder) for node in (PRIMARY, STANDBY))
+    nodes = []
+    for node in place.fleet.nodes:
+        if node.shard == PRIMARY:
+            kind = "standby" if node.backup_of else "primary"
+            node = replace(node, dsn=make_conninfo(node.dsn, host=hosts, port="5432,5432", target_session_attrs=kind))
+        nodes.append(node)
+    of_hosts = Runs(replace(place.fleet, nodes=tuple(nodes)), place.runs.spark)
+    place.write()
+    place.await_replay(STANDBY)
+    assert not of_hosts.increment("chain").absent
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    commit = of_hosts.increment("chain")
+    assert commit.timelines == {PRIMARY: 2}
+    assert commit.absent.keys() == {STANDBY}
+    place.states[2] = place.live_state()
+    place.check_restores(2)
+
+
+def test_a_primary_that_crashes_after_its_wal_was_archived_is_retried(place: ChangingFleet) -> None:
+    class Crashing(Silent):
+        crashed = False
+
+        def reached(self, point: CrashPoint, **_: object) -> None:
+            if point == CrashPoint.ARCHIVED and not self.crashed:
+                self.crashed = True
+                stop_server(place.servers.node("s2"), immediate=True)
+                place.servers.start_node(place.servers.node("s2"))
+
+    place.write()
+    progress = Crashing()
+    create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, progress)
+    assert progress.crashed
+    place.states[1] = place.live_state()
+    assert not place.check().conflicts
+    place.check_restores(1)

@@ -112,6 +112,15 @@ class SilentNodeError(NodeUnreachableError):
     """A node stopped answering while an operation was using it."""
 
 
+def silent_error(silent: Mapping[str, float]) -> SilentNodeError:
+    """Return the error for nodes that have not answered for so many seconds."""
+    return SilentNodeError(
+        join_some((f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()), NODES_NAMED_MAX),
+        hint=f"{REACHABLE}, then repeat the command: it cleans up anything that was left there",
+        details={"node": next(iter(silent)), "nodes": list(silent)},
+    )
+
+
 class Watch:
     """Queries every node repeatedly in a separate thread, and notes the nodes that don't answer."""
 
@@ -173,13 +182,7 @@ class Watch:
     def check(self) -> None:
         """Raise SilentNodeError if a node has fallen silent since the watch started."""
         if silent := self.silent():
-            raise SilentNodeError(
-                join_some(
-                    (f"node {node}: no answer for {seconds:.0f} s" for node, seconds in silent.items()), NODES_NAMED_MAX
-                ),
-                hint=f"{REACHABLE}, then repeat the command: it cleans up anything that was left there",
-                details={"node": next(iter(silent)), "nodes": list(silent)},
-            )
+            raise silent_error(silent)
 
     @contextmanager
     def naming_silent(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
+from cutline.nodes.watch import silent_error
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.storage.errors import SnapshotError, UnreachableError
@@ -92,6 +93,17 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
     for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
         if error is not None:
             leave_out(sessions, node, error, progress)
+
+
+def leave_out_silent(sessions: Sessions, progress: Progress) -> bool:
+    """Leave out the standbys that have fallen silent; return False if none has, or if another node has as well."""
+    silent = sessions.watch.silent()
+    nodes = [node for node in sessions.nodes if node.id in silent]
+    if not nodes or len(nodes) < len(silent) or not all(map(sessions.may_leave_out, nodes)):
+        return False
+    for node in nodes:
+        leave_out(sessions, node, silent_error({node.id: silent[node.id]}), progress)
+    return True
 
 
 def _is_hopeless(state: ReplayState, wait_seconds: float) -> bool:

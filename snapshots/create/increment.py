@@ -32,6 +32,7 @@ from cutline.snapshots.create.absent_copies import (
     leave_out,
     leave_out_ended,
     leave_out_late,
+    leave_out_silent,
     left_out_standbys,
     note_servers,
     standby_wait_seconds,
@@ -155,10 +156,15 @@ def _take_cut(
     while True:
         try:
             return take_cut(context, state, spark, progress, end_writes)
-        except SnapshotError as error:
-            if end_writes is not None:
+        except Exception as error:
+            # If a node falls silent, its sessions and the jobs are ended, and any error may follow.
+            if end_writes is not None or not (isinstance(error, SnapshotError) or sessions.watch.silent()):
                 raise
-            if (node := find_spare(sessions, error)) is not None:
+            if leave_out_silent(sessions, progress):
+                pass
+            elif not isinstance(error, SnapshotError):
+                raise
+            elif (node := find_spare(sessions, error)) is not None:
                 leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
             else:
                 left = _renew(context, error, left, progress)

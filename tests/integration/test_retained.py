@@ -32,7 +32,7 @@ from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.lost_chains import ChainLostError, lost_key
 from cutline.wal.drain.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.in_process import run_and_capture, run_here
-from tests.commands.snapshot_runs import Ready, configure_fleet, dropping_slots, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.faults.ports import HOST, free_ports
 from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
 from tests.integration.refusing import NoSpark, execute, take_increment
@@ -205,6 +205,7 @@ def test_the_next_create_finishes_a_guard_that_died(
     assert slots == [{slot_name(chain)}] * 2
     # The standby has its own limit, which applies although `--only-primary` opens no session to it.
     limited = guarded.with_limit(guarded.retained_bytes(chain)["s1-b1"] - 1, only="s1-b1")
+    limited = replace(limited, fleet=replace(limited.fleet, standbys_min=None))
     monkeypatch.setattr(module, dies_at, die)
     with pytest.raises(KeyboardInterrupt):
         create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
@@ -223,6 +224,21 @@ def test_the_next_create_finishes_a_guard_that_died(
     assert guarded.slots() == [set(), set()]
     assert guarded.list_states() == {"first": "lost"}
     assert guarded.runs.check_one("first").result == "valid"
+
+
+def test_a_standby_past_its_limit_ends_only_its_copy(guarded: GuardedFleet) -> None:
+    chain = guarded.runs.full("first").chain
+    guarded.write_filler()
+    limited = guarded.with_limit(guarded.retained_bytes(chain)["s1-b1"] - 1, only="s1-b1")
+    slots, notes = guarded.slots(), Notes()
+    preview_increment(limited.fleet, CreateRequest("first"), notes)
+    notes.find_one("node s1-b1 keeps", "which ends its copy")
+    assert guarded.slots() == slots
+    commit = Runs(limited.fleet, guarded.spark).increment("first")
+    assert commit.absent["s1-b1"].has_ended
+    assert guarded.slots() == [{slot_name(chain)}, set()]
+    assert guarded.list_states() == {"first": "complete"}
+    assert guarded.runs.increment("first").absent.keys() == {"s1-b1"}
 
 
 def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(guarded: GuardedFleet) -> None:

@@ -31,6 +31,7 @@ from cutline.restore.run.restore import resume_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.restore_point import create_restore_point
+from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
@@ -149,6 +150,22 @@ def assert_ends_in_time(network: Network, node: str, trigger: bytes, command: Ca
     network.assert_nothing_is_left()
 
 
+def goes_on(network: Network, trigger: bytes) -> Commit:
+    """Take an increment during which the standby falls silent; return its commit."""
+    proxy = network.proxies[STANDBY]
+    ended = threading.Event()
+    proxy.stall_after = trigger
+    with ThreadPoolExecutor(1) as threads:
+        stalling = threads.submit(stalled_seconds, proxy, ended)
+        try:
+            commit, _ = network.create("chain", full=False)
+        finally:
+            ended.set()
+    assert 0 < stalling.result() < SILENCE_SECONDS + END_SECONDS_MAX
+    network.assert_nothing_is_left()
+    return commit
+
+
 def stalled_seconds(proxy: PgProxy, ended: threading.Event) -> float:
     """Return how long the proxy stalled until the command ended, and let it pass again then, or after too long."""
     began = 0.0
@@ -190,11 +207,18 @@ def test_a_stalled_increment_ends_and_the_next_one_succeeds(
     slots = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     execute(network.direct.node(PRIMARY).dsn, "UPDATE account SET balance = balance WHERE id % 100 = 0")
     with archiving_by_spark(wanted=by_spark):
-        assert_ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
-    assert network.numbers("chain") == before
-    commit, _ = network.create("chain", full=False)
+        if node == STANDBY:
+            # The increment goes on without it.
+            commit = goes_on(network, trigger)
+            assert commit.absent.keys() == {STANDBY}
+        else:
+            assert_ends_in_time(network, node, trigger, lambda: network.create("chain", full=False))
+            assert network.numbers("chain") == before
+            commit, _ = network.create("chain", full=False)
     assert commit.increment == before[-1] + 1
     assert commit.counts["changes"] > 0
+    following, _ = network.create("chain", full=False)
+    assert not following.absent
     assert {one.id: slots_of(one.dsn) for one in network.direct.nodes} == slots
 
 

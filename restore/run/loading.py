@@ -36,8 +36,8 @@ from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
-from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
 from cutline.restore.rows.expected_tasks import ExpectedTasks
+from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting

@@ -15,7 +15,6 @@ import psycopg
 
 from cutline.restore.rows.load import LoadTarget, LoadTask
 
-# The names of tasks are read every time anew.
 DONE_QUERY = "SELECT pg_catalog.convert_to(task, 'UTF8') FROM {ledger} WHERE groupno = 0"
 
 
@@ -34,8 +33,13 @@ class ExpectedTasks:
 
     def find_complete(self, connection: psycopg.Connection[Any]) -> list[int]:
         """Return the groups that are complete and were not returned before, according to the ledger."""
-        for (task,) in connection.execute(DONE_QUERY.format(ledger=self.target.ledger).encode()):
-            for group in self.groups.pop(bytes(task).decode(), ()):
+        found = connection.execute(DONE_QUERY.format(ledger=self.target.ledger).encode())
+        return self.note_done(bytes(task).decode() for (task,) in found)
+
+    def note_done(self, tasks: Iterable[str]) -> list[int]:
+        """Return the groups that are complete once these tasks are done, unless they were returned before."""
+        for task in tasks:
+            for group in self.groups.pop(task, ()):
                 self.left[group] -= 1
                 if not self.left[group]:
                     self.complete.append(group)

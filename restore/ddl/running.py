@@ -524,7 +524,10 @@ class DdlRun:
         """
         if queue:
             with raising_unreachable(self.node), connect(self.node) as connection:
-                jobs = min(task_sessions({self.node: connection})[self.node.id], JOBS, len(queue))
+                sessions = task_sessions({self.node: connection})[self.node.id]
+            if self._early is not None and not self._early.work.done():
+                sessions -= 1
+            jobs = max(min(sessions, JOBS, len(queue)), 1)
 
             def work(_job: int) -> None:
                 settings = ""

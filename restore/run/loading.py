@@ -615,6 +615,8 @@ def _begin_early(
         runs[target.shard].begin_early(names, rows, tasks.find_complete)
 
     in_parallel(begin, targets, run.watch.end_all)
+    if run.pace:
+        run.pace.has_early_indexes = True
 
 
 def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:

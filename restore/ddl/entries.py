@@ -39,7 +39,7 @@ from cutline.restore.ddl.role_statements import (
     write_statements,
 )
 from cutline.restore.ddl.role_statements import KINDS as ROLE_KINDS
-from cutline.restore.ddl.running import find_side_by_side, table_of
+from cutline.restore.ddl.side_by_side import find_side_by_side, table_of
 from cutline.restore.scope.scope import RoleChanges, TableMove
 from cutline.snapshots.ddl.database_facts import OWN_PUBLICATION
 from cutline.snapshots.ddl.ddl_archive import (

@@ -3,12 +3,8 @@
 Each transaction creates up to OBJECTS_AT_ONCE objects, because a transaction holds a lock on every object until it
 commits. If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all
 others are created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent
-sessions.
-
-Two entries whose dependencies show that they lock the same table never run concurrently. Entries whose dependencies
-don't name all the tables that they lock could deadlock, so they run one after another. These are foreign keys from or
-to partitioned tables, which lock partitions; entries with a second statement, such as CLUSTER ON after an index; and
-exclusion constraints, whose functions may read other tables while their own is locked.
+sessions (restore/ddl/side_by_side.py). Another session may begin with some of them while rows are being loaded; it
+commits nothing that could not as well have been created after the rows.
 
 Each transaction that runs a batch of entries records a mark in the database's ledger, plus a mark for each refused
 entry. Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which
@@ -19,16 +15,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any
 
 import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import (
+    CANCEL_SECONDS_MAX,
     PINNED_SETTINGS,
     TRANSACTION_TIMEOUT_VERSION,
     connect,
@@ -36,6 +35,7 @@ from cutline.nodes.connections import (
     database_name,
     disrupted_error,
     raising_unreachable,
+    shut_down,
 )
 from cutline.nodes.encodings import RAW, raw_bytes, raw_text
 from cutline.nodes.free_connections import task_sessions
@@ -55,17 +55,11 @@ from cutline.restore.ddl.ddl import (
     ending,
 )
 from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from cutline.restore.ddl.side_by_side import BuiltObject, EntryQueue, find_early, object_of, tables_in
 from cutline.restore.ddl.statements import STORED_QUERY, NeededPath, run_statements, run_with_paths, statements_of
 from cutline.snapshots.ddl.database_facts import DEFAULT
-from cutline.snapshots.ddl.ddl_archive import (
-    AFTER_ROWS,
-    EXTENSION,
-    FOREIGN_KEY,
-    PRIVILEGES,
-    ArchiveEntry,
-    statements_of_entry,
-    with_dependents,
-)
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
+from cutline.storage.errors import SnapshotError
 
 DIGEST_SHOWN = 16
 # A key may be long.
@@ -81,19 +75,18 @@ UNION ALL
 SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
   FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 """
+# Names of tables from text in UTF-8, in a session of any encoding.
+TABLES_QUERY = b"""
+SELECT g.number, pg_catalog.namesend(n.nspname), pg_catalog.namesend(c.relname)
+  FROM pg_catalog.unnest(%s::bytea[]) WITH ORDINALITY AS g (name, number)
+  JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.convert_from(g.name, 'UTF8')::pg_catalog.regclass
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+"""
 SIZES_QUERY = """
 SELECT namesend(n.nspname), namesend(c.relname), pg_relation_size(c.oid)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind = 'r' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
 """
-
-
-class BuiltObject(NamedTuple):
-    """An index or a constraint, as raw text; `table` is "" for an index."""
-
-    schema: str
-    table: str
-    name: str
 
 
 def name_marks(section: str, batches: Iterable[bytes]) -> list[str]:
@@ -154,109 +147,8 @@ def drop_statement(ledger: str) -> str:
     return f"DROP SCHEMA {ledger.partition('.')[0]} CASCADE;"
 
 
-# The duration of these entries is proportional to the number of rows; all others change only catalogs.
-LONG = ("INDEX", "CONSTRAINT", FOREIGN_KEY)
-PARTITION = "TABLE ATTACH"
-
-
-class NamedEntry(Protocol):
-    """An entry in an archive."""
-
-    @property
-    def number(self) -> int:
-        """The number that identifies the entry."""
-
-    @property
-    def kind(self) -> str:
-        """The type of its object."""
-
-    @property
-    def schema(self) -> str:
-        """The schema of its object."""
-
-    @property
-    def name(self) -> str:
-        """The name of its object."""
-
-    @property
-    def dependencies(self) -> tuple[int, ...]:
-        """The numbers of the entries that this entry needs."""
-
-
-AnyEntry = TypeVar("AnyEntry", bound=NamedEntry)
-
-
-def find_side_by_side(body: bytes, entries: Iterable[ArchiveEntry]) -> frozenset[int]:
-    """Return the numbers of the long-running entries after the rows that may run concurrently.
-
-    Such an entry locks only its own tables, all in one statement, and if it depends on entries after the rows, those
-    are similar entries. `body` is the archive with the entries' statements.
-    """
-    entries = list(entries)
-    after_rows = [entry for entry in entries if entry.section == AFTER_ROWS]
-    tables = {entry.number: entry for entry in entries if entry.kind == "TABLE"}
-    tree = {number for entry in entries if entry.kind == PARTITION for number in entry.dependencies}
-    # A foreign key depends on its table, and on a key that depends on the referenced table.
-    tree |= {entry.number for entry in entries if not tree.isdisjoint(entry.dependencies)}
-    long = {
-        entry.number
-        for entry in after_rows
-        if entry.kind in LONG
-        and not (entry.kind == FOREIGN_KEY and not tree.isdisjoint(entry.dependencies))
-        and _locks_its_own_tables_at_once(body, entry)
-        # The entry's name must be unambiguous: the existence check splits it at a space into table and name.
-        and sum(is_of_table(entry, tables[number]) for number in tables.keys() & entry.dependencies) <= 1
-    }
-    others = [entry.number for entry in after_rows if entry.number not in long]
-    return frozenset(long - with_dependents(after_rows, others))
-
-
-def table_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> AnyEntry | None:
-    """Find the table of a constraint among the entries that it depends on; return None for an index."""
-    needed = (entries[number] for number in entry.dependencies if number in entries)
-    return next(
-        (any_entry for any_entry in needed if any_entry.kind == "TABLE" and is_of_table(entry, any_entry)), None
-    )
-
-
-def object_of(entry: NamedEntry, entries: Mapping[int, AnyEntry]) -> BuiltObject:
-    """Return the index or constraint that the entry creates.
-
-    The name of a constraint's entry consists of the names of the table and the constraint.
-    """
-    table = table_of(entry, entries)
-    if table is None:
-        return BuiltObject(entry.schema, "", entry.name)
-    return BuiltObject(entry.schema, table.name, entry.name.removeprefix(f"{table.name} "))
-
-
-def locked_tables(
-    entry: NamedEntry, tables: Mapping[int, NamedEntry], others: Mapping[int, NamedEntry]
-) -> frozenset[int]:
-    """Return the numbers of the tables that the entry locks.
-
-    A foreign key also locks the referenced table. It depends on that table's key, which is among the `others`.
-    """
-    found = set(entry.dependencies)
-    for number in entry.dependencies:
-        found.update(others[number].dependencies if number in others else ())
-    return frozenset(found & tables.keys())
-
-
-def is_of_table(entry: NamedEntry, table: NamedEntry) -> bool:
-    """Whether a constraint may belong to this table: its entry's name begins with the table's name and a space."""
-    return table.schema == entry.schema and entry.kind != "INDEX" and entry.name.startswith(f"{table.name} ")
-
-
-def _locks_its_own_tables_at_once(body: bytes, entry: ArchiveEntry) -> bool:
-    # A semicolon or EXCLUDE within quotes only costs time: the entry does not run concurrently.
-    statements = statements_of_entry(body, entry)
-    return statements.count(";") == 1 and "EXCLUDE" not in statements
-
-
 OBJECTS_AT_ONCE, TEXT_MAX = 200, 1 << 20
 JOBS = 4
-INDEX = "INDEX"
 # 128 MB for each of the JOBS sessions, or more if the server is configured for more.
 SETTINGS_QUERY = b"""
 SELECT pg_catalog.set_config('synchronous_commit', 'off', false),
@@ -273,7 +165,23 @@ DATABASE_NUMBER = 1 << 40
 TRANSACTION_TIMEOUT = "SET transaction_timeout = 0;"
 # privilege_not_granted and privilege_not_revoked: if a GRANT or REVOKE has no effect, the server only warns.
 NOT_GRANTED = ("01007", "01006")
+# How often an early session looks for tables that have all their rows, and the most of its time that this may take.
+EARLY_SECONDS, EARLY_SHARE = 1.0, 0.05
+END_AGAIN_SECONDS = 0.5
 EARLIER = "the server refused it in an earlier process of this restore"
+
+
+@dataclass(slots=True)
+class EarlyBuild:
+    """The work of a session that creates indexes and keys while rows are loaded, all of which are in `queue`.
+
+    `ended` is set when it is to take no more of them. `session` is None unless it is open.
+    """
+
+    queue: EntryQueue
+    ended: threading.Event = field(default_factory=threading.Event)
+    work: Future[None] = field(default_factory=Future)
+    session: psycopg.Connection[Any] | None = None
 
 
 @dataclass(slots=True)
@@ -291,6 +199,7 @@ class DdlRun:
     is_strict: bool = False
     refusals: dict[int, Refusal] = field(default_factory=dict)
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
+    _early: EarlyBuild | None = None
 
     def before_rows(self) -> None:
         """Create the objects that the rows need.
@@ -322,9 +231,10 @@ class DdlRun:
         with self._session() as connection:
             done = read_marks(connection, ledger, POST_DATA, names) if ledger else set[str]()
             refused_before = read_refused(connection, ledger) if ledger else set[str]()
-            existing, sizes = read_existing(connection), read_table_sizes(connection)
-        long, tables = [entry for entry in self.ddl.post_data if entry.number in parallel], self._tables
-        self._run_side_by_side([entry for entry in long if object_of(entry, tables) not in existing], sizes)
+            sizes = read_table_sizes(connection)
+            queue = self._early.queue if self._early else self._queue_missing(connection, sizes)
+        queue.release_all(sizes)
+        self._run_side_by_side(queue)
         with self._session() as connection:
             for name, chunk in zip(names, rest, strict=True):
                 if name not in done:
@@ -333,6 +243,81 @@ class DdlRun:
                 for entry in chunk:
                     if refused_mark(POST_DATA, entry) in refused_before:
                         self._run_again(connection, entry, ledger)
+
+    def begin_early(
+        self,
+        tables: Mapping[int, str],
+        rows: Mapping[int, int],
+        find_complete: Callable[[psycopg.Connection[Any]], Iterable[int]],
+    ) -> None:
+        """Begin to create early entries (restore/ddl/side_by_side.py) in a thread, those of the largest tables first.
+
+        `tables` are the tables that are being loaded, as SQL, keyed by group number, with their approximate number of
+        `rows`. `find_complete` is called about once a second, with the thread's session, and returns the groups that
+        have all their rows since the last call. Does nothing if no session can be opened. `stop_early` or `end_early`
+        must follow; everything that is missing then is created by `after_rows`.
+        """
+        early_entries = find_early(self.ddl)
+        if not early_entries:
+            return
+        groups, before = list(tables), tables_in(self.ddl)
+        try:
+            with self._session() as connection:
+                found = connection.execute(TABLES_QUERY, ([tables[group].encode() for group in groups],)).fetchall()
+                names = {(raw_text(bytes(one)), raw_text(bytes(name))): groups[n - 1] for n, one, name in found}
+                sizes = {name: rows.get(group, 0) for name, group in names.items()}
+                queue = self._queue_missing(connection, sizes, held=True)
+        except (SnapshotError, psycopg.Error):
+            return
+        entries: dict[int, list[int]] = {}
+        for number, table in early_entries.items():
+            if (group := names.get((before[table].schema, before[table].name))) is not None:
+                entries.setdefault(group, []).append(number)
+
+        def find_ready(connection: psycopg.Connection[Any]) -> list[int]:
+            return [number for group in find_complete(connection) for number in entries.get(group, ())]
+
+        self._early = early = EarlyBuild(queue)
+        threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="early indexes")
+        early.work = threads.submit(self._build_early, early, find_ready)
+        threads.shutdown(wait=False)
+
+    def stop_early(self) -> None:
+        """Begin no more early entries; the one that is being created ends beside whatever runs next."""
+        if self._early is not None:
+            self._early.ended.set()
+
+    def end_early(self) -> None:
+        """End the thread of `begin_early`, if it still runs, together with the statement in its session."""
+        if (early := self._early) is None:
+            return
+        early.ended.set()
+        while not early.work.done():
+            if (session := early.session) is not None:
+                # Without the request, the server would finish the statement before it notices that its client is gone.
+                with suppress(psycopg.Error):
+                    session.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+                shut_down(session)
+            wait([early.work], timeout=END_AGAIN_SECONDS)
+
+    def _build_early(self, early: EarlyBuild, find_ready: Callable[[psycopg.Connection[Any]], Iterable[int]]) -> None:
+        due, settings = 0.0, ""
+        try:
+            with self._session() as early.session:
+                while not early.ended.is_set():
+                    if (began := time.monotonic()) >= due:
+                        early.queue.release(find_ready(early.session))
+                        now = time.monotonic()
+                        due = now + max(EARLY_SECONDS, (now - began) / EARLY_SHARE)
+                    if (entry := early.queue.take_ready()) is not None:
+                        settings = self._create(early.session, early.queue, entry, settings)
+                    else:
+                        early.ended.wait(max(due - time.monotonic(), 0.0))
+        except (SnapshotError, psycopg.Error):
+            # A session that is lost between statements has left nothing undone. During one, the server may still be
+            # running it.
+            if early.queue.is_stopped:
+                raise
 
     def note_refused(self, connection: psycopg.Connection[Any], ledger: str) -> None:
         """Read from the ledger which entries were refused before the rows in an earlier process."""
@@ -401,10 +386,6 @@ class DdlRun:
             if refusal := self._try(connection, DATABASE, replace(entry, statements=text)):
                 named_entry = replace(entry, statements=named_text)
                 self.refusals[number] = replace(refusal, entry=named_entry, statement=shown_text)
-
-    @property
-    def _tables(self) -> dict[int, DdlEntry]:
-        return {entry.number: entry for entry in self.ddl.pre_data if entry.kind in ("TABLE", "MATERIALIZED VIEW")}
 
     @contextmanager
     def _session(self, path: str = PINNED_PATH) -> Iterator[psycopg.Connection[Any]]:
@@ -526,119 +507,58 @@ class DdlRun:
             connection.remove_notice_handler(note)
         return refusal
 
-    def _run_side_by_side(self, entries: Sequence[DdlEntry], sizes: Mapping[tuple[str, str], int]) -> None:
-        """Create the entries in several sessions, those for the largest tables first; then retry refused entries.
+    def _queue_missing(
+        self, connection: psycopg.Connection[Any], sizes: Mapping[tuple[str, str], int], *, held: bool = False
+    ) -> EntryQueue:
+        """Return a queue of all entries that may run side by side and whose objects don't exist."""
+        existing, tables = read_existing(connection), tables_in(self.ddl)
+        long = (entry for entry in self.ddl.post_data if entry.number in self.ddl.side_by_side)
+        missing = [entry for entry in long if object_of(entry, tables) not in existing]
+        return EntryQueue(missing, tables, sizes, held=held)
+
+    def _run_side_by_side(self, queue: EntryQueue) -> None:
+        """Create the entries in several sessions, in addition to the early one; then retry refused entries.
 
         The retry runs one entry at a time, because a concurrent session may have caused the refusal, and gives
         functions a search_path.
         """
-        if not entries:
-            return
-        with raising_unreachable(self.node), connect(self.node) as connection:
-            jobs = min(task_sessions({self.node: connection})[self.node.id], JOBS, len(entries))
-        queue = _Queue(entries, self._tables, sizes)
+        if queue:
+            with raising_unreachable(self.node), connect(self.node) as connection:
+                sessions = task_sessions({self.node: connection})[self.node.id]
+            if self._early is not None and not self._early.work.done():
+                sessions -= 1
+            jobs = max(min(sessions, JOBS, len(queue)), 1)
 
-        def work(_job: int) -> None:
-            current = ""
-            with queue.stopping(), self._session() as connection:
-                for entry in queue:
-                    if (wanted := session_settings(entry)) != current:
-                        run_statements(connection, raw_bytes(wanted))
-                        current = wanted
-                    # Send the statement alone, because the server's views show a session's whole message.
-                    *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
-                    try:
-                        run_statements(connection, raw_bytes(statement))
-                    except psycopg.Error:
-                        if connection.broken:
-                            raise
-                        queue.end(entry, is_refused=True)
-                    else:
-                        queue.end(entry, is_refused=False)
+            def work(_job: int) -> None:
+                settings = ""
+                with queue.stopping(), self._session() as connection:
+                    for entry in queue:
+                        settings = self._create(connection, queue, entry, settings)
 
-        in_parallel(work, range(jobs))
+            in_parallel(work, range(jobs))
+        if self._early is not None:
+            self._early.work.result()
         if refused := queue.refused:
             with self._session() as connection:
                 for entry in refused:
                     self._try(connection, POST_DATA, entry)
 
-
-@dataclass(slots=True)
-class _Queue:
-    """A queue of entries for several sessions: each entry waits for the entries it needs and the tables it locks.
-
-    Iterating takes ready entries, waiting if necessary; the caller must return each entry with `end`.
-    """
-
-    waiting: list[DdlEntry]
-    unfinished: set[int]
-    locks: dict[int, frozenset[int]]
-    running: dict[int, DdlEntry]
-    refused: list[DdlEntry]
-    changed: threading.Condition
-    is_stopped: bool
-
-    def __init__(
-        self, entries: Sequence[DdlEntry], tables: Mapping[int, DdlEntry], sizes: Mapping[tuple[str, str], int]
-    ) -> None:
-        by_number = {entry.number: entry for entry in entries}
-        self.locks = {entry.number: locked_tables(entry, tables, by_number) for entry in entries}
-
-        def size(entry: DdlEntry) -> int:
-            named = (tables[number] for number in entry.dependencies if number in tables)
-            return max((sizes.get((table.schema, table.name), 0) for table in named), default=0)
-
-        # Entries of the same size keep their order in the archive.
-        self.waiting = sorted(entries, key=lambda entry: -size(entry))
-        self.unfinished = set(by_number)
-        self.running, self.refused, self.is_stopped = {}, [], False
-        self.changed = threading.Condition()
-
-    def __iter__(self) -> Iterator[DdlEntry]:
-        while (entry := self._take()) is not None:
-            yield entry
-
-    def _take(self) -> DdlEntry | None:
-        with self.changed:
-            while self.waiting and not self.is_stopped:
-                if (place := self._find_due()) is not None:
-                    entry = self.waiting.pop(place)
-                    self.running[entry.number] = entry
-                    return entry
-                self.changed.wait()
-            return None
-
-    def _find_due(self) -> int | None:
-        """Find the first entry that may start; compare only sets, because there may be thousands of entries."""
-        locked = {table for number in self.running for table in self.locks[number]}
-        # CREATE INDEX locks its table in a mode that allows other CREATE INDEX statements.
-        others = (number for number, entry in self.running.items() if entry.kind != INDEX)
-        locked_for_indexes = {table for number in others for table in self.locks[number]}
-        for place, entry in enumerate(self.waiting):
-            taken = locked_for_indexes if entry.kind == INDEX else locked
-            if taken.isdisjoint(self.locks[entry.number]) and self.unfinished.isdisjoint(entry.dependencies):
-                return place
-        return None
-
-    def end(self, entry: DdlEntry, *, is_refused: bool) -> None:
-        """Return an entry. If it was refused, it and the entries that need it are retried after all others."""
-        with self.changed:
-            del self.running[entry.number]
-            self.unfinished.remove(entry.number)
-            if is_refused:
-                self.refused.append(entry)
-            self.changed.notify_all()
-
-    @contextmanager
-    def stopping(self) -> Iterator[None]:
-        """If the block fails, stop handing out entries."""
-        try:
-            yield
-        except BaseException:
-            with self.changed:
-                self.is_stopped = True
-                self.changed.notify_all()
-            raise
+    def _create(self, connection: psycopg.Connection[Any], queue: EntryQueue, entry: DdlEntry, settings: str) -> str:
+        """Create an entry from the queue in a session that has these settings; return the session's settings."""
+        with queue.stopping():
+            if (wanted := session_settings(entry)) != settings:
+                run_statements(connection, raw_bytes(wanted))
+            # Send the statement alone, because the server's views show a session's whole message.
+            *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
+            try:
+                run_statements(connection, raw_bytes(statement))
+            except psycopg.Error:
+                if connection.broken:
+                    raise
+                queue.end(entry, is_refused=True)
+            else:
+                queue.end(entry, is_refused=False)
+        return wanted
 
 
 def _reason(entry: DdlEntry, error: psycopg.Error) -> str:

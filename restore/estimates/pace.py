@@ -188,7 +188,7 @@ class RestorePace(Forwarding):
     `seconds` are the durations of the steps so far, and `nodes` are the figures for finished nodes. The remaining time
     of the current step follows from its own pace as soon as a reading reports progress. For later steps, the estimate
     is corrected by the deviation of the steps so far. If the restore `is_resumed`, the first reading of a step counts
-    earlier work.
+    earlier work; if it `has_early_indexes`, created during the load, so does that of the indexes.
     """
 
     target: Progress
@@ -197,6 +197,7 @@ class RestorePace(Forwarding):
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, NodeFigures] = field(default_factory=dict)
     is_resumed: bool = False
+    has_early_indexes: bool = False
     _before: int | None = None
     _step: str = ""
     _done: float = 0.0
@@ -216,7 +217,8 @@ class RestorePace(Forwarding):
             if self._step:
                 self.seconds[self._step] = self.seconds.get(self._step, 0.0) + now - self._began
             self._step, self._done, self._idle, self._began = PARTS.get(name, name), 0.0, 0.0, now
-            self._before = None if self.is_resumed else 0
+            has_earlier = self.is_resumed or (self.has_early_indexes and self._step == RestoreStep.INDEXES)
+            self._before = None if has_earlier else 0
             self._left, self._read = self._estimate_left(now), now
         self.target.step(name, total=total, unit=unit)
         self._pass_on(Reading(0, total, unit))

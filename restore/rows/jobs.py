@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain as chain_of
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from cutline.columns.python_workers import map_batches
 from cutline.columns.row_batches import to_stream
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.groups import Group
+from cutline.restore.rows.expected_tasks import ExpectedTasks, expect_tasks
 from cutline.restore.rows.load import (
     BaseLoadTask,
     Feed,
@@ -51,6 +53,7 @@ from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import (
     CANCELLED,
     POLL_SECONDS,
+    TASKS_PER_JOB_MAX,
     Dealing,
     cores_of,
     job_progress,
@@ -128,12 +131,18 @@ def count_parts(session: SparkSession, sources: int, sessions: Mapping[str, int]
 
 
 def load_rows(
-    session: SparkSession, chain: Chain, targets: LoadTargets, store: StoreLocation, progress: Progress
+    session: SparkSession,
+    chain: Chain,
+    targets: LoadTargets,
+    store: StoreLocation,
+    progress: Progress,
+    announce: Callable[[Mapping[int, ExpectedTasks]], None] | None = None,
 ) -> Counter[int]:
     """Load the shards' rows at the cut into their databases; raise the first error of any task.
 
     Returns the number of rows that the tasks placed on each target, keyed by the target's number, including rows that
-    were already there.
+    were already there. Before the first task starts, calls `announce` with the tasks that each target is to expect,
+    unless there are more than a job can have.
     """
     progress.step("fold changes")
     nodes = targets.nodes
@@ -158,6 +167,13 @@ def load_rows(
             _segment_tasks(sources, folded, feeds, store),
             base_tasks(sources, _groups_alone(sources, folded), changed, feeds, store, anchored),
         )
+        if announce:
+            first = list(islice(tasks, TASKS_PER_JOB_MAX + 1))
+            if len(first) <= TASKS_PER_JOB_MAX:
+                of_feeds = (feed.targets for feed in targets.feeds.values())
+                loaded = {number: target for of_feed in of_feeds for number, target in of_feed.items()}
+                announce(expect_tasks(first, loaded, _groups_in_frames(sources, folded, feeds)))
+            tasks = chain_of(first, tasks)
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
         jobs: list[Callable[[], Counter[int]]] = []
         if (images := folded.images) is not None:
@@ -225,6 +241,16 @@ def _groups_alone(sources: Sources, folded: Fold) -> dict[int, frozenset[int]]:
         - unsure
         for number, listed in objects.items()
     }
+
+
+def _groups_in_frames(sources: Sources, folded: Fold, feeds: Mapping[int, Feed]) -> dict[int, set[int]]:
+    """Return the groups that may have images in the fold's DataFrames, keyed by target; no feed has routes."""
+    unsure: dict[int, set[int]] = {}
+    if folded.images is not None or folded.long_images is not None:
+        for number, feed in feeds.items():
+            for target in feed.targets:
+                unsure.setdefault(target, set()).update(folded.changed.get(number, {}), sources.multisets)
+    return unsure
 
 
 def _images_for(feeds: Mapping[int, Feed], images: pa.Table) -> pa.Table:

@@ -544,6 +544,11 @@ class BaseLoadTask:
     anchored: Any = None
 
     @property
+    def name(self) -> str:
+        """The task's name in the ledgers."""
+        return self.base.source.key
+
+    @property
     def size(self) -> int:
         """The size of its object in bytes."""
         return self.base.source.size
@@ -556,7 +561,10 @@ class BaseLoadTask:
 
 @dataclass(frozen=True, slots=True)
 class ImageLoadTask:
-    """A source's images that the driver folded: an Arrow stream of group, row and key."""
+    """A source's images that the driver folded: an Arrow stream of group, row and key.
+
+    `name` is the task's name in the ledgers.
+    """
 
     name: str
     stream: bytes
@@ -583,6 +591,11 @@ class SegmentLoadTask:
     chosen: bytes
     store: StoreLocation
     anchored: OfTables = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The task's name in the ledgers."""
+        return self.segment.source.key
 
     @property
     def size(self) -> int:
@@ -629,7 +642,7 @@ def _load_base(task: BaseLoadTask) -> LoadReport:
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     anchored: OfTables = task.anchored.value if task.anchored is not None else {}
     number = task.base.source.number
-    with loading({number: task.feed}, task.base.source.key, task.alone) as loaders:
+    with loading({number: task.feed}, task.name, task.alone) as loaders:
         for batch in (batch for table in tables for batch in table.to_batches()):
             holds = find_valid_rows(batch, task.base, changed)
             loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
@@ -641,7 +654,7 @@ def _load_base(task: BaseLoadTask) -> LoadReport:
 
 def _load_segment(task: SegmentLoadTask) -> LoadReport:
     source, seen, completed = task.segment.source, 0, 0
-    with loading({source.number: task.feed}, source.key) as loaders:
+    with loading({source.number: task.feed}, task.name) as loaders:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, task.segment)
             for images in complete_changes(effective, task.anchored):

@@ -21,11 +21,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS, SAME_TARGET, check_command
-from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.connections import THREADS_MAX, NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.free_connections import task_sessions
+from cutline.nodes.groups import qualify
 from cutline.nodes.problems import find_connect_problems
-from cutline.nodes.sessions import in_parallel
+from cutline.nodes.sessions import in_parallel, let_end
 from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.estimates.estimate import RestoreStep
@@ -35,6 +36,7 @@ from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
+from cutline.restore.rows.expected_tasks import ExpectedTasks
 from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IN_RECOVERY = "SELECT pg_is_in_recovery()"
+# Load tasks may use at least this many sessions before one of them goes to indexes of tables that are complete.
+EARLY_SESSIONS_FROM = 4
 
 
 def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
@@ -380,8 +384,17 @@ def load_all(
         progress.step("create databases")
         make_databases(run, missing, server_globals, ddl)
         databases, runs = create_all_tables(run, ddl)
-    with keeping_held(run):
+    with keeping_held(run), ending_early(runs):
         _load_and_finish(run, databases, runs, spark)
+
+
+@contextmanager
+def ending_early(runs: Mapping[str, DdlRun]) -> Iterator[None]:
+    """After the block, end the sessions that create indexes during the load: no database can be dropped before that."""
+    try:
+        yield
+    finally:
+        in_parallel(DdlRun.end_early, runs.values(), let_end)
 
 
 def _load_and_finish(
@@ -396,7 +409,9 @@ def _load_and_finish(
         # Cancel the jobs if a target stops answering.
         with run.watch.on_silence(partial(cancel_jobs, session)), tallying(progress, tallies) as loaded:
             check_large_objects(session, run, runs)
-            load_databases(session, run, databases)
+            load_databases(session, run, databases, runs)
+        for ddl_run in runs.values():
+            ddl_run.stop_early()
         progress.reached(RestoreCrashPoint.ROWS_LOADED)
     seconds = time.monotonic() - began
     progress.step("verify foreign keys" if plan.request.scope.data_only else "indexes and constraints")
@@ -541,14 +556,18 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
     }
 
 
-def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget]) -> None:
-    """Load the rows and, unless the restore is partial, the large objects."""
+def load_databases(
+    session: SparkSession, run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]
+) -> None:
+    """Load the rows and, unless the restore is partial, the large objects; `runs` may begin to create indexes."""
     # Import these late: if the checks refuse the restore, the user must not have to wait for Arrow.
     from cutline.restore.rows.jobs import count_parts, load_rows
     from cutline.restore.rows.large_objects import load_large_objects
 
     plan, targets = run.plan, run.shards_in(Phase.LOADING)
     sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
+    early = _choose_early(run, sessions)
+    sessions |= {target.node.id: sessions[target.node.id] - 1 for target in early}
     parts = max(run.records[target.shard].parts for target in targets) or count_parts(
         session, len(plan.topology.sources if plan.topology else plan.targets), sessions, is_routed=bool(plan.topology)
     )
@@ -561,13 +580,43 @@ def load_databases(session: SparkSession, run: RestoreRun, databases: Mapping[st
     shards = tuple(target.shard for target in plan.targets)
     loads = find_feeds(plan.chain, shards, plan.topology, databases, parts)
     loads = replace(loads, chosen=plan.chosen)
-    placed = load_rows(session, plan.chain, loads, plan.store, run.progress)
+    begin = partial(_begin_early, run, runs, early) if early else None
+    placed = load_rows(session, plan.chain, loads, plan.store, run.progress, begin)
     if plan.topology:
         run.placed = {one.shard: placed[number] for number, one in enumerate(plan.targets)}
     if count_by_node(plan.chain.full) and plan.request.is_with_all_rows:
         scope = plan.request.scope
         roles = RoleChanges(dict(scope.role_map), scope.no_owner)
         load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
+
+
+def _choose_early(run: RestoreRun, sessions: Mapping[str, int]) -> list[Target]:
+    """Choose the targets that get indexes of complete tables during the load; `sessions` are those for tasks, by node.
+
+    With routes, every task may bring rows to every target.
+    """
+    if run.plan.request.scope.data_only or run.plan.topology is not None:
+        return []
+    targets = [target for target in run.shards_in(Phase.LOADING) if sessions[target.node.id] >= EARLY_SESSIONS_FROM]
+    # Each has a thread.
+    return targets[:THREADS_MAX]
+
+
+def _begin_early(
+    run: RestoreRun, runs: Mapping[str, DdlRun], targets: Iterable[Target], expected: Mapping[int, ExpectedTasks]
+) -> None:
+    numbers = {target.shard: number for number, target in enumerate(run.plan.targets)}
+
+    def begin(target: Target) -> None:
+        tasks, volume = expected[numbers[target.shard]], run.volumes.get(target.shard)
+        groups = tasks.target.groups.values()
+        names = {group.number: qualify(group) for group in groups}
+        rows = {group.number: volume.rows.get(group.name, 0) for group in groups} if volume else {}
+        runs[target.shard].begin_early(names, rows, tasks.find_complete)
+
+    in_parallel(begin, targets, run.watch.end_all)
+    if run.pace:
+        run.pace.has_early_indexes = True
 
 
 def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[str, DdlRun]) -> None:

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from cutline.nodes.encodings import raw_bytes, raw_text
 
@@ -244,7 +245,19 @@ def _new_entry(number: int, entry: NewEntry, version: tuple[int, int]) -> bytes:
     return b"".join(pieces)
 
 
-def with_dependents(entries: Iterable[ArchiveEntry], numbers: Iterable[int]) -> set[int]:
+class NumberedEntry(Protocol):
+    """An entry in an archive, and the entries that it needs."""
+
+    @property
+    def number(self) -> int:
+        """The number that identifies the entry."""
+
+    @property
+    def dependencies(self) -> tuple[int, ...]:
+        """The numbers of the entries that this entry needs."""
+
+
+def with_dependents(entries: Iterable[NumberedEntry], numbers: Iterable[int]) -> set[int]:
     """Add the numbers of all entries that depend on entries in `numbers`, directly or indirectly."""
     dependents: dict[int, list[int]] = {}
     for entry in entries:

@@ -18,6 +18,7 @@ from cutline.nodes.programs import run_tool
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.side_by_side import EntryQueue, tables_in
 from cutline.restore.rows.load import has_ledger
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
@@ -95,7 +96,7 @@ def test_what_follows_the_rows_goes_on_after_every_transaction(
         long = [entry for entry in ddl.post_data if entry.number in ddl.side_by_side]
         assert len(long) > 10
         some = DdlRun(again, ddl, watch)
-        some._run_side_by_side(long[::2], {})
+        some._run_side_by_side(EntryQueue(long[::2], tables_in(ddl), {}))
         assert some.refusals == {}
         monkeypatch.setattr(cutline.restore.ddl.running, "OBJECTS_AT_ONCE", 5)
         work, steps = DdlRun._run_chunk, 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from cutline.restore.ddl.ddl import DdlEntry
-from cutline.restore.ddl.running import _Queue
+from cutline.restore.ddl.side_by_side import EntryQueue
 
 JOBS = 4
 CPU_SECONDS_MAX = 6
@@ -18,7 +18,7 @@ def tables(count: int) -> dict[int, DdlEntry]:
     return {number: DdlEntry(number, "TABLE", "public", f"t{number}", "") for number in range(count)}
 
 
-def run(queue: _Queue, work: Callable[[DdlEntry], None]) -> None:
+def run(queue: EntryQueue, work: Callable[[DdlEntry], None]) -> None:
     failures: list[BaseException] = []
 
     def take_all() -> None:
@@ -45,7 +45,7 @@ def test_entries_begin_when_what_they_need_is_done_and_their_tables_are_free() -
     for number in range(100, 300):
         needs = (dealt.randrange(8), dealt.randrange(8), *([dealt.randrange(100, number)] if number % 3 == 2 else []))
         made.append(DdlEntry(number, dealt.choice(["INDEX", "CONSTRAINT"]), "public", f"x{number}", "", needs))
-    queue = _Queue(made, tables(8), {})
+    queue = EntryQueue(made, tables(8), {})
     lock, running, done, together = threading.Lock(), dict[int, DdlEntry](), set[int](), 0
 
     def work(entry: DdlEntry) -> None:
@@ -74,7 +74,7 @@ def test_a_thousand_foreign_keys_to_one_table_are_chosen_in_no_time() -> None:
         DdlEntry(count + 1 + number, "FK CONSTRAINT", "public", f"t{number} fk", "", (0, number))
         for number in range(1, count + 1)
     ]
-    queue, done = _Queue(keys, tables(count + 1), {}), list[int]()
+    queue, done = EntryQueue(keys, tables(count + 1), {}), list[int]()
     began = time.process_time()
 
     def work(entry: DdlEntry) -> None:

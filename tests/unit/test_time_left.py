@@ -75,6 +75,17 @@ def test_what_was_loaded_before_does_not_count_for_the_pace_of_a_resumed_restore
     assert told.last.seconds_left == pytest.approx(left, rel=0.02)
 
 
+def test_indexes_created_during_the_load_do_not_count_for_the_pace_of_their_step(clock: Clock) -> None:
+    """Of 1000 rows 600 are indexed; 200 take 1000 seconds, and so do the others."""
+    told = Told()
+    running = RestorePace(told, Estimate({RestoreStep.INDEXES: 2000.0}), "op", has_early_indexes=True)
+    running.step(RestoreStep.INDEXES)
+    running.tell(Reading(600, 1000, "indexed rows"))
+    clock.now += 1000.0
+    running.tell(Reading(800, 1000, "indexed rows"))
+    assert told.last.seconds_left == pytest.approx(1000.0, rel=0.1)
+
+
 @pytest.mark.parametrize(("fixed", "left"), [(500.0, 500.0), (200.0, 800.0), (900.0, 500.0)])
 def test_a_load_that_begins_slowly_goes_on_at_the_pace_of_its_rows(clock: Clock, fixed: float, left: float) -> None:
     """For 500 seconds no row comes, then half of them within 500 seconds; `fixed` of the idle ones don't count."""

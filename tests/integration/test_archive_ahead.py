@@ -149,7 +149,7 @@ def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Ru
 
 
 def test_a_chain_that_is_replaced_as_its_slot_is_gone_is_lost_and_its_mark_says_where(runs: Runs) -> None:
-    fleet, node = runs.fleet, runs.fleet.nodes[-1]
+    fleet, node = runs.fleet, runs.fleet.primaries[-1]
     slot = slot_name(runs.full("gone").operation)
     execute(node.dsn, f"SELECT pg_drop_replication_slot('{slot}')")
     with pytest.raises(SlotLostError, match=f"slot {slot} does not exist"):

@@ -57,6 +57,10 @@ append_only = ["public.audit"]       # tables without a replica identity
 allow = ["one-copy"]                 # what a check may lack and still pass
 reread = "30d"                       # how old a reading may be for `check --since-last` to rest on it
 
+[copies]
+require = "any"                      # how many standbys of each shard a create needs: any, all, or a number
+wait = "10s"                         # how long a create waits for a standby that it may leave out
+
 [globals]
 passwords = false                    # whether snapshots contain password verifiers
 

@@ -54,6 +54,10 @@ TAKE_NEW = (
     " create NAME"
 )
 
+STANDBY_BACK = (
+    "when the standby is back, the next increment continues its copy; if its copy has ended, the next full snapshot copies"
+    " it again: docs/fleet-file.md"
+)
 ALLOW_ONE_COPY = (
     'if shards are meant to have no standby, let a check pass whose only gap that is: [check] allow = ["one-copy"] in'
     " fleet.toml"
@@ -393,8 +397,11 @@ def _hints(report: CheckReport) -> Iterator[str]:
     conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
     if any(conflict.kind not in REPAIRABLE for conflict in conflicts):
         yield TAKE_NEW
+    skipped = [part for snapshot in report.snapshots for part in snapshot.skipped]
     lacking = [part for one in report.snapshots if not one.allows_one_copy for part in one.skipped]
-    if report.result == INCONCLUSIVE and any(part.is_one_copy for part in lacking):
+    if report.result == INCONCLUSIVE and any(part.is_absent for part in skipped):
+        yield STANDBY_BACK
+    elif report.result == INCONCLUSIVE and any(part.is_one_copy for part in lacking):
         yield ALLOW_ONE_COPY
 
 

@@ -21,6 +21,7 @@ SKIPPED = Skipped("rows of shard s1", "no backup copy to compare with")
 
 
 ONE_COPY = Skipped("rows of shard s1", "no backup copy to compare with", is_one_copy=True)
+ABSENT = Skipped("the copy of s1-b1", "increment 3 and later leave it out: it was away", is_absent=True)
 
 
 def valid_report() -> SnapshotReport:
@@ -35,6 +36,8 @@ def valid_report() -> SnapshotReport:
     (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY]), "inconclusive"),
     (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY], allows_one_copy=True), "one-copy"),
     (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY, SKIPPED], allows_one_copy=True), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[ABSENT], allows_one_copy=True), "inconclusive"),
+    (SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY, ABSENT], allows_one_copy=True), "inconclusive"),
     (SnapshotReport("a", 0, SOMETHING, allows_one_copy=True), "valid"),
     (SnapshotReport("a", 0, SOMETHING, doubts=[DOUBT]), "valid"),
     (SnapshotReport("a", 0, SOMETHING, [ONE_COPY], [CONFLICT], allows_one_copy=True), "conflicts"),
@@ -79,7 +82,8 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "unused_records": None,
             "warned": [],
             "skipped": [
-                {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False}
+                {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False,
+                 "is_absent": False}
             ],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
@@ -165,7 +169,7 @@ def test_the_hints_fit_the_conflicts_and_name_the_snapshot(conflicts: list[Confl
 
 @pytest.mark.parametrize(("skipped", "is_allowed", "is_named"), [
     ([ONE_COPY], False, True), ([ONE_COPY, SKIPPED], False, True), ([SKIPPED], False, False),
-    ([ONE_COPY, SKIPPED], True, False), ([ONE_COPY], True, False),
+    ([ONE_COPY, SKIPPED], True, False), ([ONE_COPY], True, False), ([ONE_COPY, ABSENT], False, False),
 ])  # fmt: skip
 def test_an_inconclusive_check_says_how_to_allow_one_copy(
     skipped: list[Skipped], *, is_allowed: bool, is_named: bool
@@ -173,6 +177,7 @@ def test_an_inconclusive_check_says_how_to_allow_one_copy(
     report = SnapshotReport("a", 0, SOMETHING, skipped=skipped, allows_one_copy=is_allowed)
     text = "\n".join(lines_of(CheckReport((report,), 1.0)))
     assert ('[check] allow = ["one-copy"]' in text) == is_named
+    assert ("the next increment continues its copy" in text) == (ABSENT in skipped)
 
 
 def test_a_hint_about_several_snapshots_names_none_of_them() -> None:

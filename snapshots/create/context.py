@@ -132,7 +132,8 @@ class ChainState:
     """The state of a chain before its next cut.
 
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
-    `seen` holds the primaries' tables as last found: read, or taken from the last commit. `base` holds the position at
+    `seen` holds the primaries' tables as last found: read, or taken from the last commit; if they were `just_read`, the
+    first attempt does not read them again. `base` holds the position at
     which each node's archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the
     last cut on each primary. `last_at` is the time of that cut.
     """
@@ -145,10 +146,14 @@ class ChainState:
     segments: Mapping[str, tuple[Segment, ...]]
     last_cut: Mapping[str, LastCut]
     last_at: datetime | None = None
+    just_read: bool = False
 
 
 def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
-    """Return the state of a chain that continues under `rules`; `known` are the tables at its last commit."""
+    """Return the state of a chain that continues under `rules`.
+
+    `known` are the tables at its last commit, and `seen` the primaries' tables, which were just read.
+    """
     return ChainState(
         chain.full.operation,
         TableSelection(chain.full.fleet_id, rules),
@@ -161,6 +166,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
             for cut in chain.last.cut.nodes
         },
         cut_time(chain.last),
+        just_read=True,
     )
 
 
@@ -172,7 +178,7 @@ def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
 
 def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
     """Return the chain's next commit with its counts; raise ManifestError if its parts are inconsistent."""
-    last = replace(chain, increments=(*chain.increments, commit))
+    last = chain.followed_by(commit)
     counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
     commit = structs.replace(commit, counts=counts | {"ignored": ignored})
     # A commit that no command would accept must not be stored.

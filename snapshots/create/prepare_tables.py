@@ -88,7 +88,8 @@ def prepare_tables(
 
     `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
     holds the primaries' tables as they were last found, even after an error: the error is due to DDL only if the tables
-    have changed since. If they are `is_current`, they are not compared with the catalogs first. Raises ChangedError if DDL interfered. The slots of failed copies remain.
+    have changed since. If they are `is_current`, they are not compared with the catalogs first. Raises ChangedError
+    if DDL interfered. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)

@@ -330,8 +330,8 @@ def _make_table(
     special: SpecialColumns,
     shared: dict[Any, _Stored],
 ) -> Table:
-    oid, schema, name, replica_identity, rows, size_bytes, readable, *facts = row
-    _, is_generated, *_ = facts
+    oid, schema, name, replica_identity, rows, size_bytes, readable, key_is_immediate, is_generated, *facts = row
+    hides_rows, is_published, has_generated, toast_bytes = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
     # An identity that PostgreSQL can't publish counts as no identity.
@@ -344,7 +344,20 @@ def _make_table(
         stored = shared[alike] = _store_columns(columns, keyed=keyed)
     group = Group(0, schema, name, identity, stored.key_width, stored.columns)
     rows_estimate = None if rows < 0 and size_bytes else max(rows, 0)
-    return Table(oid, group, rows_estimate, size_bytes, readable, *facts, special_columns=special)
+    return Table(
+        oid,
+        group,
+        rows_estimate,
+        size_bytes,
+        readable,
+        key_is_immediate,
+        is_generated,
+        hides_rows,
+        is_published,
+        has_generated,
+        toast_bytes,
+        special,
+    )
 
 
 def _store_columns(columns: list[tuple[Any, ...]], *, keyed: bool) -> _Stored:

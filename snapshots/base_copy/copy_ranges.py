@@ -432,7 +432,7 @@ def _base_rows(numbers: npt.NDArray[np.int32], shape: _Shape, lines: BytesColumn
 
 
 def _base_tables(waiting: Iterable[tuple[Group, BytesColumn]]) -> Iterator[pa.Table]:
-    """Convert the lines of several groups, in order; a call for each of many small tables takes longer than all rows."""
+    """Convert the lines of several groups, in order. Separate calls for each of many small tables would take longer."""
     for shape, run in groupby(waiting, key=lambda one: _Shape.of(one[0])):
         groups, columns = zip(*run, strict=True)
         if len(groups) == 1:

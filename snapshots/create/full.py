@@ -240,12 +240,9 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     the copy fail, such as DROP TABLE, also invalidates the attempt.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
-    # The tables were just read. The exported snapshots show DDL since then, and the cut shows changed publications.
-    just_read: dict[str, NodeTables] = dict(plan.node_tables)
 
     def attempt() -> BaseCopy:
-        seen = dict(just_read) or read_current_tables(sessions, plan.selection, plan.node_tables)
-        just_read.clear()
+        seen = read_current_tables(sessions, plan.selection, plan.node_tables)
         now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
         try:
             with (

@@ -1,4 +1,4 @@
-"""A chain is continued without proving the commits that its newest increment names, but only after these very commits."""
+"""A chain is continued without proving the commits that its newest increment names, but only after exactly those."""
 
 from __future__ import annotations
 

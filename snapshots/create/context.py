@@ -132,8 +132,7 @@ class ChainState:
     """The state of a chain before its next cut.
 
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
-    `seen` holds the primaries' tables as last found: read, or taken from the last commit; if they were `just_read`, the
-    first attempt does not read them again. `base` holds the position at
+    `seen` holds the primaries' tables as last found: read, or taken from the last commit. `base` holds the position at
     which each node's archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the
     last cut on each primary. `last_at` is the time of that cut.
     """
@@ -146,7 +145,6 @@ class ChainState:
     segments: Mapping[str, tuple[Segment, ...]]
     last_cut: Mapping[str, LastCut]
     last_at: datetime | None = None
-    just_read: bool = False
 
 
 def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
@@ -166,7 +164,6 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
             for cut in chain.last.cut.nodes
         },
         cut_time(chain.last),
-        just_read=True,
     )
 
 

@@ -90,17 +90,14 @@ def take_cut(
     ends: Mapping[str, Lsn] | None = None
     # The primaries' tables as last found, which includes this command's own changes to publications.
     seen = dict(state.seen)
-    is_current = state.just_read
 
     def check_unchanged(tables: DdlPlan) -> None:
         if cause := find_change(sessions, tables.node_tables, state.selection):
             raise ChangedError(cause)
 
     def prepare_and_cut() -> CutResult:
-        nonlocal ends, is_current
-        # DDL since the last reading invalidates the attempt, and is then read by the next.
-        was_current, is_current = is_current, False
-        prepared = prepare_tables(context, state, moved, seen, spark, progress, is_current=was_current)
+        nonlocal ends
+        prepared = prepare_tables(context, state, moved, seen, spark, progress)
         archiving = spark if is_for_spark(read_waiting(sessions, slot_name(state.chain))) else None
         if archiving is not None:
             archiving.begin(context.executor_needs, progress, Amount())

@@ -81,19 +81,16 @@ def prepare_tables(
     seen: dict[str, NodeTables],
     spark: SparkSource,
     progress: Progress,
-    *,
-    is_current: bool,
 ) -> PreparedTables:
     """Plan, publish new tables, and copy the tables that can't be converted.
 
     `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
     holds the primaries' tables as they were last found, even after an error: the error is due to DDL only if the tables
-    have changed since. If they are `is_current`, they are not compared with the catalogs first. Raises ChangedError
-    if DDL interfered. The slots of failed copies remain.
+    have changed since. Raises ChangedError if DDL interfered. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
-    node_tables = dict(seen) if is_current else read_current_tables(sessions, state.selection, seen)
+    node_tables = read_current_tables(sessions, state.selection, seen)
     seen.update(node_tables)
     plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if unsized := {shard for shard in plan.to_copy if node_tables[shard].as_committed}:

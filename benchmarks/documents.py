@@ -28,6 +28,7 @@ from cutline.snapshots.records.commit import (
     DDL,
     CutRecord,
     DatabaseFacts,
+    FullInParts,
     FullSnapshot,
     Increment,
     ObjectList,
@@ -161,7 +162,7 @@ def measure(nodes: int, tables: int) -> dict[str, object]:
     began = time.process_time()
     for key, stored in ((commit_key(NAME, 0), body), (commit_key(NAME, 1), following)):
         content, _ = unseal(key, stored)
-        check_commit(parse_document(key, content, FullSnapshot | Increment))
+        check_commit(parse_document(key, content, FullInParts | Increment))
     return {
         "nodes": nodes,
         "tables": nodes * tables,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from cutline.fleet.config import GroupRules
 
@@ -14,6 +14,8 @@ TABLE_NAME = """
                    ORDER BY place)
    FROM unnest(ARRAY[n.nspname, c.relname]::text[]) WITH ORDINALITY AS parts (part, place))
 """
+# The pattern that matches every table.
+ANY = "*"
 QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -25,8 +27,10 @@ def table_name(schema: str, table: str) -> str:
     return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
 
 
-def is_matching(name: str, patterns: Iterable[str]) -> bool:
+def is_matching(name: str, patterns: Collection[str]) -> bool:
     """Whether a table's name, with or without its quotes, matches one of the patterns."""
+    if not patterns or ANY in patterns:
+        return bool(patterns)
     plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
     return any(fnmatch.fnmatchcase(form, pattern) for pattern in patterns for form in (name, plain))
 

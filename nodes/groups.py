@@ -112,12 +112,16 @@ ORDINARY_TABLE = """
 """
 # If a session holds or awaits ACCESS EXCLUSIVE on a table, the size is estimated from the catalog: pg_relation_size
 # would wait, perhaps forever. For a table that was dropped after the query started, these functions return NULL.
+# Few tables have generated columns: one scan finds these, and the identities of the others need not be searched.
 TABLES_QUERY = f"""
+WITH generated AS MATERIALIZED (
+    SELECT DISTINCT attrelid FROM pg_attribute WHERE attgenerated <> '' AND NOT attisdropped)
 SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::bigint,
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(c.oid), 0)
             ELSE c.relpages * current_setting('block_size')::bigint END,
        coalesce(has_table_privilege(c.oid, 'SELECT'), true),
        (SELECT p.indimmediate FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary),
+       c.oid IN (SELECT attrelid FROM generated) AND
        EXISTS (SELECT FROM pg_attribute a
                  LEFT JOIN pg_index i ON i.indrelid = c.oid
                       AND ((c.relreplident = 'd' AND i.indisprimary) OR (c.relreplident = 'i' AND i.indisreplident))
@@ -126,7 +130,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
        row_security_active(c.oid),
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                 WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
-       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped),
+       c.oid IN (SELECT attrelid FROM generated),
        CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(t.oid), 0)
             ELSE coalesce(t.relpages, 0) * current_setting('block_size')::bigint END
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
@@ -307,13 +311,27 @@ def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
         columns[row[0]].append(row[1:])
     special = read_special_columns(connection, list(columns))
-    tables = (_make_table(row, columns[row[0]], rules) for row in rows)
-    return [replace(table, special_columns=special.get(table.oid, NO_SPECIAL_COLUMNS)) for table in tables]
+    # With a schema for each tenant, thousands of tables have the same columns: they share them.
+    shared: dict[Any, _Stored] = {}
+    return [_make_table(row, columns[row[0]], rules, special.get(row[0], NO_SPECIAL_COLUMNS), shared) for row in rows]
 
 
-def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: GroupRules) -> Table:
-    oid, schema, name, replica_identity, rows, size_bytes, readable, *facts = row
-    _, is_generated, *_ = facts
+class _Stored(NamedTuple):
+    """The columns of a group in stored order; the first `key_width` of them are the key."""
+
+    columns: tuple[Column, ...]
+    key_width: int
+
+
+def _make_table(
+    row: tuple[Any, ...],
+    columns: list[tuple[Any, ...]],
+    rules: GroupRules,
+    special: SpecialColumns,
+    shared: dict[Any, _Stored],
+) -> Table:
+    oid, schema, name, replica_identity, rows, size_bytes, readable, key_is_immediate, is_generated, *facts = row
+    hides_rows, is_published, has_generated, toast_bytes = facts
     identity = {"d": "default", "i": "index", "f": "full", "n": "nothing"}[replica_identity]
     keyed = identity in ("default", "index") and any(column[-1] for column in columns)
     # An identity that PostgreSQL can't publish counts as no identity.
@@ -321,15 +339,34 @@ def _make_table(row: tuple[Any, ...], columns: list[tuple[Any, ...]], rules: Gro
         table_name(schema, name), rules.append_only
     ):
         keyed, identity = False, "append_only"
-    stored = [
-        (bool(is_key) and keyed, Column(column, type_, oid_, modifier, position, number, copy_text(missing)))
-        for position, (column, type_, oid_, modifier, number, missing, is_key) in enumerate(columns)
-    ]
-    ordered = [column for is_key, column in stored if is_key] + [column for is_key, column in stored if not is_key]
-    key_width = sum(is_key for is_key, _ in stored)
-    group = Group(0, schema, name, identity, key_width, tuple(ordered))
+    alike = (keyed, *columns)
+    if (stored := shared.get(alike)) is None:
+        stored = shared[alike] = _store_columns(columns, keyed=keyed)
+    group = Group(0, schema, name, identity, stored.key_width, stored.columns)
     rows_estimate = None if rows < 0 and size_bytes else max(rows, 0)
-    return Table(oid, group, rows_estimate, size_bytes, readable, *facts)
+    return Table(
+        oid,
+        group,
+        rows_estimate,
+        size_bytes,
+        readable,
+        key_is_immediate,
+        is_generated,
+        hides_rows,
+        is_published,
+        has_generated,
+        toast_bytes,
+        special,
+    )
+
+
+def _store_columns(columns: list[tuple[Any, ...]], *, keyed: bool) -> _Stored:
+    read = [
+        (bool(is_key) and keyed, Column(column, type_, oid, modifier, position, number, copy_text(missing)))
+        for position, (column, type_, oid, modifier, number, missing, is_key) in enumerate(columns)
+    ]
+    ordered = [column for is_key, column in read if is_key] + [column for is_key, column in read if not is_key]
+    return _Stored(tuple(ordered), sum(is_key for is_key, _ in read))
 
 
 def copy_text(value: bytes | None) -> str | None:
@@ -353,17 +390,19 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
     differently.
     """
     largest: dict[str, int] = {}
+    kinds: set[tuple[str, bool]] = set()
     for some in tables.values():
         for table in some:
-            rows = max(table.rows_estimate or 0, table.size_bytes // 256)
-            largest[table.group.name] = max(largest.get(table.group.name, 0), rows)
-    kinds = {(table.group.name, table.group.is_multiset) for some in tables.values() for table in some}
+            name, rows = table.group.name, max(table.rows_estimate or 0, table.size_bytes // 256)
+            largest[name] = max(largest.get(name, 0), rows)
+            kinds.add((name, table.group.is_multiset))
     numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}
 
     def number_table(table: Table) -> Table:
-        wanted = -(-largest[table.group.name] // partition_rows)
+        name = table.group.name
+        wanted = -(-largest[name] // partition_rows)
         partitions = min(1024, 1 << max(0, wanted - 1).bit_length())
-        number = numbers[table.group.name, table.group.is_multiset]
+        number = numbers[name, table.group.is_multiset]
         group = structs.replace(table.group, number=number, partitions=partitions)
         return replace(table, group=group)
 

@@ -14,6 +14,7 @@ it, and `init` removes it.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -137,6 +138,13 @@ SELECT p.pubname, {TABLE_NAME},
   FROM pg_publication p
   JOIN pg_publication_rel r ON r.prpubid = p.oid
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = ANY (%s)
+"""
+# A digest of all memberships in the given publications, as `have_same_members` computes it; NULL if there are none.
+DIGEST_QUERY = """
+SELECT md5(string_agg(format('%%s %%s.%%s %%s.%%s', r.prrelid, p.oid, p.xmin, r.oid, r.xmin), ','
+                      ORDER BY r.prrelid, r.oid))
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE p.pubname = ANY (%s)
 """
 # With publish_via_partition_root, changes are published under the root's name. PostgreSQL 18 can publish generated
@@ -400,6 +408,19 @@ def check_published(
             )
         published |= {table: present[table] for table in tables if table in present}
     return published
+
+
+def have_same_members(
+    connection: psycopg.Connection[Any], fleet_id: str, memberships: Iterable[tuple[int, str, str]]
+) -> bool:
+    """Whether Cutline's publications have exactly these memberships: the table's oid and its two stamps of Membership.
+
+    The stamps also show that neither a publication nor what limits a table in it was altered. The server computes a
+    digest, because sending a row for each of thousands of tables takes longer.
+    """
+    (found,) = connection.execute(DIGEST_QUERY, (list(publication_names(fleet_id)),)).fetchone() or (None,)
+    lines = (f"{oid} {publication} {membership}" for oid, publication, membership in sorted(memberships))
+    return bool(found == hashlib.md5(",".join(lines).encode(), usedforsecurity=False).hexdigest())
 
 
 def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:

@@ -145,12 +145,19 @@ SELECT c.oid::bigint, pg_relation_filenode(c.oid)::bigint, c.relnatts,
   FROM pg_class c WHERE c.oid = ANY (%s)
 """
 XML_STAMP, NAMES_STAMP = "xml ", "names "
+NAMING_TYPES = """
+'regclass'::regtype, 'regtype'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
+'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
+'regcollation'::regtype, 'aclitem'::regtype
+"""
+# Most columns have built-in base types that contain no other types and print no names: they are left out at once.
 # A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
 TYPES_QUERY = f"""
 WITH RECURSIVE used (relid, typid) AS (
-    SELECT a.attrelid, a.atttypid FROM pg_attribute a
+    SELECT a.attrelid, a.atttypid FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
      WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+       AND (t.oid >= 16384 OR t.typtype <> 'b' OR t.typcategory = 'A' OR t.oid IN ({NAMING_TYPES}))
     UNION
     SELECT u.relid, part.oid
       FROM used u {WITHIN}
@@ -164,10 +171,7 @@ SELECT u.relid::bigint, format('fields %%s %%s', t.oid,
   FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'c'
 UNION ALL
 SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
-  FROM (SELECT DISTINCT relid FROM used WHERE typid IN (
-              'regclass'::regtype, 'regtype'::regtype, 'regproc'::regtype, 'regprocedure'::regtype, 'regoper'::regtype,
-              'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype,
-              'regdictionary'::regtype, 'regcollation'::regtype, 'aclitem'::regtype)) u
+  FROM (SELECT DISTINCT relid FROM used WHERE typid IN ({NAMING_TYPES})) u
  CROSS JOIN LATERAL (
        SELECT md5(string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)) AS hash
          FROM (SELECT 1 AS kind, oid, relname AS name, relnamespace AS place FROM pg_class

@@ -8,13 +8,14 @@ all tables.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import repeat
-from typing import Any
+from itertools import groupby, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -125,14 +126,18 @@ BASE_SCHEMA = pa.schema(
 )
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
+# The number of COPYs in one message: with a message for each of many small tables, the server and the task would take
+# turns waiting for each other.
+COPIES_AT_ONCE = 50
 LOCK_NOT_AVAILABLE = b"55P03"
 SEE_LOG = "see the server's log"
 # pg_class shows the snapshot's state; to_regclass and pg_relation_filenode show the current state. Views have no file
-# node: up to version 15, an empty table can be turned into a view with the same oid.
+# node: up to version 15, an empty table can be turned into a view with the same oid. Each table's row in pg_class is
+# looked up by its index: with many tables, a scan would take longer than the copies.
 REPLACED_QUERY = """
 SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
  WHERE to_regclass(p.name) IS DISTINCT FROM p.oid::regclass OR pg_relation_filenode(p.oid::regclass) IS NULL
-    OR NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = p.oid AND c.relkind = 'r')
+    OR (SELECT c.relkind FROM pg_class c WHERE c.oid = p.oid) IS DISTINCT FROM 'r'
  LIMIT 1
 """
 
@@ -196,8 +201,9 @@ def copy_ranges(task: CopyTask) -> CopyReport:
             )
             rows = _Rows(objects)
             lock_tables(connection, task.node, task.ranges)
-            for part in task.ranges:
-                for lines in copy_lines(connection, task.node, part, copy_query(part)):
+            for first in range(0, len(task.ranges), COPIES_AT_ONCE):
+                parts = task.ranges[first : first + COPIES_AT_ONCE]
+                for part, lines in copy_in_turn(connection, task.node, [(part, copy_query(part)) for part in parts]):
                     rows.add(part.group, lines)
                     # A line may be 1 GB: release it before the next line is read.
                     del lines
@@ -298,30 +304,50 @@ def copy_lines(connection: psycopg.Connection[Any], node: Node, part: PageRange,
     Raises StoppedAtRowError if the server can't print a row, RelationLockedError if it waits too long for a lock, and
     CopyError, whose details have the server's `sqlstate`, for any other error.
     """
-    raw = connection.pgconn
-    result = raw.exec_(query.encode())
-    if result.status != libpq.ExecStatus.COPY_OUT:
-        if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
-            raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
-        raise _copy_error(node, part, result)
-    rows = 0
-    for lines in _read_lines(raw, node, part):
-        rows += len(lines)
+    for _, lines in copy_in_turn(connection, node, [(part, query)]):
         yield lines
-        # A line may be 1 GB: release it before the next line is read.
         del lines
-    try:
-        ended = next_result(raw)
-        # Read to the end, so that the session can be reused or closed properly.
-        while ended is not None and next_result(raw) is not None:
-            pass
-    except psycopg.OperationalError as error:
-        raise _stopped(node, part, str(error).encode()) from error
-    if ended is None:
+
+
+def copy_in_turn(
+    connection: psycopg.Connection[Any], node: Node, copies: Sequence[tuple[PageRange, str]]
+) -> Iterator[tuple[PageRange, BytesColumn]]:
+    """Send several COPYs, each with the range that it reads, in one message; yield their lines as copy_lines does.
+
+    Raises the errors of copy_lines, about the range of the COPY that stopped; those that follow it are not executed.
+    """
+    raw = connection.pgconn
+    result: PGresult | None = raw.exec_("; ".join(query for _, query in copies).encode())
+    for part, _ in copies:
+        _check_copying(node, part, raw, result)
+        rows = 0
+        for lines in _read_lines(raw, node, part):
+            rows += len(lines)
+            yield part, lines
+            # A line may be 1 GB: release it before the next line is read.
+            del lines
+        try:
+            ended = next_result(raw)
+            # After the last COPY or an error, this reads to the end, so that the session can be reused or closed.
+            result = next_result(raw) if ended is not None else None
+        except psycopg.OperationalError as error:
+            raise _stopped(node, part, str(error).encode()) from error
+        if ended is None:
+            raise _stopped(node, part, raw.error_message)
+        if ended.status != libpq.ExecStatus.COMMAND_OK:
+            # The server has sent all rows that it printed before the error.
+            raise _copy_error(node, part, ended, rows)
+
+
+def _check_copying(node: Node, part: PageRange, raw: Any, result: PGresult | None) -> None:
+    """Raise the server's error unless the result says that the range's COPY has begun."""
+    if result is None:
         raise _stopped(node, part, raw.error_message)
-    if ended.status != libpq.ExecStatus.COMMAND_OK:
-        # The server has sent all rows that it printed before the error.
-        raise _copy_error(node, part, ended, rows)
+    if result.status == libpq.ExecStatus.COPY_OUT:
+        return
+    if result.error_field(libpq.DiagnosticField.SQLSTATE) == LOCK_NOT_AVAILABLE:
+        raise locked_error(node, f"copying {part.group.name}", [qualify(part.group)])
+    raise _copy_error(node, part, result)
 
 
 def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
@@ -383,10 +409,39 @@ def _stopped(node: Node, part: PageRange, message: bytes, sqlstate: str = "") ->
 
 def base_table(group: Group, lines: BytesColumn) -> pa.Table:
     """Convert COPY lines to BASE_SCHEMA rows."""
-    keys = keys_of(lines, group.key_width, len(group.columns))
-    partitions = partition_of(lines if group.is_multiset else keys, group.partitions)
-    numbers = np.full(len(lines), group.number, np.int32)
+    return _base_rows(np.full(len(lines), group.number, np.int32), _Shape.of(group), lines)
+
+
+class _Shape(NamedTuple):
+    """How lines of a group are split and divided: lines of groups with the same shape are converted together."""
+
+    key_width: int
+    width: int
+    partitions: int
+
+    @classmethod
+    def of(cls, group: Group) -> _Shape:
+        return cls(group.key_width, len(group.columns), group.partitions)
+
+
+def _base_rows(numbers: npt.NDArray[np.int32], shape: _Shape, lines: BytesColumn) -> pa.Table:
+    """Convert COPY lines of groups with the same shape to BASE_SCHEMA rows; `numbers` has the group of each line."""
+    keys = keys_of(lines, shape.key_width, shape.width)
+    partitions = partition_of(keys if shape.key_width else lines, shape.partitions)
     return pa.table([to_arrow(numbers), to_arrow(partitions), keys.to_arrow(), lines.to_arrow()], schema=BASE_SCHEMA)
+
+
+def _base_tables(waiting: Iterable[tuple[Group, BytesColumn]]) -> Iterator[pa.Table]:
+    """Convert the lines of several groups, in order. Separate calls for each of many small tables would take longer."""
+    for shape, run in groupby(waiting, key=lambda one: _Shape.of(one[0])):
+        groups, columns = zip(*run, strict=True)
+        if len(groups) == 1:
+            yield base_table(groups[0], columns[0])
+            continue
+        numbers = np.repeat(np.array([group.number for group in groups], np.int32), [len(column) for column in columns])
+        lengths = np.concatenate([column.lengths for column in columns])
+        lines = BytesColumn(np.concatenate([column.data for column in columns]), offsets_of(lengths))
+        yield _base_rows(numbers, shape, lines)
 
 
 @dataclass(slots=True)
@@ -398,14 +453,14 @@ class _Rows:
     """
 
     objects: ObjectWriter
-    waiting: list[pa.Table] = field(default_factory=list)
+    waiting: list[tuple[Group, BytesColumn]] = field(default_factory=list)
     waiting_rows: int = 0
     waiting_bytes: int = 0
 
     def add(self, group: Group, lines: BytesColumn) -> None:
         if self.waiting_rows + len(lines) > CHUNK_ROWS or self.waiting_bytes + len(lines.data) > CHUNK_BYTES:
             self._write_waiting()
-        self.waiting.append(base_table(group, lines))
+        self.waiting.append((group, lines))
         self.waiting_rows += len(lines)
         self.waiting_bytes += len(lines.data)
         self.objects.count(group.number, len(lines), len(lines.data))
@@ -416,8 +471,8 @@ class _Rows:
 
     def _write_waiting(self) -> None:
         if self.waiting:
-            self.objects.write(pa.concat_tables(self.waiting))
-            self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
+            waiting, self.waiting, self.waiting_rows, self.waiting_bytes = self.waiting, [], 0, 0
+            self.objects.write(pa.concat_tables(_base_tables(waiting)))
 
     def close(self) -> None:
         self._write_waiting()

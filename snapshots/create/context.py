@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from msgspec import UNSET, structs
@@ -155,7 +155,10 @@ class ChainState:
 
 
 def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
-    """Return the state of a chain that continues under `rules`; `known` are the tables at its last commit."""
+    """Return the state of a chain that continues under `rules`.
+
+    `known` are the tables at its last commit, and `seen` the primaries' tables, which were just read.
+    """
     return ChainState(
         chain.full.operation,
         TableSelection(chain.full.fleet_id, rules),
@@ -179,7 +182,7 @@ def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
 
 def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
     """Return the chain's next commit with its counts; raise ManifestError if its parts are inconsistent."""
-    last = replace(chain, increments=(*chain.increments, commit))
+    last = chain.followed_by(commit)
     counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
     commit = structs.replace(commit, counts=counts | {"ignored": ignored})
     # A commit that no command would accept must not be stored.

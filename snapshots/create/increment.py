@@ -70,8 +70,8 @@ from cutline.snapshots.records.proven_chains import (
     check_not_pruned,
     cut_time,
     free_turn,
-    read_as_committed,
     read_continued,
+    read_continued_full,
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.amount import Amount
@@ -208,7 +208,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    chain = read_as_committed(store, request.name, 0)
+    chain = Chain(read_continued_full(store, request.name))
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
     nodes = check_fleet_file(fleet, chain)

@@ -56,7 +56,7 @@ def new_forms(plan: ShardPlan, before: Iterable[TableBefore]) -> list[NewForms]:
     found: list[NewForms] = []
     for was in before:
         now = states.get(was.oid)
-        if now is None or was.state is None or was.oid in copied:
+        if now is None or was.state is None or was.oid in copied or now.types == was.state.types:
             continue
         if new := now.printed - was.state.printed:
             group = changed.get(was.oid, was.group)

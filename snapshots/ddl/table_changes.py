@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -34,6 +35,7 @@ from cutline.nodes.publications import (
     check_admissible,
     check_published,
     ensure_publications,
+    have_same_members,
 )
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from cutline.nodes.sessions import Sessions, in_parallel
@@ -260,7 +262,7 @@ class TableSelection:
     rules: GroupRules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnownTables:
     """The tables at the last commit, by shard; `highest` is the highest group number ever used."""
 
@@ -269,10 +271,17 @@ class KnownTables:
     fingerprints: Mapping[str, str]
     highest: int
 
-    def before(self, shard: str) -> list[TableBefore]:
+    def before(self, shard: str) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison."""
-        states = self.states[shard]
-        return [TableBefore(states[group.name].oid, group, states[group.name]) for group in self.groups[shard]]
+        return self._before[shard]
+
+    @cached_property
+    def _before(self) -> Mapping[str, tuple[TableBefore, ...]]:
+        found: dict[str, tuple[TableBefore, ...]] = {}
+        for shard, groups in self.groups.items():
+            pairs = ((group, self.states[shard][group.name]) for group in groups)
+            found[shard] = tuple(TableBefore(state.oid, group, state) for group, state in pairs)
+        return found
 
 
 def known_tables(chain: Chain) -> KnownTables:
@@ -393,8 +402,8 @@ def _read_primaries(
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read_node, primaries), strict=True))
     check_admissible({node: node_tables.tables for node, node_tables in found.items()})
-    if all(node_tables.as_committed for node_tables in found.values()):
-        # All of them have numbers.
+    if all(all(table.group.number for table in node_tables.tables) for node_tables in found.values()):
+        # All of them were numbered together before.
         return found
     numbered = number_groups({node: list(node_tables.tables) for node, node_tables in found.items()}, PARTITION_ROWS)
     return {node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in found.items()}
@@ -521,10 +530,14 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
     """Describe a change since the node's tables were read as `was`; return "" if nothing changed.
 
-    The fingerprint does not cover Cutline's publications, so these are compared separately.
+    The fingerprint does not cover Cutline's publications, so these are compared separately. They may have other
+    members, such as tables that fleet.toml has excluded since.
     """
     if read_fingerprint(connection) != was.fingerprint:
         return f"node {node}: its catalogs changed"
+    members = ((state.oid, state.publication, state.membership) for state in was.states.values() if state.membership)
+    if have_same_members(connection, fleet_id, members):
+        return ""
     groups = [table.group for table in was.tables]
     published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
     for name, state in was.states.items():

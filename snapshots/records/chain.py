@@ -43,6 +43,8 @@ from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
+# The cached values of a Chain that change only with the definitions of tables.
+TABLES = ("_groups", "_tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,14 @@ class Chain:
     def commits(self) -> tuple[Commit, ...]:
         """The commits of the full snapshot and the increments, in order."""
         return (self.full, *self.increments)
+
+    def followed_by(self, increment: Increment) -> Chain:
+        """Return the chain with its next increment."""
+        chain = replace(self, increments=(*self.increments, increment))
+        if increment.definition_changes is None:
+            # The tables are the same: thousands of them need not be sorted and looked up again.
+            chain.__dict__.update({name: self.__dict__[name] for name in TABLES if name in self.__dict__})
+        return chain
 
     @property
     def last(self) -> Commit:
@@ -240,9 +250,16 @@ class Chain:
     def groups(self, node: str) -> tuple[Group, ...]:
         """Return the node's groups at the last commit, ordered by name."""
         shard = self.shard_of(node)
-        ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
-        groups = [group for number, group in self.definitions(node).items() if number not in ended]
-        return tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
+        if shard not in self._groups:
+            ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
+            groups = [group for number, group in self.definitions(node).items() if number not in ended]
+            self._groups[shard] = tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
+        return self._groups[shard]
+
+    @cached_property
+    def _groups(self) -> dict[str, tuple[Group, ...]]:
+        """The results of `groups` by shard, as far as they were needed."""
+        return {}
 
     def successions(self, node: str) -> dict[int, int]:
         """Return each continued definition's number, keyed by the number of the definition that continues it."""
@@ -270,11 +287,19 @@ class Chain:
         }
         return {number: at for number, at in positions.items() if number not in successions}
 
-    def tables(self, shard: str) -> dict[str, TableState]:
+    def tables(self, shard: str) -> Mapping[str, TableState]:
         """Return the states of the shard's tables at the last commit, keyed by name."""
-        lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
-        states = {state.table: state for tables in lists for state in tables.get(shard, ())}
-        return {group.name: states[group.name] for group in self.groups(shard) if group.name in states}
+        if shard not in self._tables:
+            lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
+            states = {state.table: state for tables in lists for state in tables.get(shard, ())}
+            names = (group.name for group in self.groups(shard))
+            self._tables[shard] = {name: states[name] for name in names if name in states}
+        return self._tables[shard]
+
+    @cached_property
+    def _tables(self) -> dict[str, Mapping[str, TableState]]:
+        """The results of `tables` by shard, as far as they were needed."""
+        return {}
 
     def roles(self, shard: str) -> tuple[str, ...]:
         """Return the roles that the shard's DDL names at the last commit."""

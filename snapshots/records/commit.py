@@ -22,7 +22,7 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json
 from cutline.nodes.baseline import NodeIdentity
-from cutline.nodes.groups import Group
+from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOut, mark_large_objects
 from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.documents import shortened
@@ -471,6 +471,42 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     def object_lists(self) -> tuple[ObjectList, ...]:
         """The lists of additional objects, including those for tables that DDL changed before the cut."""
         return (*self.lists, *super().object_lists)
+
+
+class GroupInParts(Record, frozen=True):
+    """A group whose columns are not decoded yet."""
+
+    number: Count
+    schema: str
+    table: str
+    identity: str
+    key_width: Count
+    columns: msgspec.Raw
+    partitions: Count = 1
+
+
+class FullInParts(FullSnapshot, frozen=True, kw_only=True, tag=FULL_FORMAT):
+    """A full snapshot's commit as it is read: columns are decoded once for all groups that have the same columns.
+
+    In a database with a schema for each tenant, thousands of tables have the same few lists of columns. Decoding each
+    of them would take most of the time and memory for reading the commit.
+    """
+
+    groups: dict[str, tuple[GroupInParts, ...]]  # type: ignore[assignment]  # `joined` returns the declared type
+
+    def joined(self) -> FullSnapshot:
+        """Return the commit; groups with the same columns share them. Raises msgspec.ValidationError."""
+        decoded: dict[bytes, tuple[Column, ...]] = {}
+
+        def group_of(part: GroupInParts) -> Group:
+            text = bytes(part.columns)
+            if (columns := decoded.get(text)) is None:
+                columns = decoded[text] = from_json(text, tuple[Column, ...])
+            return Group(part.number, part.schema, part.table, part.identity, part.key_width, columns, part.partitions)
+
+        fields = {name: getattr(self, name) for name in FullSnapshot.__struct_fields__}
+        fields["groups"] = {shard: tuple(map(group_of, parts)) for shard, parts in self.groups.items()}
+        return FullSnapshot(**fields)
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):

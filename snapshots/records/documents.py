@@ -144,6 +144,15 @@ class StoredOtherwise(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadInParts(Protocol):
+    """A document of which `from_json` leaves parts undecoded."""
+
+    def joined(self) -> Record:
+        """Decode the parts and return the document; raise msgspec.ValidationError if a part is invalid."""
+        ...
+
+
 class ManifestError(RefusedError):
     """A document in the store is damaged, misplaced, or in an unknown format."""
 
@@ -242,14 +251,21 @@ def _damaged_error(key: str, problem: str, hint: str = "") -> ManifestError:
     return ManifestError(f"object {key} {problem}", hint=hint or remedy, details={"object": key})
 
 
-def parse_document(key: str, content: bytes, kind: Any) -> Any:
-    """Parse the document in `content`; raise ManifestError unless its kind is `kind`."""
+def parse_document(key: str, content: bytes, kind: Any, *, is_proven: bool = False) -> Any:
+    """Parse the document in `content`; raise ManifestError unless its kind is `kind`.
+
+    `is_proven`: another document names exactly these bytes by their digest, and the operation that wrote it has parsed
+    them. The values are still checked against their types, but not again that the document has the canonical form.
+    """
     with checking(key):
-        from_json(content, _Tag)
+        if not is_proven:
+            from_json(content, _Tag)
         document = from_json(content, kind)
+        if isinstance(document, ReadInParts):
+            document = document.joined()
         # Everything that Cutline writes has the canonical form, in which no key occurs twice. Otherwise each object is
         # examined, which takes ten times as long, and for a malformed document thirty times its size in memory.
-        if to_json(document) != content or not _is_text_short(content):
+        if not is_proven and (to_json(document) != content or not _is_text_short(content)):
             _check_keys(content)
         return document.for_use() if isinstance(document, StoredOtherwise) else document
 

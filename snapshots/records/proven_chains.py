@@ -28,7 +28,7 @@ from msgspec import structs
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Time
 from cutline.nodes.baseline import NodeIdentity
-from cutline.nodes.groups import Group
+from cutline.nodes.groups import Column, Group
 from cutline.nodes.table_state import XML_STAMP, TableState
 from cutline.snapshots.records.chain import Chain, first_summarized, summary_of
 from cutline.snapshots.records.commit import (
@@ -42,6 +42,7 @@ from cutline.snapshots.records.commit import (
     CommitSummary,
     CutRecord,
     DefinitionChanges,
+    FullInParts,
     FullSnapshot,
     Increment,
     NamedObject,
@@ -84,8 +85,13 @@ def check_groups(where: str, groups: Iterable[Group]) -> None:
     """Raise ValueError unless every definition is valid and no two definitions have the same number."""
     groups = list(groups)
     check_distinct(where, "number", [group.number for group in groups])
+    checked = set[int]()
     for group in groups:
         _check_group(f"{where}, group {group.number}", group)
+        # Thousands of groups share their columns (commit.FullInParts).
+        if id(group.columns) not in checked:
+            _check_columns(f"{where}, group {group.number}", group.columns)
+            checked.add(id(group.columns))
 
 
 def _check_group(where: str, group: Group) -> None:
@@ -96,6 +102,9 @@ def _check_group(where: str, group: Group) -> None:
         raise ValueError(f"{where}: identity and key_width don't match")
     if not 1 <= group.partitions <= PARTITIONS_MAX or group.partitions & (group.partitions - 1):
         raise ValueError(f"{where}: partitions is not a power of two up to {PARTITIONS_MAX}")
+
+
+def _check_columns(where: str, columns: tuple[Column, ...]) -> None:
     check_distinct(where, "column name", [column.name for column in columns])
     if sorted(column.position for column in columns) != list(range(len(columns))):
         raise ValueError(f"{where}: the positions of its columns are not 0 to {len(columns) - 1}")
@@ -522,7 +531,7 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         if increment.definition_changes:
             check_definitions(chain, increment.definition_changes, increment.absent)
             check_copied(chain.full, increment)
-            _check_at_commit(chain, replace(chain, increments=(*chain.increments, increment)))
+            _check_at_commit(chain, chain.followed_by(increment))
         else:
             # The tables are the ones in the previous commit.
             counts = definition_counts(chain)["groups"] if groups is None else groups
@@ -745,13 +754,16 @@ def commit_key(name: str, increment: int, turn: int = 1) -> str:
     return f"snapshots/{name}/increments/{increment:016d}{suffix}"
 
 
-def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Find the commit, or the free turn after its voids; raise ManifestError if a turn can't be read."""
+def find_place(store: ObjectStore, name: str, increment: int, named: str = "") -> CommitPlace:
+    """Find the commit, or the free turn after its voids; raise ManifestError if a turn can't be read.
+
+    `named` is as in read_turn.
+    """
     turn = 1
     while True:
         key = commit_key(name, increment, turn)
         try:
-            turn_document = read_turn(store, key)
+            turn_document = read_turn(store, key, named)
         except ObjectMissingError:
             return CommitPlace(key, turn, None)
         if not isinstance(turn_document, Void):
@@ -763,14 +775,20 @@ def find_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
         turn += 1
 
 
-def read_turn(store: ObjectStore, key: str) -> Commit | Void:
-    """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError."""
+def read_turn(store: ObjectStore, key: str, named: str = "") -> Commit | Void:
+    """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError.
+
+    `named` is the digest by which a later commit names the commit, if such a commit was read. The operation that wrote
+    the later commit has proven these bytes, so their canonical form and rules need no second proof; their digest does.
+    """
     content, digest = unseal(key, read_body(store, key))
-    found: Commit | Void = parse_document(key, content, FullSnapshot | Increment | Void)
+    is_proven = digest == named
+    found: Commit | Void = parse_document(key, content, FullInParts | Increment | Void, is_proven=is_proven)
     if isinstance(found, Void):
         return found
-    with checking(key):
-        check_commit(found)
+    if not is_proven:
+        with checking(key):
+            check_commit(found)
     return structs.replace(found, digest=digest)
 
 
@@ -802,9 +820,9 @@ def point_label(increment: int) -> str:
     return f"increment {increment}" if increment else "the full snapshot"
 
 
-def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
-    """Read one commit; raise SnapshotMissingError or ManifestError."""
-    place = read_place(store, name, increment)
+def read_commit(store: ObjectStore, name: str, increment: int, named: str = "") -> Commit:
+    """Read one commit; raise SnapshotMissingError or ManifestError. `named` is as in read_turn."""
+    place = read_place(store, name, increment, named)
     if place.commit is None:
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
@@ -815,21 +833,24 @@ def read_commit(store: ObjectStore, name: str, increment: int) -> Commit:
     return commit_at(place, name, increment)
 
 
-def read_full(store: ObjectStore, name: str) -> FullSnapshot:
-    """Read the commit of a full snapshot; raise SnapshotMissingError or ManifestError."""
-    commit = read_commit(store, name, 0)
+def read_full(store: ObjectStore, name: str, named: str = "") -> FullSnapshot:
+    """Read the commit of a full snapshot; raise SnapshotMissingError or ManifestError. `named` is as in read_turn."""
+    commit = read_commit(store, name, 0, named)
     if not isinstance(commit, FullSnapshot):
         raise RuntimeError("check_commit lets only a full snapshot have number 0")
     return commit
 
 
-def read_place(store: ObjectStore, name: str, increment: int) -> CommitPlace:
-    """Find the commit; raise SnapshotMissingError if it is missing but a listing shows it or a later commit."""
-    place = find_place(store, name, increment)
+def read_place(store: ObjectStore, name: str, increment: int, named: str = "") -> CommitPlace:
+    """Find the commit; raise SnapshotMissingError if it is missing but a listing shows it or a later commit.
+
+    `named` is as in read_turn.
+    """
+    place = find_place(store, name, increment, named)
     # List again, even after a listing that did not show it, because a listing may be out of date.
     if place.commit is None and increment_numbers(store, name, increment):
         # The commit may have been stored between the first read and the listing.
-        place = find_place(store, name, increment)
+        place = find_place(store, name, increment, named)
         if place.commit is None:
             raise _missing_error(store, name, increment)
     return place
@@ -1051,7 +1072,7 @@ def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iter
         _check_linked(chain.full, chain.last, commit, place.key)
         check_fits(chain, commit, place.key, groups)
         commit = _sharing(chain, commit)
-        chain = replace(chain, increments=(*chain.increments, commit))
+        chain = chain.followed_by(commit)
         groups = definition_counts(chain)["groups"] if commit.definition_changes else groups
         yield commit
 
@@ -1087,18 +1108,36 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     return with_repairs(store, Chain(full) if is_known_only_full(store, name) else _read_newest_part(store, full))
 
 
+def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
+    """Read the commit of the full snapshot of a chain that is to be continued, without repairs.
+
+    If the newest increment names the commit by its digest, its rules and canonical form are not proven again
+    (read_turn): with thousands of tables, that takes longer than all other checks. Raises the errors of read_full and
+    check_not_deleted.
+    """
+    check_not_deleted(store, check_name(name))
+    newest = None
+    # read_continued reports damage to the newest increment.
+    with suppress(ManifestError):
+        newest = _find_newest(store, name)
+    return read_full(store, name, newest.history.full if newest and newest.history else "")
+
+
 def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:
     """Read the part of a chain that the next increment continues.
 
-    Pass the commit of the full snapshot as `full` if it was read before, without repairs: it never changes. Raises the
-    errors of read_newest_part and check_not_pruned.
+    Pass the commit of the full snapshot as `full` if read_continued_full has returned it: it never changes. Commits
+    that the newest increment names are not proven again, except for their digests. Raises the errors of
+    read_newest_part and check_not_pruned.
     """
     check_not_deleted(store, check_name(name))
     check_not_pruned(store, name)
-    return with_repairs(store, _read_newest_part(store, full or read_full(store, name)))
+    full = full or read_continued_full(store, name)
+    return with_repairs(store, _read_newest_part(store, full, is_continued=True))
 
 
-def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:
+def _read_newest_part(store: ObjectStore, full: FullSnapshot, *, is_continued: bool = False) -> Chain:
+    """Read the newest part of the chain; `is_continued` is as in read_continued: named commits are not proven again."""
     name = full.snapshot
     newest = _find_newest(store, name)
     if newest is None or newest.history is None:
@@ -1107,9 +1146,10 @@ def _read_newest_part(store: ObjectStore, full: FullSnapshot) -> Chain:
         raise _foreign_error(newest, commit_key(name, newest.increment))
     _check_named(full, newest.history.full, newest)
     chain = Chain(full, is_partial=True)
-    for number, commit in _read_increments(store, name, newest.history.redefinitions).items():
-        _check_named(commit, newest.history.redefinitions[number], newest)
-        chain = _continued(chain, commit)
+    redefinitions = newest.history.redefinitions
+    for number, commit in _read_increments(store, name, redefinitions, are_proven=is_continued).items():
+        _check_named(commit, redefinitions[number], newest)
+        chain = chain.followed_by(commit) if is_continued else _continued(chain, commit)
     chain = _continued(chain, newest)
     # The next cut needs every segment beyond the last cut's position. Earlier commits may list some of them.
     reaches_back = all(
@@ -1143,15 +1183,25 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
     return commit if isinstance(commit, Increment) else None
 
 
-def _read_increments(store: ObjectStore, name: str, numbers: Iterable[int]) -> dict[int, Increment]:
+def _read_increments(
+    store: ObjectStore, name: str, digests: Mapping[int, str], *, are_proven: bool = False
+) -> dict[int, Increment]:
+    """Read the increments that a commit names by `digests`; the caller compares these.
+
+    If they `are_proven`, the operation that wrote that commit has proven them (read_turn).
+    """
+
+    def read(number: int) -> Commit:
+        return read_commit(store, name, number, digests[number] if are_proven else "")
+
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        commits = threads.map(lambda number: read_commit(store, name, number), sorted(numbers))
+        commits = threads.map(read, sorted(digests))
         return {commit.increment: commit for commit in commits if isinstance(commit, Increment)}
 
 
 def _continued(chain: Chain, commit: Increment) -> Chain:
     check_fits(chain, commit, commit_key(chain.name, commit.increment))
-    return replace(chain, increments=(*chain.increments, commit))
+    return chain.followed_by(commit)
 
 
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
@@ -1166,7 +1216,7 @@ def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...
         summaries = [*commit.history.recent, *summaries]
         if (first := summaries[0]).increment == 1:
             return tuple(summaries)
-        (before,) = _read_increments(store, chain.name, [first.increment]).values()
+        (before,) = _read_increments(store, chain.name, {first.increment: first.digest}).values()
         _check_named(before, first.digest, commit)
         commit = before
     whole = read_chain(store, chain.name, commit.increment - 1)

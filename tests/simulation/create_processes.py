@@ -40,8 +40,8 @@ from cutline.snapshots.records.proven_chains import (
     count_listed,
     free_turn,
     increment_numbers,
-    read_chain,
     read_continued,
+    read_continued_full,
 )
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
 from cutline.storage.digest import digest
@@ -132,7 +132,7 @@ def create_full(process: Process, name: str) -> None:
 def create_increment(process: Process, name: str) -> None:
     """`snapshot create NAME --incremental`."""
     store = process.store
-    full = read_chain(store, name, 0).full
+    full = read_continued_full(store, name)
     check_not_pruned(store, name)
     with exclusive(process) as lock:
         settle_operations(store, FLEET, process)

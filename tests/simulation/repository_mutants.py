@@ -190,9 +190,9 @@ def listing_counts() -> AbstractContextManager[object]:
     """Rely on the listing for increments instead of reading them by key."""
     real = proven_chains.find_place
 
-    def broken(store: ObjectStore, name: str, increment: int) -> proven_chains.CommitPlace:
+    def broken(store: ObjectStore, name: str, increment: int, named: str = "") -> proven_chains.CommitPlace:
         is_listed = not increment or increment in proven_chains.listed_numbers(store, name)
-        return real(store, name, increment) if is_listed else proven_chains.CommitPlace("", 1, None)
+        return real(store, name, increment, named) if is_listed else proven_chains.CommitPlace("", 1, None)
 
     return patch.multiple(proven_chains, read_place=broken, find_place=broken)
 

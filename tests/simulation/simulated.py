@@ -21,7 +21,7 @@ from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.store_processes import Process
 
 _unsealed: dict[bytes, tuple[bytes, str]] = {}
-_parsed: dict[tuple[bytes, Any], Any] = {}
+_parsed: dict[tuple[bytes, Any, bool], Any] = {}
 _checked: dict[int, Commit] = {}
 CACHED_MAX = 2000
 
@@ -35,13 +35,13 @@ def unseal_once(key: str, body: bytes) -> tuple[bytes, str]:
     return _unsealed[body]
 
 
-def parse_once(key: str, content: bytes, kind: Any) -> Any:
+def parse_once(key: str, content: bytes, kind: Any, *, is_proven: bool = False) -> Any:
     """Parse the same bytes once, as the value is immutable (`documents.parse_document`)."""
-    known = (content, kind)
+    known = (content, kind, is_proven)
     if known not in _parsed:
         if len(_parsed) > CACHED_MAX:
             _parsed.clear()
-        _parsed[known] = _REAL_PARSE(key, content, kind)
+        _parsed[known] = _REAL_PARSE(key, content, kind, is_proven=is_proven)
     return _parsed[known]
 
 

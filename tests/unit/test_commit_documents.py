@@ -26,6 +26,7 @@ from cutline.snapshots.records.commit import (
     Commit,
     CutRecord,
     DefinitionChanges,
+    FullInParts,
     FullSnapshot,
     Increment,
     Previous,
@@ -172,7 +173,7 @@ COMMITS = commits()
 def read_back(body: bytes) -> Commit | Void:
     """The commit as its types read it: drawn parts do not fit each other as those of a create do."""
     content, digest = unseal("the/key", body)
-    found: Commit | Void = parse_document("the/key", content, FullSnapshot | Increment | Void)
+    found: Commit | Void = parse_document("the/key", content, FullInParts | Increment | Void)
     return found if isinstance(found, Void) else structs.replace(found, digest=digest)
 
 

@@ -1,0 +1,216 @@
+"""A chain is continued without proving the commits that its newest increment names, but only after exactly those."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec import structs
+
+from cutline.nodes.groups import Column, Group
+from cutline.snapshots.operations.committing import put_commit
+from cutline.snapshots.records import proven_chains
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnapshot, Increment, Previous
+from cutline.snapshots.records.documents import ManifestError, content_of, seal, unseal
+from cutline.snapshots.records.proven_chains import (
+    commit_key,
+    read_chain,
+    read_commit,
+    read_continued,
+    read_continued_full,
+    read_newest_part,
+)
+from cutline.storage.digest import digest
+from cutline.storage.memory import InMemoryStore
+from tests.unit.made_commits import commit, counted, memory
+from tests.unit.test_newest import store_chain
+
+NAME = "daily"
+FULL = commit_key(NAME, 0)
+COLUMNS = (Column("id", "bigint", 20, -1, 0, 1), Column("note", "text", 25, -1, 1, 2))
+
+
+def tables(count: int) -> tuple[Group, ...]:
+    """Tables with equal columns, each of which has its own objects for them."""
+    return tuple(
+        Group(number, "public", f"table_{number:03}", "default", 1, tuple(map(structs.replace, COLUMNS)))
+        for number in range(1, count + 1)
+    )
+
+
+def put_full(store: InMemoryStore, full: FullSnapshot) -> None:
+    store.delete(FULL)
+    store.create(FULL, seal(full))
+
+
+def full_of(store: InMemoryStore) -> FullSnapshot:
+    full = read_commit(store, NAME, 0)
+    assert isinstance(full, FullSnapshot)
+    return full
+
+
+def broken(full: FullSnapshot) -> FullSnapshot:
+    """A commit with a valid digest that contradicts itself: its only group twice has the same number."""
+    return structs.replace(full, groups={"a": (*tables(1), *tables(1))})
+
+
+def put_newest_naming(store: InMemoryStore, full: FullSnapshot) -> None:
+    """Replace increment 1, the newest, by one that names this full snapshot's commit."""
+    newest, named = read_commit(store, NAME, 1), unseal("", seal(full))[1]
+    assert isinstance(newest, Increment)
+    assert newest.history is not None
+    assert newest.previous is not None
+    changed = structs.replace(
+        newest,
+        history=structs.replace(newest.history, full=named),
+        previous=Previous(newest.previous.operation, named),
+    )
+    store.delete(commit_key(NAME, 1))
+    store.create(commit_key(NAME, 1), seal(changed))
+
+
+@pytest.fixture
+def proven(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The increments whose commits are proven, in order."""
+    found: list[int] = []
+    check = proven_chains.check_commit
+
+    def note(one: Commit) -> None:
+        found.append(one.increment)
+        check(one)
+
+    monkeypatch.setattr(proven_chains, "check_commit", note)
+    return found
+
+
+def test_only_the_newest_commit_is_proven_to_continue_a_chain(proven: list[int]) -> None:
+    store = store_chain(5, redefining=(2, 3))
+    proven.clear()
+    continued = read_continued(store, NAME, read_continued_full(store, NAME))
+    assert set(proven) == {5}
+    proven.clear()
+    newest = read_newest_part(store, NAME)
+    assert sorted(set(proven)) == [0, 2, 3, 5]
+    assert continued == newest
+    proven.clear()
+    assert read_chain(store, NAME).last == newest.last
+    assert sorted(proven) == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_an_increment_the_full_snapshot_is_proven(proven: list[int]) -> None:
+    store = store_chain(0)
+    proven.clear()
+    assert read_continued_full(store, NAME) == full_of(store)
+    assert proven[0] == 0
+    put_full(store, broken(full_of(store)))
+    with pytest.raises(ManifestError, match="twice"):
+        read_continued_full(store, NAME)
+
+
+def test_a_full_snapshot_that_the_newest_increment_does_not_name_is_proven_and_refused() -> None:
+    store = store_chain(2)
+    full = full_of(store)
+    put_full(store, broken(full))
+    with pytest.raises(ManifestError, match="twice"):
+        read_continued_full(store, NAME)
+    put_full(store, structs.replace(full, comment="another, and valid"))
+    found = read_continued_full(store, NAME)
+    assert found.comment == "another, and valid"
+    for given in (found, None):
+        with pytest.raises(ManifestError, match=r"snapshot.json is not the commit that increment 2 of daily names"):
+            read_continued(store, NAME, given)
+
+
+def test_a_changed_byte_of_a_named_commit_is_found() -> None:
+    store = store_chain(1, redefining=())
+    body = store.read_range(FULL, 0, 1 << 20)
+    store.delete(FULL)
+    store.create(FULL, body.replace(b'"seconds":1.0', b'"seconds":2.0'))
+    with pytest.raises(ManifestError, match="its contents have changed since it was written"):
+        read_continued_full(store, NAME)
+
+
+def test_another_valid_commit_of_a_changed_definition_is_refused() -> None:
+    store = store_chain(4, redefining=(2,))
+    full = read_continued_full(store, NAME)
+    changed = structs.replace(read_commit(store, NAME, 2), comment="another")
+    store.delete(commit_key(NAME, 2))
+    store.create(commit_key(NAME, 2), seal(changed))
+    with pytest.raises(ManifestError, match=r"0002\.json is not the commit that increment 4 of daily names"):
+        read_continued(store, NAME, full)
+
+
+def test_the_newest_increment_itself_is_proven() -> None:
+    store = store_chain(2)
+    newest = read_commit(store, NAME, 2)
+    wrong = structs.replace(newest, counts=newest.counts | {"changes": 7})
+    store.delete(commit_key(NAME, 2))
+    store.create(commit_key(NAME, 2), seal(wrong))
+    full = read_continued_full(store, NAME)
+    with pytest.raises(ManifestError, match=r"counts\.changes is 7"):
+        read_continued(store, NAME, full)
+
+
+def test_a_damaged_newest_increment_vouches_for_nothing(proven: list[int]) -> None:
+    store = store_chain(2)
+    store.delete(commit_key(NAME, 2))
+    store.create(commit_key(NAME, 2), b"x" * 1000)
+    proven.clear()
+    full = read_continued_full(store, NAME)
+    assert 0 in proven
+    with pytest.raises(ManifestError, match=r"0002\.json"):
+        read_continued(store, NAME, full)
+
+
+def test_commands_that_prove_a_chain_refuse_a_broken_commit_that_an_increment_names() -> None:
+    store = store_chain(1)
+    wrong = broken(full_of(store))
+    put_newest_naming(store, wrong)
+    put_full(store, wrong)
+    for read in (read_chain, read_newest_part):
+        with pytest.raises(ManifestError, match="twice"):
+            read(store, NAME)
+
+
+def test_equal_columns_are_read_once_and_shared() -> None:
+    store = memory()
+    full = structs.replace(commit(0), groups={"a": tables(3)})
+    put_commit(store, counted(full))
+    found = full_of(store)
+    assert found.groups == full.groups
+    assert len({id(group.columns) for group in found.groups["a"]}) == 1
+    assert Chain(found).groups("a") == full.groups["a"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "error"),
+    [
+        (b'"type_oid":25', b'"type_oid":"25"', "Expected `int`"),
+        (b'"type_oid":25', b'"type_oid":25,"more":1', "unknown field `more`"),
+        (b'"type_oid":25', b'"type_oid":25,"type_oid":25', "occurs twice"),
+        (b'"type":"text",', b"", "missing required field `type`"),
+        (b'"position":1', b'"position":7', "positions of its columns"),
+    ],
+)
+def test_columns_of_a_single_group_that_are_invalid_are_refused(was: bytes, now: bytes, error: str) -> None:
+    content = content_of(counted(structs.replace(commit(0), groups={"a": tables(3)})))
+    before, separator, after = content.rpartition(was)
+    assert separator
+    changed = before + now + after
+    json.loads(changed)
+    store = memory()
+    store.create(FULL, changed[:-1] + f',"digest":"{digest(changed)}"}}'.encode())
+    with pytest.raises(ManifestError, match=error):
+        read_commit(store, NAME, 0)
+
+
+def test_definitions_of_the_newest_increment_are_proven() -> None:
+    store = store_chain(1)
+    newest = read_commit(store, NAME, 1)
+    changes = DefinitionChanges(gone={"a": (9,)})
+    store.delete(commit_key(NAME, 1))
+    store.create(commit_key(NAME, 1), seal(counted(structs.replace(newest, definition_changes=changes))))
+    full = read_continued_full(store, NAME)
+    with pytest.raises(ManifestError, match="number without a definition"):
+        read_continued(store, NAME, full)

@@ -55,8 +55,8 @@ TAKE_NEW = (
 )
 
 STANDBY_BACK = (
-    "when the standby is back, the next increment continues its copy; if its copy has ended, the next full snapshot copies"
-    " it again: docs/fleet-file.md"
+    "when the standby is back, the next increment continues its copy; if its copy has ended, the next full snapshot"
+    " copies it again: docs/fleet-file.md"
 )
 ALLOW_ONE_COPY = (
     'if shards are meant to have no standby, let a check pass whose only gap that is: [check] allow = ["one-copy"] in'

@@ -132,7 +132,6 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
 
 def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
-    ends_chain = ChainEnd.NO
     if node.backup_of is None and identity.in_recovery:
         problem = f"node {node.id} is a standby, but fleet.toml lists it as a primary"
     elif node.backup_of is not None:
@@ -142,10 +141,9 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
                 f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}: both accept writes"
             )
             hint = (
-                f"make it a standby of {node.backup_of} again; or remove it from fleet.toml, or list it there as a"
-                f" primary, and then {NEW_CHAIN}"
+                "find out which of the two servers the applications use; stop the other, and make it a standby again"
+                f" (pg_rewind, pg_basebackup). If {node.id} is a server of its own now, remove it from fleet.toml"
             )
-            ends_chain = ChainEnd.PERHAPS
         elif identity.system_identifier != primary.system_identifier:
             problem = f"node {node.id} is a standby of a different primary, not of {node.backup_of}"
         elif identity.database_oid != primary.database_oid:
@@ -158,7 +156,7 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
         problem = f"node {node.id}: PostgreSQL {identity.server_version // 10000} is older than 15"
         hint = "upgrade the server, or remove the node from fleet.toml"
     if problem:
-        raise FleetTopologyError(problem, hint=hint, ends_chain=ends_chain, details={"node": node.id})
+        raise FleetTopologyError(problem, hint=hint, details={"node": node.id})
 
 
 def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node, ...]:

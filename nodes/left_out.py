@@ -87,7 +87,7 @@ WHY: Mapping[LeftOutKind, str] = {
     " increment copies it again",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby (16 and later can), so check has no copy"
     " of it",
-    LeftOutKind.ABSENT_COPY: "check has no copy of it to compare: {}",
+    LeftOutKind.ABSENT_COPY: "its copy is left out {}",
 }
 # Parts that a restore may bring back with different contents: every output warns about them.
 WARNED = frozenset(

@@ -51,7 +51,7 @@ from cutline.nodes.problems import (
     unfit_error,
 )
 from cutline.nodes.publications import publication_names, run_ddl
-from cutline.nodes.sessions import Sessions, in_parallel, let_end
+from cutline.nodes.sessions import Sessions, in_parallel, let_end, with_current_roles
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 END_SECONDS_MAX = 10.0
@@ -427,6 +427,7 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     If another operation is running, raises FleetBusyError without changing anything. Raises ReadOnlyLeftError,
     NodeUnfitError or FreezeRecordError once all other nodes accept writes again.
     """
+    fleet = with_current_roles(fleet)
     progress.step("accept writes", total=len(fleet.primaries), unit="nodes")
     with ExitStack() as stack:
         connections: dict[str, psycopg.Connection[Any]] = {}

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from cutline.fleet.config import Fleet, KnownServer, Node
-from cutline.fleet.messages import NODES_NAMED_MAX, join_some
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some
 from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
@@ -123,7 +123,14 @@ class Sessions:
         # The baseline identifies the server, so `connect` does not have to.
         connection = connect(replace(node, server=None))
         try:
-            check_baseline({node.id: self.identities[node.id]}, {node.id: identify(node, connection).identity})
+            was, now = self.identities[node.id], identify(node, connection).identity
+            if now.timeline != was.timeline:
+                raise NodeUnreachableError(
+                    f"node {node.id}: its server was promoted: its timeline was {was.timeline} and is {now.timeline}",
+                    hint="repeat the command: it continues on the promoted server if that has all WAL of the chain",
+                    details={"node": node.id},
+                )
+            check_baseline({node.id: was}, {node.id: now})
         except BaseException:
             connection.close()
             raise
@@ -239,7 +246,7 @@ def _open_as_listed(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
-        if promoted := _find_promoted(fleet, chosen, problems, found_nodes):
+        if promoted := _find_promoted(fleet, _lost_primaries(chosen, problems, found_nodes)):
             raise _RolesChangedError(promoted)
         absent: dict[str, Absence] = {}
         if away is None:
@@ -252,6 +259,11 @@ def _open_as_listed(
                 if name in connections:
                     connections.pop(name).close()
                 absent[name] = Absence(_reason(problems[name], name))
+            for node in _misdirected(fleet, chosen, found_nodes) if options.spares_standbys else ():
+                watch.leave_out(node.id)
+                found_nodes.pop(node.id)
+                connections.pop(node.id).close()
+                absent[node.id] = Absence(f"its dsn leads to the server of {node.backup_of}")
         else:
             left = _without_away(chosen, problems, away)
             for node in set(chosen) - set(left):
@@ -278,22 +290,46 @@ def _open_as_listed(
             yield Sessions(fleet, chosen, connections, identities, watch, too_old, clocks, absent)
 
 
-def _find_promoted(
-    fleet: Fleet, chosen: Sequence[Node], problems: Mapping[str, Exception], found: Mapping[str, FoundNode]
-) -> dict[str, str]:
-    """Return the standbys that have been promoted, by primary, where the primary is away or has become a standby.
+def _lost_primaries(
+    chosen: Sequence[Node], problems: Mapping[str, Exception], found: Mapping[str, FoundNode]
+) -> dict[Node, NodeIdentity | None]:
+    """Return the primaries that can't be reached, and those that are standbys now, with their identities."""
+    lost: dict[Node, NodeIdentity | None] = {}
+    for node in (node for node in chosen if node.backup_of is None):
+        if isinstance(problems.get(node.id), NodeUnreachableError):
+            lost[node] = None
+        elif node.id in found and found[node.id].identity.in_recovery:
+            lost[node] = found[node.id].identity
+    return lost
 
-    If several standbys of a primary have been promoted, none takes its place.
+
+def with_current_roles(fleet: Fleet) -> Fleet:
+    """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them."""
+    found = dict(zip(fleet.primaries, in_parallel(_identity_of, fleet.primaries), strict=True))
+    lost = {primary: known for primary, known in found.items() if known is None or known.in_recovery}
+    return _with_exchanged(fleet, _find_promoted(fleet, lost))
+
+
+def _find_promoted(fleet: Fleet, lost: Mapping[Node, NodeIdentity | None]) -> dict[str, str]:
+    """Return the standbys that have been promoted, by primary; `lost` are primaries that are away (None) or standbys.
+
+    If several standbys of a primary have been promoted, none takes its place. Raises NodeUnreachableError if a primary
+    has become a standby, and the server that could be the primary now can't be reached.
     """
     promoted: dict[str, str] = {}
-    for primary in (node for node in chosen if node.backup_of is None):
-        known = found.get(primary.id)
-        if known.identity.in_recovery if known else isinstance(problems.get(primary.id), NodeUnreachableError):
-            standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
-            answers = dict(zip(standbys, in_parallel(_identity_of, standbys), strict=True))
-            others = [standby.id for standby, answer in answers.items() if answer and not answer.in_recovery]
-            if len(others) == 1 and (known is None or _is_of(known, answers[fleet.node(others[0])])):
-                promoted[primary.id] = others[0]
+    for primary, known in lost.items():
+        standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
+        answers = dict(zip(standbys, in_parallel(_identity_of, standbys), strict=True))
+        others = [standby for standby, answer in answers.items() if answer and not answer.in_recovery]
+        if len(others) == 1 and (known is None or _is_of(known, answers[others[0]])):
+            promoted[primary.id] = others[0].id
+        elif known is not None and not others and (away := [node.id for node, answer in answers.items() if not answer]):
+            raise NodeUnreachableError(
+                f"node {primary.id}: no server of its shard accepts writes: it is a standby, and"
+                f" {list_some(away, NODES_NAMED_MAX)} can't be reached",
+                hint="start the primary, or promote a standby: the next increment continues the chain",
+                details={"node": primary.id, "nodes": away},
+            )
     return promoted
 
 
@@ -305,9 +341,9 @@ def _identity_of(standby: Node) -> NodeIdentity | None:
         return None
 
 
-def _is_of(known: FoundNode, other: NodeIdentity | None) -> bool:
+def _is_of(known: NodeIdentity, other: NodeIdentity | None) -> bool:
     """Whether both servers are copies of the same."""
-    return other is not None and other.system_identifier == known.identity.system_identifier
+    return other is not None and other.system_identifier == known.system_identifier
 
 
 def _with_exchanged(fleet: Fleet, promoted: Mapping[str, str]) -> Fleet:
@@ -388,6 +424,21 @@ def _spared(fleet: Fleet, nodes: Sequence[Node], problems: Mapping[str, Exceptio
         for node in nodes
         if node.id in lost and node.backup_of is not None and left[node.backup_of] >= fleet.standbys_needed(node.shard)
     )
+
+
+def _misdirected(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str, FoundNode]) -> list[Node]:
+    """Return the standbys whose dsn leads to their primary's server, as after a failover, if they are not required.
+
+    The dsn of the primary lists several hosts then, or an address that follows the primary.
+    """
+    misdirected: list[Node] = []
+    for node in nodes:
+        primary, own = found.get(node.shard), found.get(node.id)
+        if node.backup_of is None or primary is None or own is None or fleet.standbys_needed(node.shard):
+            continue
+        if (own.process, own.identity.system_identifier) == (primary.process, primary.identity.system_identifier):
+            misdirected.append(node)
+    return misdirected
 
 
 def _reason(problem: Exception, node: str) -> str:

@@ -142,7 +142,7 @@ def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[s
     Statements for roles include passwords only with `verifiers`. Raises ObjectDamagedError.
     """
     store, found = fleet.store.open(), list[dict[str, Any]]()
-    for identity in chain.nodes:
+    for identity in chain.baseline.values():
         if identity.backup_of is not None:
             continue
         of_server = read_stored_globals(store, chain, identity.node)
@@ -229,7 +229,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "schema": SCHEMA,
         **entry_document(entry),
         "fleet": chain.full.fleet_id,
-        "baseline": to_builtins(chain.nodes),
+        "baseline": to_builtins(tuple(chain.baseline.values())),
         "group_definitions": to_builtins(chain.all_groups),
         "base_positions": {node: str(position) for node, position in chain.full.base.items()},
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
@@ -279,7 +279,7 @@ def _nodes(chain: Chain) -> FittingTable:
             identity.database,
             str(chain.full.base[identity.node]),
         )
-        for identity in chain.nodes
+        for identity in chain.baseline.values()
     ]
     titles = ("node", "backup of", "PostgreSQL", "system", "timeline", "database", "base")
     return FittingTable(titles, rows, important=("node", "backup of", "database", "PostgreSQL", "system"))

@@ -54,7 +54,7 @@ WARNINGS: Mapping[LeftOutKind, str] = {
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as of the full snapshot, without the changes since",
     LeftOutKind.STANDBY_COPY: "standbys older than PostgreSQL 16 can't decode WAL: check has no copy to compare",
-    LeftOutKind.ABSENT_COPY: "standbys were left out, and check has no copy of them to compare",
+    LeftOutKind.ABSENT_COPY: "copies of standbys are left out, so check can't compare them",
     LeftOutKind.EXTENSION_ROWS: "rows of extension tables were not read: they are restored as CREATE EXTENSION"
     " creates them (--json lists the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies"
     " hide rows)",

@@ -23,12 +23,17 @@ from cutline.nodes.watch import silent_error
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.storage.errors import SnapshotError, UnreachableError
+from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
-from cutline.wal.drain.waiting import ReplayState, WaitNotes, read_replay, replay_error, report_replay
+from cutline.wal.drain.waiting import ReplayLagError, ReplayState, WaitNotes, read_replay, replay_error, report_replay
 
 POLL_SECONDS = 0.05
+# With one of these errors, the copy of a standby has ended.
+ENDING = (SlotLostError, WalDivergedError)
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
 UNLISTED = "it is no longer in fleet.toml"
+BACK = "when it is back, the next increment adds what is missing"
+ENDED = "only a new full snapshot copies it again"
 ADDED = "it was added to fleet.toml after the full snapshot; the next full snapshot copies it"
 
 
@@ -37,20 +42,18 @@ def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
     return wait_seconds if fleet.standbys_min is None else min(wait_seconds, fleet.standby_wait_seconds)
 
 
-def leave_out(
-    sessions: Sessions, node: Node, error: SnapshotError, progress: Progress, *, has_ended: bool = False
-) -> None:
+def leave_out(sessions: Sessions, node: Node, error: SnapshotError, progress: Progress) -> None:
     """Do without the standby because of `error`; raise the error if fleet.toml requires the standby."""
     if not sessions.may_leave_out(node):
         raise error
     reason = error.message.removeprefix(f"node {node.id}: ")
-    sessions.leave_out(node, Absence(reason, has_ended))
+    sessions.leave_out(node, Absence(reason, has_ended=isinstance(error, ENDING)))
     progress.note(News(f"standby {node.id} is left out: {reason}"))
 
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     """Return the standby whose failure caused `error`, if the command can do without it."""
-    if not isinstance(error, SlotLostError) and error.exit_code != UnreachableError.exit_code:
+    if not isinstance(error, ENDING) and error.exit_code != UnreachableError.exit_code:
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
@@ -82,7 +85,9 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
             with raising_unreachable(node):
                 while state := read_replay(node.id, sessions.connections[node.id], needed[node.shard]):
                     waited = time.monotonic() - began
-                    if waited > wait_seconds or _is_hopeless(state, wait_seconds):
+                    if _is_hopeless(state, wait_seconds):
+                        return ReplayLagError(state.text, hint=state.remedies, details={"node": node.id})
+                    if waited > wait_seconds:
                         return replay_error(state, f"node {node.id}", waited)
                     report_replay(notes, state, wait_seconds)
                     time.sleep(POLL_SECONDS)
@@ -126,6 +131,17 @@ def drop_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
         progress.note(f"slot {slot} could not be dropped on {', '.join(left)}; the next create will retry")
 
 
+def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progress) -> None:
+    """Note the standbys that were removed from fleet.toml since the last commit: no command reaches their slots."""
+    slot = slot_name(chain.full.operation)
+    for node, copy in absent.items():
+        if copy.reason == UNLISTED and node not in chain.absent:
+            progress.note(
+                f"{node} is no longer in fleet.toml: if its server still runs, drop the chain's slot there, for which"
+                f" it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
+            )
+
+
 def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:
     """Return the copies that the next commit of the chain leaves out, by node; `changes` are those in the commit."""
     present, found = {node.id for node in sessions.nodes}, dict[str, AbsentCopy]()
@@ -150,12 +166,11 @@ def left_out_standbys(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fle
 
     If the full snapshot was taken without standbys, they are not named.
     """
-    out = [
-        absent_copy(chain.shard_of(node), node, f"{copy.reason}; only a new full snapshot copies it again")
-        if copy.has_ended
-        else absent_copy(chain.shard_of(node), node, copy.reason)
-        for node, copy in absent.items()
-    ]
+    out = []
+    for node, copy in absent.items():
+        what_next = ENDED if copy.has_ended else BACK
+        reason = f"since increment {copy.since}: {copy.reason}; {what_next}"
+        out.append(absent_copy(chain.shard_of(node), node, reason))
     full, shards = chain.full, set(chain.full.primaries)
     never = {entry.name: entry for entry in full.left_out if entry.kind == LeftOutKind.ABSENT_COPY}
     if len(full.parts) == len(shards) and not never:

@@ -37,6 +37,8 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.store import ObjectStore
+from cutline.wal.cut.markers import Marker
+from cutline.wal.drain.lineage import KnownMarker
 from cutline.wal.drain.slots import drop_slots, slot_name
 from cutline.wal.segments.archive import Segment
 
@@ -141,7 +143,8 @@ class ChainState:
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
     `seen` holds the primaries' tables as last found: read, or taken from the last commit. `base` holds the position at
     which each node's archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the
-    last cut on each primary. `last_at` is the time of that cut.
+    last cut on each primary. `last_at` is the time of that cut. `absent` are the nodes whose copies the last commit
+    leaves out.
     """
 
     chain: str
@@ -152,6 +155,7 @@ class ChainState:
     segments: Mapping[str, tuple[Segment, ...]]
     last_cut: Mapping[str, LastCut]
     last_at: datetime | None = None
+    absent: frozenset[str] = frozenset()
 
 
 def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
@@ -167,10 +171,17 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         chain.full.base,
         {node.node: chain.newest_segments(node.node) for node in chain.nodes},
         {
-            cut.node: LastCut(cut.position, cut.undecided, cut.in_doubt, cut.last_commit_at)
+            cut.node: LastCut(
+                cut.position,
+                cut.undecided,
+                cut.in_doubt,
+                cut.last_commit_at,
+                KnownMarker(Marker(chain.full.operation, chain.last.cut.id, "finish"), cut.finish),
+            )
             for cut in chain.last.cut.nodes
         },
         cut_time(chain.last),
+        frozenset(chain.absent),
     )
 
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
@@ -42,6 +42,7 @@ from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, Na
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.wal.drain.lineage import WalDivergedError, diverged_error
 from cutline.wal.drain.slots import SlotLostError, check_slot, slot_name, slot_state
 from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
@@ -57,8 +58,8 @@ class ChainObjectMissingError(RefusedError):
     """An object that the chain needs is missing from the store."""
 
 
-class WalDivergedError(RefusedError):
-    """A node is on another timeline, which lacks WAL that the chain has of the node."""
+class CopiesLackingError(RefusedError):
+    """The chain has copies of fewer standbys than fleet.toml requires."""
 
 
 class GlobalIdRuleChangedError(RefusedError):
@@ -68,6 +69,7 @@ class GlobalIdRuleChangedError(RefusedError):
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not match the chain."""
     nodes = check_presence(chain.baseline, fleet)
+    _check_copies(fleet, chain, nodes)
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",
@@ -75,6 +77,23 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
             ends_chain=ChainEnd.PERHAPS,
         )
     return nodes
+
+
+def _check_copies(fleet: Fleet, chain: Chain, nodes: Iterable[Node]) -> None:
+    """Raise CopiesLackingError if the chain has copies of fewer standbys than required, of those that can decode."""
+    copied = {node.id for node in nodes if node.id not in chain.absent or not chain.absent[node.id].has_ended}
+    unable = {out.name for out in chain.too_old}
+    for primary in fleet.primaries:
+        standbys = [node.id for node in fleet.nodes if node.backup_of == primary.id and node.id not in unable]
+        if sum(node in copied for node in standbys) < min(fleet.standbys_needed(primary.id), len(standbys)):
+            lacking = [node for node in standbys if node not in copied]
+            raise CopiesLackingError(
+                f"snapshot {chain.name} has no copy of {list_some(lacking, NODES_NAMED_MAX)}, which [copies] require in"
+                " fleet.toml demands",
+                hint=NEW_CHAIN,
+                ends_chain=ChainEnd.PERHAPS,
+                details={"nodes": lacking},
+            )
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
@@ -148,7 +167,7 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress:
             if now.timeline != before.timeline:
                 _check_timeline(store, sessions, chain, node)
             _check_node(store, sessions.connections[node.id], chain, node)
-        except (BaselineChangedError, NodeUnfitError, SlotLostError, NodeUnreachableError) as error:
+        except (BaselineChangedError, NodeUnfitError, SlotLostError, WalDivergedError, NodeUnreachableError) as error:
             return error
         return None
 
@@ -158,30 +177,30 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress:
     # The error of a primary matters more.
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
-            has_ended = isinstance(error, (SlotLostError, WalDivergedError))
-            leave_out(sessions, node, error, progress, has_ended=has_ended)
+            leave_out(sessions, node, error, progress)
 
 
 def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
     """Raise WalDivergedError unless the node's new timeline has all WAL that the chain has of the node.
 
-    The history is that of the primary, which a standby follows. Segments that no commit lists count as well.
+    The history is that of the primary, which a standby follows. Segments that no commit lists count as well. That the
+    server has this WAL is verified when its slot is read (wal/drain/lineage.py): two servers may begin a timeline with
+    the same number.
     """
     was, now = chain.baseline[node.id].timeline, sessions.identities[node.id].timeline
-    switches = read_switches(sessions.fleet.node(node.shard), sessions.identities[node.shard].timeline)
-    ended = switches.get(was)
+    current = sessions.identities[node.shard].timeline
+    switches = read_switches(sessions.fleet.node(node.shard), current)
+    ended = switches.get(was) if now == current or now in switches else None
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.full.base[node.id]
     reached = max(listed, chain.archived_to(node.id), _archive_end(store, chain, node.id, listed))
     if ended is not None and ended >= reached:
         return
     how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
-    raise WalDivergedError(
-        f"node {node.id}: its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to"
-        f" {reached}: a failover lost transactions that the chain may contain",
-        hint=NEW_CHAIN,
-        ends_chain=ChainEnd.FOR_GOOD,
-        details={"node": node.id, "was": was, "now": now, "switch": str(ended) if ended else None, "end": str(reached)},
+    raise diverged_error(
+        node.id,
+        f"its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to {reached}",
+        {"was": was, "now": now, "switch": str(ended) if ended is not None else None, "end": str(reached)},
     )
 
 

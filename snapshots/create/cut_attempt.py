@@ -140,7 +140,12 @@ def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
 
 
 def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
-    """Return the plan for a cut of these tables, with a drain task for every node."""
+    """Return the plan for a cut of these tables, with a drain task for every node.
+
+    If the copy of a standby is continued after it was left out, no node of its shard counts as idle: the standby's slot
+    moves to the cut, and no slot may be ahead of the primary's archive, in case the standby is promoted.
+    """
+    returning = {node.shard for node in context.sessions.nodes if node.id in state.absent}
     tasks = {
         node.id: DrainTask(
             node=node,
@@ -158,7 +163,8 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             finish=ORIGIN,
             store=context.fleet.store,
             fleet_id=state.selection.fleet_id,
-            may_be_idle=bool(state.segments.get(node.id)),
+            may_be_idle=bool(state.segments.get(node.id)) and node.shard not in returning,
+            last_marker=state.last_cut[node.shard].marker,
         )
         for node in context.sessions.nodes
     }

@@ -440,9 +440,9 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
 
 
 def _find_problem(fleet: Fleet, chain: Chain) -> tuple[str, str]:
-    """Return the first node that reports a problem with the chain's slot, and the problem; ("", "") if no node does."""
+    """Return the first primary that reports a problem with the chain's slot, and the problem; ("", "") if none does."""
     slot = slot_name(chain.full.operation)
-    nodes = [node for node in fleet.nodes if node.id in chain.baseline]
+    nodes = [node for node in fleet.primaries if node.id in chain.baseline]
     query = NodesQuery(nodes, lambda _, connection: slot_state(connection, slot), ASKING_SECONDS_MAX)
     states = query.answers().found
     problems = ((node, slot_problem(slot, state)) for node, state in states.items())

@@ -34,6 +34,7 @@ from cutline.snapshots.create.absent_copies import (
     leave_out_late,
     leave_out_silent,
     left_out_standbys,
+    note_removed,
     note_servers,
     standby_wait_seconds,
     timelines_of,
@@ -78,7 +79,7 @@ from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.lags import is_for_spark, read_waiting
-from cutline.wal.drain.slots import SlotLostError, copy_slot_name, drop_slots, slot_name
+from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -107,6 +108,7 @@ def take_increment(
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     absent = absent_copies(chain, sessions, cut.definition_changes)
+    note_removed(chain, absent, progress)
     left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old + unread
     left_out += left_out_standbys(chain, absent, context.fleet)
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
@@ -165,7 +167,7 @@ def _take_cut(
             elif not isinstance(error, SnapshotError):
                 raise
             elif (node := find_spare(sessions, error)) is not None:
-                leave_out(sessions, node, error, progress, has_ended=isinstance(error, SlotLostError))
+                leave_out(sessions, node, error, progress)
             else:
                 left = _renew(context, error, left, progress)
             # A copy of tables that failed leaves its slots.
@@ -221,7 +223,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.LOCKED)
         # While the lock is held, no other command starts a create, so one listing serves all checks.
         operations = document_names(store)
-        note_restores(store, settle_operations(store, fleet, progress, operations), sessions, progress)
+        note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, chain.full)

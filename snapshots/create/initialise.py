@@ -83,7 +83,12 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
     key = fleet.encryption.read_key() if fleet.encryption else None
-    with _naming_role(fleet), open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True) as sessions:
+    with (
+        _naming_role(fleet),
+        open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True, spares_standbys=True) as sessions,
+    ):
+        for node, absence in sessions.absent.items():
+            progress.note(f"standby {node} was not checked: {absence.reason}; run init again when it is back")
         lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():

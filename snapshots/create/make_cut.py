@@ -41,6 +41,7 @@ from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
 from cutline.wal.drain.lags import drain_rounds
+from cutline.wal.drain.lineage import KnownMarker, check_markers, markers_of_events
 from cutline.wal.drain.waiting import ReplayLagError, await_standbys
 from cutline.wal.segments.archive import ArchivedSegment, Segment
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
@@ -171,13 +172,15 @@ class CutUnreachableError(UnreachableError):
 class LastCut:
     """The previous cut on a primary: its position, and the transactions that were undecided and in doubt there.
 
-    `last_commit_at` is the commit time of the newest transaction before the cut.
+    `last_commit_at` is the commit time of the newest transaction before the cut, and `marker` its finish marker, if it
+    was a cut of this chain.
     """
 
     position: Lsn
     undecided: tuple[Undecided, ...] = ()
     in_doubt: tuple[InDoubt, ...] = ()
     last_commit_at: Time | UnsetType = UNSET
+    marker: KnownMarker | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +364,10 @@ def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], stor
             [pa.Table.from_batches([], SEGMENT_SCHEMA), *(table.cast(SEGMENT_SCHEMA) for table in tables)]
         )
         check_cut_markers(node, task.node.shard, marked, events)
+        # WAL after the archive was read now, perhaps from another server than at the previous cut.
+        if before.marker is not None and task.last is not None and before.marker.position > task.last.through:
+            found = {one.marker: one.position for one in markers_of_events(events)}
+            check_markers(node, [before.marker], found)
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
                 before.position,

@@ -118,7 +118,7 @@ def plan_recovery(chain: Chain) -> tuple[NodeRecovery, ...]:
         NodeRecovery(
             cut.node,
             chain.baseline[cut.node].database,
-            # A chain never continues on a different timeline.
+            # A restore point has only one cut.
             chain.baseline[cut.node].timeline,
             cut.position,
             cut.finish,

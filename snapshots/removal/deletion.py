@@ -590,7 +590,7 @@ def hold_fleet(
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
         (check_clocks if goes_by_age else note_clocks)(sessions.clocks, progress)
-        settle_operations(store, fleet, progress)
+        settle_operations(store, sessions.fleet, progress)
         yield FleetNodes(lock, fleet_id)
 
 

@@ -667,7 +667,7 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
         ):
             return ""
         with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "gc", ""):
-            settle_operations(store, fleet, progress)
+            settle_operations(store, sessions.fleet, progress)
     except (FleetBusyError, UnreachableError, RefusedError) as error:
         # A full store can't record outcomes, but removing other garbage makes space. The search below raises an error
         # if the store can't be read.

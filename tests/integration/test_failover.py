@@ -20,10 +20,11 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError
 from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.create.continuable import WalDivergedError
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.slots import SlotLostError
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, run_command
@@ -232,3 +233,126 @@ def test_a_primary_that_crashes_after_its_wal_was_archived_is_retried(place: Cha
     place.states[1] = place.live_state()
     assert not place.check().conflicts
     place.check_restores(1)
+
+
+def become_standby(place: ChangingFleet, node: str) -> None:
+    """Start a server that was stopped as a standby that follows nobody."""
+    server = place.servers.node(node)
+    with (server.data_directory / "postgresql.auto.conf").open("a") as settings:
+        settings.write("primary_conninfo = ''\nprimary_slot_name = ''\n")
+    (server.data_directory / "standby.signal").touch()
+    place.servers.start_node(server)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet, *, clean: bool) -> None:
+    """Each of two servers begins timeline 2; what is on one of them only must not be taken for the other's."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    stop_server(place.servers.node(PRIMARY), immediate=not clean)
+    promote(place, STANDBY)
+    place.write()
+    assert place.increment().timelines == {PRIMARY: 2}
+    place.stop(STANDBY)
+    become_standby(place, PRIMARY)
+    promote(place, PRIMARY)
+    place.written = 6
+    place.write()
+    # The WAL of this server reaches beyond the end of the archive.
+    place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
+    place.write()
+    with pytest.raises(WalDivergedError, match="its WAL lacks the finish marker of cut"):
+        place.increment()
+    place.check_restores(1, 2)
+
+
+def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.increment()
+    place.stop(STANDBY)
+    become_standby(place, PRIMARY)
+    promote(place, PRIMARY)
+    place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
+    with pytest.raises(WalDivergedError):
+        place.increment()
+    place.check_restores(1, 2)
+
+
+def test_a_stray_standby_is_left_out(place: ChangingFleet) -> None:
+    """It was promoted by mistake, wrote something, and was made a standby again."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    become_standby(place, STANDBY)
+    place.execute(
+        STANDBY,
+        "SELECT pg_promote(true, 60)",
+        "INSERT INTO seen VALUES (5000, 'stray')",
+        "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()",
+        "CHECKPOINT",
+    )
+    stop_server(place.servers.node(STANDBY))
+    become_standby(place, STANDBY)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    assert not place.check().conflicts
+    place.check_restores(2)
+
+
+def test_a_standby_that_has_caught_up_with_an_idle_primary_may_take_its_place(place: ChangingFleet) -> None:
+    place.write()
+    place.increment()
+    place.stop(STANDBY)
+    place.write()
+    place.increment()
+    place.start(STANDBY)
+    place.increment()
+    place.increment()
+    place.await_replay(STANDBY)
+    stop_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
+def test_a_standby_whose_dsn_leads_to_the_promoted_server_is_left_out(place: ChangingFleet) -> None:
+    hosts = ",".join(str(place.servers.node(node).socket_folder) for node in (PRIMARY, STANDBY))
+    dsn = make_conninfo(place.fleet.node(PRIMARY).dsn, host=hosts, port="5432,5432", target_session_attrs="primary")
+    nodes = tuple(replace(node, dsn=dsn) if node.id == PRIMARY else node for node in place.fleet.nodes)
+    of_hosts = Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+    place.write()
+    place.await_replay(STANDBY)
+    of_hosts.increment("chain")
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    commit = of_hosts.increment("chain")
+    assert "leads to the server of s1" in commit.absent[STANDBY].reason
+    place.states[2] = place.live_state()
+    place.check_restores(2)
+
+
+def test_a_frozen_fleet_resumes_on_the_promoted_server(place: ChangingFleet) -> None:
+    place.write()
+    create_increment(place.fleet, CreateRequest("chain", terminal=True), place.runs.spark, Silent())
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        place.execute(STANDBY, "DELETE FROM seen WHERE false")
+    resume_fleet(place.fleet, Silent())
+    place.write()
+    assert not place.increment().terminal
+    place.check_restores(2)

@@ -106,7 +106,7 @@ def test_standbys_may_be_added_and_removed() -> None:
 
 
 @pytest.mark.parametrize(("other", "message", "hint"), [
-    ({"in_recovery": False}, "node a-b1 is not a standby, but fleet.toml says backup_of = a", NEW_CHAIN),
+    ({"in_recovery": False}, "node a-b1 is not a standby, but fleet.toml says backup_of = a", "stop the other"),
     ({"system_identifier": "9"}, "node a-b1 is a standby of a different primary, not of a", "fleet.toml"),
     ({"database_oid": 6}, "node a-b1: its database shop is not a copy of a's", "caught up"),
     ({"server_version": 140013}, "node a-b1: PostgreSQL 14 is older than 15", "upgrade"),

@@ -30,9 +30,11 @@ from cutline.nodes.connections import connect, unreachable_error
 from cutline.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of
 from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
+from cutline.wal.drain.lineage import check_markers, markers_of_events, markers_of_messages
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
 from cutline.wal.drain.peek import SlotInUseError, peek, reads_with_psycopg, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
@@ -48,7 +50,7 @@ from cutline.wal.segments.archive import (
     check_contiguous,
 )
 from cutline.wal.segments.own_store import check_own_store
-from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, create_segment, list_unlisted
+from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, create_segment, list_unlisted, read_events
 
 FIRST_CHUNK_MESSAGES = 200_000
 CHUNK_MESSAGES_MIN, CHUNK_MESSAGES_MAX = 10_000, 1_000_000
@@ -60,6 +62,8 @@ LARGE_BYTES = SEGMENT_BYTES_MAX + AHEAD_BYTES
 # Small enough that even a large idle fleet is drained without Spark (wal/drain/lags.py). A WAL file is four times as
 # large, so the server retains barely more for a slot that is not advanced.
 IDLE_BYTES_MAX = 4 << 20
+# More than any range of WAL has.
+PEEKED_MESSAGES_MAX = (1 << 31) - 1
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
 
@@ -157,8 +161,25 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         if task.node.backup_of is not None:
             check_replayed(connection, task.node, task.finish)
         if state.confirmed < archive.through:
+            _check_lineage(task, archive, state.confirmed)
             _advance(connection, task, archive)
         _fill(connection, task, archive)
+
+
+def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
+    """Raise WalDivergedError unless the WAL from `begin` to the end of the archive has the chain's markers."""
+    known = [task.last_marker] if task.last_marker else []
+    for segment in archive.segments:
+        known += markers_of_events(read_events(archive.store, segment.segment))
+    expected = [one for one in known if begin < one.position <= archive.through]
+    if not expected:
+        return
+    # The publication of the append-only tables: it has the fewest rows, and the server sends markers in any case.
+    publications, chosen = task.publications[-1:], reads_with_psycopg(archive.through - begin, len(task.definitions))
+    found: dict[Marker, Lsn] = {}
+    for messages in peek(task.node, task.slot, publications, archive.through, PEEKED_MESSAGES_MAX, with_psycopg=chosen):
+        found |= {one.marker: one.position for one in markers_of_messages(messages)}
+    check_markers(task.node.id, expected, found)
 
 
 def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:

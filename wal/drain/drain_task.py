@@ -10,6 +10,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.storage.errors import BusyError, ErrorReport
 from cutline.storage.location import StoreLocation
+from cutline.wal.drain.lineage import KnownMarker
 from cutline.wal.segments.archive import ArchivedSegment, Definition, Segment
 
 
@@ -26,7 +27,8 @@ class DrainTask:
     `unlisted_numbers` are the group numbers of definitions that no commit lists yet. `planned` is the number of the
     last segment that existed when the task was planned: later segments must have been written under the same
     definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known. If
-    `may_be_idle`, nothing is stored for a node whose WAL since `last` contains only markers.
+    `may_be_idle`, nothing is stored for a node whose WAL since `last` contains only markers. `last_marker` is the
+    finish marker of the chain's last cut, if it has one.
     """
 
     node: Node
@@ -45,6 +47,7 @@ class DrainTask:
     planned: int = 0
     fleet_id: str | None = None
     may_be_idle: bool = False
+    last_marker: KnownMarker | None = None
 
     @property
     def wal_bytes(self) -> int:

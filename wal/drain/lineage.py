@@ -1,0 +1,84 @@
+"""Verify that a server has the WAL that an archive holds, before its slot is advanced past that WAL.
+
+After promotions, the servers of a shard may have different WAL at the same positions, and even timelines with the same
+number. A slot at the end of the archive proves that the server has the archived WAL, because a drain of this server has
+moved it there. A slot before the end proves nothing: the server may have branched off in between. So the chain's
+markers in this range are read again. A marker was written once, to one server, and a server that has it at the same
+position has all WAL before it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NEW_CHAIN
+from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
+from cutline.wal.segments.segments import MARKER
+
+MESSAGE = b"M"
+# The type, flags and position of a logical message in pgoutput, before its prefix.
+HEAD_BYTES = 10
+
+
+class WalDivergedError(RefusedError):
+    """A node's server lacks WAL that the chain has of the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMarker:
+    """A marker that the WAL has at this position."""
+
+    marker: Marker
+    position: Lsn
+
+
+def markers_of_messages(messages: pa.Array) -> Iterator[KnownMarker]:
+    """Yield Cutline's markers among the messages of a slot (pgoutput)."""
+    for message in messages.filter(pc.equal(pc.binary_slice(messages, 0, 1), MESSAGE)).to_pylist():
+        prefix_end = message.index(b"\0", HEAD_BYTES)
+        if message[HEAD_BYTES:prefix_end] == MARKER_PREFIX:
+            begin = prefix_end + 5
+            length = int.from_bytes(message[prefix_end + 1 : begin], "big")
+            yield from _known(message[begin : begin + length], int.from_bytes(message[2:HEAD_BYTES], "big"))
+
+
+def markers_of_events(events: pa.Table) -> Iterator[KnownMarker]:
+    """Yield the markers among events (SEGMENT_SCHEMA)."""
+    markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
+    for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
+        yield from _known(content, position)
+
+
+def _known(content: bytes, position: int) -> Iterator[KnownMarker]:
+    try:
+        yield KnownMarker(marker_from_bytes(content), Lsn(position))
+    except ValueError:
+        return
+
+
+def check_markers(node: str, expected: Iterable[KnownMarker], found: Mapping[Marker, Lsn]) -> None:
+    """Raise WalDivergedError unless all expected markers are where they were."""
+    for known in expected:
+        if found.get(known.marker) != known.position:
+            raise diverged_error(
+                node,
+                f"its WAL lacks the {known.marker.kind} marker of cut {known.marker.cut} at {known.position}",
+                {"cut": known.marker.cut, "position": str(known.position)},
+            )
+
+
+def diverged_error(node: str, problem: str, details: Mapping[str, object]) -> WalDivergedError:
+    """Return the error for a node whose server lacks WAL of the chain."""
+    return WalDivergedError(
+        f"node {node}: {problem}: a failover lost transactions that the chain may contain",
+        hint=NEW_CHAIN,
+        ends_chain=ChainEnd.FOR_GOOD,
+        details={"node": node, **details},
+    )

@@ -19,7 +19,7 @@ from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
-from cutline.nodes.left_out import LeftOut
+from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
@@ -81,6 +81,10 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 def _check_copies(fleet: Fleet, chain: Chain, nodes: Iterable[Node]) -> None:
     """Raise CopiesLackingError if the chain has copies of fewer standbys than required, of those that can decode."""
+    full = chain.full
+    if len(full.parts) == len(full.primaries) and not any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out):
+        # It was taken without standbys on purpose.
+        return
     copied = {node.id for node in nodes if node.id not in chain.absent or not chain.absent[node.id].has_ended}
     unable = {out.name for out in chain.too_old}
     for primary in fleet.primaries:
@@ -143,6 +147,7 @@ def check_continuable(
     the nodes that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits.
     """
     check_commits(store, chain, documents)
+    _check_copies(sessions.fleet, chain, sessions.chosen)
     _check_nodes(store, sessions, chain, progress)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)

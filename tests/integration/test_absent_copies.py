@@ -18,6 +18,7 @@ from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.continuable import CopiesLackingError
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet, absent_names
@@ -263,3 +264,17 @@ def test_a_required_standby_is_waited_for(place: ChangingFleet) -> None:
     place.start(STANDBY)
     assert not place.increment().absent
     assert place.check().result == VALID
+
+
+def test_a_chain_without_a_required_copy_is_refused(place: ChangingFleet) -> None:
+    place.stop(STANDBY)
+    place.runs.full("chain")
+    place.start(STANDBY)
+    demanding = Runs(replace(place.fleet, standbys_min=1), place.runs.spark)
+    with pytest.raises(CopiesLackingError, match=STANDBY):
+        demanding.increment("chain")
+    demanding.full("another")
+    assert not demanding.increment("another").absent
+    # A chain that was taken without standbys on purpose has none to lack.
+    demanding.full("of_primaries", only_primary=True)
+    assert not demanding.increment("of_primaries").absent

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import psycopg
@@ -188,6 +189,7 @@ def open_sessions(
     needs_all: bool = False,
     spares_standbys: bool = False,
     away: dict[str, str] | None = None,
+    known: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch whether they answer.
 
@@ -199,12 +201,13 @@ def open_sessions(
 
     If a standby of fleet.toml has been promoted, and its primary can't be reached or has become a standby, the two
     servers are exchanged in the fleet of the sessions: a node is a role in its shard, and fleet.toml lists the servers.
+    `known` contains the system identifiers of primaries, as far as they are known: no other server takes their place.
 
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
     """
     chosen = tuple(nodes)
-    options = _Options(unfit_hint, needs_all, spares_standbys)
+    options = _Options(unfit_hint, needs_all, spares_standbys, known)
     with ExitStack() as stack:
         try:
             sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
@@ -223,6 +226,7 @@ class _Options:
     unfit_hint: str
     needs_all: bool
     spares_standbys: bool
+    known: Mapping[str, str]
 
 
 @contextmanager
@@ -246,7 +250,7 @@ def _open_as_listed(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
-        if promoted := _find_promoted(fleet, _lost_primaries(chosen, problems, found_nodes)):
+        if promoted := _find_promoted(fleet, _lost_primaries(chosen, problems, found_nodes), options.known):
             raise _RolesChangedError(promoted)
         absent: dict[str, Absence] = {}
         if away is None:
@@ -307,21 +311,25 @@ def with_current_roles(fleet: Fleet) -> Fleet:
     """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them."""
     found = dict(zip(fleet.primaries, in_parallel(_identity_of, fleet.primaries), strict=True))
     lost = {primary: known for primary, known in found.items() if known is None or known.in_recovery}
-    return _with_exchanged(fleet, _find_promoted(fleet, lost))
+    return _with_exchanged(fleet, _find_promoted(fleet, lost, {}))
 
 
-def _find_promoted(fleet: Fleet, lost: Mapping[Node, NodeIdentity | None]) -> dict[str, str]:
+def _find_promoted(
+    fleet: Fleet, lost: Mapping[Node, NodeIdentity | None], identifiers: Mapping[str, str]
+) -> dict[str, str]:
     """Return the standbys that have been promoted, by primary; `lost` are primaries that are away (None) or standbys.
 
-    If several standbys of a primary have been promoted, none takes its place. Raises NodeUnreachableError if a primary
-    has become a standby, and the server that could be the primary now can't be reached.
+    `identifiers` are the system identifiers of primaries, as far as they are known. If several standbys of a primary
+    have been promoted, none takes its place. Raises NodeUnreachableError if a primary has become a standby, and the
+    server that could be the primary now can't be reached.
     """
     promoted: dict[str, str] = {}
     for primary, known in lost.items():
         standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
         answers = dict(zip(standbys, in_parallel(_identity_of, standbys), strict=True))
         others = [standby for standby, answer in answers.items() if answer and not answer.in_recovery]
-        if len(others) == 1 and (known is None or _is_of(known, answers[others[0]])):
+        expected = known.system_identifier if known else identifiers.get(primary.id)
+        if len(others) == 1 and ((only := answers[others[0]]) and expected in (None, only.system_identifier)):
             promoted[primary.id] = others[0].id
         elif known is not None and not others and (away := [node.id for node, answer in answers.items() if not answer]):
             raise NodeUnreachableError(
@@ -339,11 +347,6 @@ def _identity_of(standby: Node) -> NodeIdentity | None:
             return identify(standby, connection).identity
     except NodeUnreachableError:
         return None
-
-
-def _is_of(known: NodeIdentity, other: NodeIdentity | None) -> bool:
-    """Whether both servers are copies of the same."""
-    return other is not None and other.system_identifier == known.system_identifier
 
 
 def _with_exchanged(fleet: Fleet, promoted: Mapping[str, str]) -> Fleet:

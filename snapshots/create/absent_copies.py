@@ -11,11 +11,13 @@ Only the primaries' archives determine a cut, so nothing else depends on which s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import News, Progress
+from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
@@ -42,13 +44,12 @@ def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
     return wait_seconds if fleet.standbys_min is None else min(wait_seconds, fleet.standby_wait_seconds)
 
 
-def leave_out(sessions: Sessions, node: Node, error: SnapshotError, progress: Progress) -> None:
+def leave_out(sessions: Sessions, node: Node, error: SnapshotError) -> None:
     """Do without the standby because of `error`; raise the error if fleet.toml requires the standby."""
     if not sessions.may_leave_out(node):
         raise error
     reason = error.message.removeprefix(f"node {node.id}: ")
     sessions.leave_out(node, Absence(reason, has_ended=isinstance(error, ENDING)))
-    progress.note(News(f"standby {node.id} is left out: {reason}"))
 
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
@@ -59,12 +60,22 @@ def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
 
 
-def note_servers(sessions: Sessions, progress: Progress) -> None:
-    """Note the promoted servers, and the standbys that could not be reached when the sessions were opened."""
+def note_servers(
+    sessions: Sessions,
+    progress: Progress,
+    absent: Collection[str] = (),
+    baseline: Mapping[str, NodeIdentity] = MappingProxyType({}),
+) -> None:
+    """Note the promoted servers and the standbys that are left out.
+
+    Those that the chain's last commit shows as well are not noted again: `absent`, and the timelines in `baseline`.
+    """
     for primary, standby in sessions.promoted.items():
-        progress.note(News(f"{standby} was promoted: its server is the primary {primary} now"))
+        if primary not in baseline or baseline[primary].timeline != sessions.identities[primary].timeline:
+            progress.note(News(f"{standby} was promoted: its server is the primary {primary} now"))
     for node, absence in sessions.absent.items():
-        progress.note(News(f"standby {node} is left out: {absence.reason}"))
+        if node not in absent:
+            progress.note(News(f"standby {node} is left out: {absence.reason}"))
 
 
 def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) -> None:
@@ -97,17 +108,17 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
 
     for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
         if error is not None:
-            leave_out(sessions, node, error, progress)
+            leave_out(sessions, node, error)
 
 
-def leave_out_silent(sessions: Sessions, progress: Progress) -> bool:
+def leave_out_silent(sessions: Sessions) -> bool:
     """Leave out the standbys that have fallen silent; return False if none has, or if another node has as well."""
     silent = sessions.watch.silent()
     nodes = [node for node in sessions.nodes if node.id in silent]
     if not nodes or len(nodes) < len(silent) or not all(map(sessions.may_leave_out, nodes)):
         return False
     for node in nodes:
-        leave_out(sessions, node, silent_error({node.id: silent[node.id]}), progress)
+        leave_out(sessions, node, silent_error({node.id: silent[node.id]}))
     return True
 
 

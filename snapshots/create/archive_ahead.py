@@ -57,7 +57,9 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     identity = read_identity(store, fleet)
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
-    with open_sessions(fleet, check_fleet_file(fleet, chain), spares_standbys=True) as sessions:
+    with open_sessions(
+        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
+    ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, CreateRequest(name).wait_seconds))
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         most = max(waiting.values(), default=0)
@@ -87,7 +89,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
-    state = check_continuable(store, sessions, chain, progress).state
+    state = check_continuable(store, sessions, chain).state
     archived = read_archived(store, chain.name, state, sessions.nodes)
     tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
@@ -111,19 +113,19 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
 
     for problem in in_parallel(problem_of, [task.node for task in tasks if task.node.backup_of is not None]):
         if problem is not None:
-            _spare(sessions, problem, progress)
+            _spare(sessions, problem)
     for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
         for report in run_own_tasks(drain, some, sessions, progress, at_once):
             if report.problem is not None:
                 problem = error_of(report.problem)
                 if isinstance(problem, SchemaMovedError):
                     return False
-                _spare(sessions, problem, progress)
+                _spare(sessions, problem)
     return True
 
 
-def _spare(sessions: Sessions, error: SnapshotError, progress: Progress) -> None:
+def _spare(sessions: Sessions, error: SnapshotError) -> None:
     """Leave out the standby whose failure caused the error; raise the error if that was no such standby."""
     if (node := find_spare(sessions, error)) is None:
         raise error
-    leave_out(sessions, node, error, progress)
+    leave_out(sessions, node, error)

@@ -16,7 +16,6 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
-from cutline.fleet.progress import Progress
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -138,7 +137,6 @@ def check_continuable(
     store: ObjectStore,
     sessions: Sessions,
     chain: Chain,
-    progress: Progress,
     documents: Mapping[str, Set[str]] | None = None,
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
@@ -148,7 +146,7 @@ def check_continuable(
     """
     check_commits(store, chain, documents)
     _check_copies(sessions.fleet, chain, sessions.chosen)
-    _check_nodes(store, sessions, chain, progress)
+    _check_nodes(store, sessions, chain)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
@@ -161,7 +159,7 @@ def check_continuable(
     return Continuable(state, plan, unknown)
 
 
-def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress: Progress) -> None:
+def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain) -> None:
     """Check every node's identity, settings, WAL and slot; leave out standbys that fail."""
 
     def check(node: Node) -> SnapshotError | None:
@@ -182,7 +180,7 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, progress:
     # The error of a primary matters more.
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
-            leave_out(sessions, node, error, progress)
+            leave_out(sessions, node, error)
 
 
 def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:

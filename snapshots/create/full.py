@@ -182,8 +182,8 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
-        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
+        note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
@@ -401,8 +401,8 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
-        note_servers(sessions, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
+        note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)

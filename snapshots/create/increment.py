@@ -162,14 +162,15 @@ def _take_cut(
             # If a node falls silent, its sessions and the jobs are ended, and any error may follow.
             if end_writes is not None or not (isinstance(error, SnapshotError) or sessions.watch.silent()):
                 raise
-            if leave_out_silent(sessions, progress):
-                pass
-            elif not isinstance(error, SnapshotError):
-                raise
-            elif (node := find_spare(sessions, error)) is not None:
-                leave_out(sessions, node, error, progress)
-            else:
-                left = _renew(context, error, left, progress)
+            before = frozenset(sessions.absent)
+            if not leave_out_silent(sessions):
+                if not isinstance(error, SnapshotError):
+                    raise
+                if (node := find_spare(sessions, error)) is not None:
+                    leave_out(sessions, node, error)
+                else:
+                    left = _renew(context, error, left, progress)
+            note_servers(sessions, progress, before)
             # A copy of tables that failed leaves its slots.
             drop_slots(sessions.nodes, copy_slot_name(context.operation.id))
 
@@ -216,8 +217,9 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     nodes = check_fleet_file(fleet, chain)
     check_not_pruned(store, request.name)
     with ExitStack() as stack:
-        sessions = stack.enter_context(open_sessions(fleet, nodes, spares_standbys=True))
-        note_servers(sessions, progress)
+        sessions = stack.enter_context(
+            open_sessions(fleet, nodes, spares_standbys=True, known=chain.system_identifiers)
+        )
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
         progress.reached(CrashPoint.LOCKED)
@@ -233,7 +235,8 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         drop_ended(sessions, chain, progress)
-        continuable = check_continuable(store, sessions, chain, progress, operations)
+        continuable = check_continuable(store, sessions, chain, operations)
+        note_servers(sessions, progress, chain.absent, chain.baseline)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         number = chain.last.increment + 1
@@ -272,15 +275,17 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     chain = read_continued(store, request.name)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
-    with open_sessions(fleet, check_fleet_file(fleet, chain), spares_standbys=True) as sessions:
-        note_servers(sessions, progress)
+    with open_sessions(
+        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
+    ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         leave_out_ended(sessions, chain)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
-        continuable = check_continuable(store, sessions, chain, progress)
+        continuable = check_continuable(store, sessions, chain)
+        note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)

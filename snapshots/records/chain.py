@@ -148,6 +148,11 @@ class Chain:
             for one in self.full.baseline
         }
 
+    @property
+    def system_identifiers(self) -> dict[str, str]:
+        """The system identifiers of the nodes."""
+        return {identity.node: identity.system_identifier for identity in self.full.baseline}
+
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
         # Called for each node in turn: a mapping of all nodes would be built each time.

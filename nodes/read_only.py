@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -30,7 +30,7 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Record, Time, fields_of, from_json
 from cutline.fleet.table_names import quote_identifier
-from cutline.nodes.connections import connect, raising_unreachable, shut_down_after
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable, shut_down_after
 from cutline.nodes.lock import take_lock
 from cutline.nodes.other_sessions import (
     OtherSession,
@@ -427,7 +427,8 @@ def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     If another operation is running, raises FleetBusyError without changing anything. Raises ReadOnlyLeftError,
     NodeUnfitError or FreezeRecordError once all other nodes accept writes again.
     """
-    fleet = with_current_roles(fleet)
+    with suppress(NodeUnreachableError):
+        fleet = with_current_roles(fleet)
     progress.step("accept writes", total=len(fleet.primaries), unit="nodes")
     with ExitStack() as stack:
         connections: dict[str, psycopg.Connection[Any]] = {}

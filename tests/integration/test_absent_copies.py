@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import create_standby, delete_server
@@ -20,7 +21,10 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.continuable import CopiesLackingError
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_as_committed, read_chain
+from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import (
     Ready,
@@ -278,3 +282,37 @@ def test_a_chain_without_a_required_copy_is_refused(place: ChangingFleet) -> Non
     # A chain that was taken without standbys on purpose has none to lack.
     demanding.full("of_primaries", only_primary=True)
     assert not demanding.increment("of_primaries").absent
+
+
+def test_a_commit_that_contradicts_the_chain_about_absent_copies_is_refused(place: ChangingFleet) -> None:
+    full = place.runs.full("chain")
+    place.stop(STANDBY)
+    for _ in range(2):
+        place.write()
+        place.increment()
+    store = place.fleet.store.open()
+    chain = read_as_committed(store, "chain")
+    last = chain.increments[-1]
+    copy = last.absent[STANDBY]
+    path = place.folder / "store" / commit_key("chain", 2)
+    before = path.read_bytes()
+    other = structs.replace(copy.last, number=copy.last.number + 1, key=copy.last.key.replace("1.parquet", "2.parquet"))
+    of_primary = structs.replace(copy, last=chain.increments[0].segments["s1"][-1])
+    changes: list[tuple[str, dict[str, object]]] = [
+        ("since is 2", {"absent": {STANDBY: structs.replace(copy, since=2)}}),
+        ("since or reason", {"absent": {STANDBY: structs.replace(copy, since=3)}}),
+        ("is not the last segment", {"absent": {STANDBY: structs.replace(copy, last=other)}}),
+        ("lists segments of this node", {"absent": {STANDBY: copy, "s1": copy}}),
+        ("is no standby", {"absent": {STANDBY: copy, "s1": of_primary}, "segments": {**last.segments, "s1": ()}}),
+        ("its archive|gap|ends at", {"absent": {}}),
+        ("timelines.s1", {"timelines": {"s1": 1}}),
+        ("timelines.nobody", {"timelines": {"nobody": 2}}),
+    ]
+    for message, values in changes:
+        path.write_bytes(seal(structs.replace(last, **values)))
+        with pytest.raises((ManifestError, ArchiveError), match=message):
+            read_chain(store, "chain").check_archive()
+    path.write_bytes(before)
+    read_chain(store, "chain").check_archive()
+    with pytest.raises(ValueError, match="full snapshot"):
+        check_commit(structs.replace(full, absent={STANDBY: copy}, segments={**full.segments, STANDBY: ()}))

@@ -37,21 +37,24 @@ PRIMARY, STANDBY = "s1", "s1-b1"
 
 
 @pytest.fixture
-def place(tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
+def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[ChangingFleet]:
+    """A fleet of one shard, or of as many as the test's parameter says."""
+    shards = getattr(request, "param", 1)
     try:
-        source = start_fleet(tmp_path / "fleet", shards=2, backups=1)
-        target = start_fleet(tmp_path / "target", shards=2, backups=0, like_shared=True)
+        source = start_fleet(tmp_path / "fleet", shards=shards, backups=1)
+        target = start_fleet(tmp_path / "target", shards=shards, backups=0, like_shared=True)
         fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
         into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
         found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-        for node in ("s1", "s2"):
+        for primary in fleet.primaries:
             found.execute(
-                node,
+                primary.id,
                 "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
                 "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
             )
-        found.await_replay(STANDBY)
-        found.await_replay("s2-b1")
+        for node in fleet.nodes:
+            if node.backup_of:
+                found.await_replay(node.id)
         found.runs.init()
         found.runs.full("chain")
         yield found
@@ -74,6 +77,7 @@ def prepare(place: ChangingFleet, gid: str) -> None:
         connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
 
 
+@pytest.mark.parametrize("place", [2], indirect=True)
 def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     place.write()
     place.increment()
@@ -223,8 +227,8 @@ def test_a_primary_that_crashes_after_its_wal_was_archived_is_retried(place: Cha
         def reached(self, point: CrashPoint, **_: object) -> None:
             if point == CrashPoint.ARCHIVED and not self.crashed:
                 self.crashed = True
-                stop_server(place.servers.node("s2"), immediate=True)
-                place.servers.start_node(place.servers.node("s2"))
+                stop_server(place.servers.node(PRIMARY), immediate=True)
+                place.servers.start_node(place.servers.node(PRIMARY))
 
     place.write()
     progress = Crashing()

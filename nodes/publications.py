@@ -187,6 +187,14 @@ class Membership:
     limits: str
 
 
+class TableStamps(NamedTuple):
+    """A table's oid, and the two stamps of its Membership."""
+
+    oid: int
+    publication: str
+    membership: str
+
+
 NOWHERE = Membership("", "", "")
 # Memberships, keyed by publication, then by table.
 Members = dict[str, dict[str, Membership]]
@@ -410,10 +418,8 @@ def check_published(
     return published
 
 
-def have_same_members(
-    connection: psycopg.Connection[Any], fleet_id: str, memberships: Iterable[tuple[int, str, str]]
-) -> bool:
-    """Whether Cutline's publications have exactly these memberships: the table's oid and its two stamps of Membership.
+def have_same_members(connection: psycopg.Connection[Any], fleet_id: str, memberships: Iterable[TableStamps]) -> bool:
+    """Whether Cutline's publications have exactly these memberships.
 
     The stamps also show that neither a publication nor what limits a table in it was altered. The server computes a
     digest, because sending a row for each of thousands of tables takes longer.

@@ -29,7 +29,7 @@ from cutline.nodes.connections import (
 )
 from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
 from cutline.nodes.watch import Watch, watch_nodes
-from cutline.storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError, UnreachableError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -118,7 +118,7 @@ class Sessions:
     def renew(self, node: Node) -> psycopg.Connection[Any]:
         """Replace the session on `node` with a new session, and check that the node is still the same.
 
-        Raises NodeUnreachableError, BaselineChangedError.
+        Raises NodeUnreachableError, BaselineChangedError, and ServerPromotedError.
         """
         self.connections[node.id].close()
         # The baseline identifies the server, so `connect` does not have to.
@@ -126,7 +126,7 @@ class Sessions:
         try:
             was, now = self.identities[node.id], identify(node, connection).identity
             if now.timeline != was.timeline:
-                raise NodeUnreachableError(
+                raise ServerPromotedError(
                     f"node {node.id}: its server was promoted: its timeline was {was.timeline} and is {now.timeline}",
                     hint="repeat the command: it continues on the promoted server if that has all WAL of the chain",
                     details={"node": node.id},
@@ -170,6 +170,10 @@ def in_parallel(
 
 def let_end() -> None:
     """Do nothing: passed to `in_parallel` as `interrupted`, it lets the calls in progress finish."""
+
+
+class ServerPromotedError(UnreachableError):
+    """A server has changed its timeline while a command was using it; the next command uses it as it is now."""
 
 
 class _RolesChangedError(Exception):

@@ -32,6 +32,7 @@ from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, number_gr
 from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
+    TableStamps,
     check_admissible,
     check_published,
     ensure_publications,
@@ -535,7 +536,8 @@ def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, 
     """
     if read_fingerprint(connection) != was.fingerprint:
         return f"node {node}: its catalogs changed"
-    members = ((state.oid, state.publication, state.membership) for state in was.states.values() if state.membership)
+    states = (state for state in was.states.values() if state.membership)
+    members = (TableStamps(state.oid, state.publication, state.membership) for state in states)
     if have_same_members(connection, fleet_id, members):
         return ""
     groups = [table.group for table in was.tables]

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import structs
 
@@ -51,6 +51,7 @@ from cutline.snapshots.records.commit import (
     Void,
 )
 from cutline.snapshots.records.documents import (
+    COMPRESSED_FROM,
     DOCUMENT_BYTES_MAX,
     ManifestError,
     base_prefix,
@@ -719,6 +720,12 @@ VOID_BYTES_MAX = 500
 ASKING_THREADS_MAX = 8
 
 
+# The digest by which a later commit names a commit ("": none does), or a function that finds it (read_turn).
+Named: TypeAlias = str | Callable[[], str]
+# The proof of a smaller commit takes less time than the requests that could save it: about 300 tables.
+LARGE_BYTES = COMPRESSED_FROM
+
+
 class SnapshotMissingError(RefusedError):
     """There is no snapshot with that name, or no increment with that number."""
 
@@ -754,7 +761,7 @@ def commit_key(name: str, increment: int, turn: int = 1) -> str:
     return f"snapshots/{name}/increments/{increment:016d}{suffix}"
 
 
-def find_place(store: ObjectStore, name: str, increment: int, named: str = "") -> CommitPlace:
+def find_place(store: ObjectStore, name: str, increment: int, named: Named = "") -> CommitPlace:
     """Find the commit, or the free turn after its voids; raise ManifestError if a turn can't be read.
 
     `named` is as in read_turn.
@@ -775,13 +782,16 @@ def find_place(store: ObjectStore, name: str, increment: int, named: str = "") -
         turn += 1
 
 
-def read_turn(store: ObjectStore, key: str, named: str = "") -> Commit | Void:
+def read_turn(store: ObjectStore, key: str, named: Named = "") -> Commit | Void:
     """Read a commit, or the void in its place; raise ObjectMissingError or ManifestError.
 
     `named` is the digest by which a later commit names the commit, if such a commit was read. The operation that wrote
     the later commit has proven these bytes, so their canonical form and rules need no second proof; their digest does.
+    A function that returns the digest is called only if the commit is so large that the proof takes time.
     """
     content, digest = unseal(key, read_body(store, key))
+    if callable(named):
+        named = named() if len(content) >= LARGE_BYTES else ""
     is_proven = digest == named
     found: Commit | Void = parse_document(key, content, FullInParts | Increment | Void, is_proven=is_proven)
     if isinstance(found, Void):
@@ -820,7 +830,7 @@ def point_label(increment: int) -> str:
     return f"increment {increment}" if increment else "the full snapshot"
 
 
-def read_commit(store: ObjectStore, name: str, increment: int, named: str = "") -> Commit:
+def read_commit(store: ObjectStore, name: str, increment: int, named: Named = "") -> Commit:
     """Read one commit; raise SnapshotMissingError or ManifestError. `named` is as in read_turn."""
     place = read_place(store, name, increment, named)
     if place.commit is None:
@@ -833,7 +843,7 @@ def read_commit(store: ObjectStore, name: str, increment: int, named: str = "") 
     return commit_at(place, name, increment)
 
 
-def read_full(store: ObjectStore, name: str, named: str = "") -> FullSnapshot:
+def read_full(store: ObjectStore, name: str, named: Named = "") -> FullSnapshot:
     """Read the commit of a full snapshot; raise SnapshotMissingError or ManifestError. `named` is as in read_turn."""
     commit = read_commit(store, name, 0, named)
     if not isinstance(commit, FullSnapshot):
@@ -841,7 +851,7 @@ def read_full(store: ObjectStore, name: str, named: str = "") -> FullSnapshot:
     return commit
 
 
-def read_place(store: ObjectStore, name: str, increment: int, named: str = "") -> CommitPlace:
+def read_place(store: ObjectStore, name: str, increment: int, named: Named = "") -> CommitPlace:
     """Find the commit; raise SnapshotMissingError if it is missing but a listing shows it or a later commit.
 
     `named` is as in read_turn.
@@ -1111,16 +1121,20 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
 def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
     """Read the commit of the full snapshot of a chain that is to be continued, without repairs.
 
-    If the newest increment names the commit by its digest, its rules and canonical form are not proven again
+    If it is large, and the newest increment names it by its digest, its rules and canonical form are not proven again
     (read_turn): with thousands of tables, that takes longer than all other checks. Raises the errors of read_full and
     check_not_deleted.
     """
+
+    def named_by_newest() -> str:
+        newest = None
+        # read_continued reports damage to the newest increment.
+        with suppress(ManifestError):
+            newest = _find_newest(store, name)
+        return newest.history.full if newest and newest.history else ""
+
     check_not_deleted(store, check_name(name))
-    newest = None
-    # read_continued reports damage to the newest increment.
-    with suppress(ManifestError):
-        newest = _find_newest(store, name)
-    return read_full(store, name, newest.history.full if newest and newest.history else "")
+    return read_full(store, name, named_by_newest)
 
 
 def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:

@@ -70,6 +70,12 @@ def put_newest_naming(store: InMemoryStore, full: FullSnapshot) -> None:
     store.create(commit_key(NAME, 1), seal(changed))
 
 
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the small commits of these tests count as large."""
+    monkeypatch.setattr(proven_chains, "LARGE_BYTES", 0)
+
+
 @pytest.fixture
 def proven(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The increments whose commits are proven, in order."""
@@ -96,6 +102,16 @@ def test_only_the_newest_commit_is_proven_to_continue_a_chain(proven: list[int])
     proven.clear()
     assert read_chain(store, NAME).last == newest.last
     assert sorted(proven) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_small_full_snapshot_is_proven_without_further_requests(
+    proven: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_chain(3)
+    monkeypatch.setattr(proven_chains, "LARGE_BYTES", len(content_of(full_of(store))) + 1)
+    proven.clear()
+    read_continued_full(store, NAME)
+    assert proven == [0]
 
 
 def test_without_an_increment_the_full_snapshot_is_proven(proven: list[int]) -> None:

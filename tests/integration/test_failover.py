@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
+from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError
@@ -198,15 +199,20 @@ def test_two_servers_that_accept_writes_are_refused(place: ChangingFleet) -> Non
     assert place.check(0).result == VALID
 
 
-def test_a_dsn_of_several_hosts_follows_the_primary_by_itself(place: ChangingFleet) -> None:
+def with_hosts(place: ChangingFleet, *ids: str) -> Runs:
+    """The fleet with both servers of the shard in the dsn of these nodes; libpq finds the one for the node's role."""
     hosts = ",".join(str(place.servers.node(node).socket_folder) for node in (PRIMARY, STANDBY))
-    nodes = []
-    for node in place.fleet.nodes:
-        if node.shard == PRIMARY:
-            kind = "standby" if node.backup_of else "primary"
-            node = replace(node, dsn=make_conninfo(node.dsn, host=hosts, port="5432,5432", target_session_attrs=kind))
-        nodes.append(node)
-    of_hosts = Runs(replace(place.fleet, nodes=tuple(nodes)), place.runs.spark)
+
+    def to_hosts(node: Node) -> Node:
+        kind = "standby" if node.backup_of else "primary"
+        return replace(node, dsn=make_conninfo(node.dsn, host=hosts, port="5432,5432", target_session_attrs=kind))
+
+    nodes = tuple(to_hosts(node) if node.id in ids else node for node in place.fleet.nodes)
+    return Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+
+
+def test_a_dsn_of_several_hosts_follows_the_primary_by_itself(place: ChangingFleet) -> None:
+    of_hosts = with_hosts(place, PRIMARY, STANDBY)
     place.write()
     place.await_replay(STANDBY)
     assert not of_hosts.increment("chain").absent
@@ -332,10 +338,7 @@ def test_a_standby_that_has_caught_up_with_an_idle_primary_may_take_its_place(pl
 
 
 def test_a_standby_whose_dsn_leads_to_the_promoted_server_is_left_out(place: ChangingFleet) -> None:
-    hosts = ",".join(str(place.servers.node(node).socket_folder) for node in (PRIMARY, STANDBY))
-    dsn = make_conninfo(place.fleet.node(PRIMARY).dsn, host=hosts, port="5432,5432", target_session_attrs="primary")
-    nodes = tuple(replace(node, dsn=dsn) if node.id == PRIMARY else node for node in place.fleet.nodes)
-    of_hosts = Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+    of_hosts = with_hosts(place, PRIMARY)
     place.write()
     place.await_replay(STANDBY)
     of_hosts.increment("chain")

@@ -16,8 +16,8 @@ from cutline.storage.errors import RefusedError
 
 # The most sessions that a command needs in addition to its tasks' sessions. A create needs its own session, the
 # watch's, pg_dump's, and a session that watches for locks that block pg_dump. A restore needs its own, the watch's,
-# and a session that queries its progress; its DDL runs in no more sessions than there are tasks, and while there are
-# tasks, in one that is taken from them. One session is spare,
+# and a session that queries its progress; its DDL runs in no more sessions than there are tasks; while
+# tasks run, it takes one of their sessions. One session is spare,
 # for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
 # How many sessions a command still has to open after the check, plus one for a task.

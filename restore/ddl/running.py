@@ -3,8 +3,8 @@
 Each transaction creates up to OBJECTS_AT_ONCE objects, because a transaction holds a lock on every object until it
 commits. If the server refuses an object, the transaction is repeated entry by entry, each in a savepoint, so that all
 others are created. Indexes, keys and foreign keys that lock only their own tables are created by up to JOBS concurrent
-sessions (restore/ddl/side_by_side.py). Another session may begin with some of them while rows are being loaded; it
-commits nothing that could not as well have been created after the rows.
+sessions (restore/ddl/side_by_side.py). Another session may create some of them while rows are being loaded; all of
+them could also be created after the rows.
 
 Each transaction that runs a batch of entries records a mark in the database's ledger, plus a mark for each refused
 entry. Indexes, keys and foreign keys created by concurrent sessions need no marks: each is a single statement, which
@@ -283,7 +283,7 @@ class DdlRun:
         threads.shutdown(wait=False)
 
     def stop_early(self) -> None:
-        """Begin no more early entries; the one that is being created ends beside whatever runs next."""
+        """Begin no more early entries; a statement that is running continues while the next step runs."""
         if self._early is not None:
             self._early.ended.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -146,12 +147,11 @@ def test_an_interrupt_ends_a_copy_that_waits(fleet: Fleet) -> None:
     program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP", CrashPoint.SPARK_READY, "1", "--"]
     words = ["--fleet", str(fleet.path), "create", NAME, "--json"]
     with (
-        psycopg.connect(dsn) as connection,
         subprocess.Popen([*program, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        psycopg.connect(dsn) as connection,
     ):
-        # It stops itself before the first task, after a line with its children.
-        assert process.stdout
-        process.stdout.readline()
+        # It stops itself before the first task. Sent any earlier, the signal that continues it would be lost.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         connection.execute("LOCK TABLE item IN ACCESS EXCLUSIVE MODE")
         process.send_signal(signal.SIGCONT)
         await_query(dsn, "LOCK TABLE ONLY%item%")

@@ -81,13 +81,13 @@ def check_cuts(
     compared = 0
     known = () if after is None else chain.commits[: after + 1]
     progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
-    archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
+    archives = [_ShardArchive(shard, chain.bases[shard]) for shard in chain.primaries]
     for commit in known:
         for archive in archives:
             archive.extend(commit)
         _end_windows(archives, commit)
     for commit in chain.commits[len(known) :]:
-        if findings.damaged & set(chain.full.primaries):
+        if findings.damaged & set(chain.primaries):
             return compared
         try:
             windows = _read_windows(archives, commit, events)

@@ -123,7 +123,7 @@ class Buckets:
     @classmethod
     def of(cls, chain: Chain) -> Buckets:
         """Return buckets for the transactions of a chain, in proportion to the events that each cut adds."""
-        shards = chain.full.primaries
+        shards = chain.primaries
         events = [
             sum(segment.events for shard in shards for segment in commit.segments.get(shard, ()))
             for commit in chain.commits
@@ -172,12 +172,12 @@ class PartRules:
 
         With `after`, an earlier check has compared the transactions up to that increment.
         """
-        shards = chain.full.primaries
+        shards = chain.primaries
         nodes = (*shards, *(node for node in chain.present if node not in shards))
         shard_of = {node: shards.index(chain.shard_of(node)) for node in nodes}
         others = {name: shards.index(shard) for name, shard in known_as.items() if shard in shards}
         copies = Counter(shard_of.values())
-        base = chain.full.base
+        base = chain.bases
         since = {
             node: max(base[other] for other in nodes if shard_of[other] == shard)
             for node, shard in shard_of.items()

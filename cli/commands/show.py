@@ -231,7 +231,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "fleet": chain.full.fleet_id,
         "baseline": to_builtins(tuple(chain.baseline.values())),
         "group_definitions": to_builtins(chain.all_groups),
-        "base_positions": {node: str(position) for node, position in chain.full.base.items()},
+        "base_positions": {node: str(position) for node, position in chain.bases.items()},
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
@@ -277,7 +277,7 @@ def _nodes(chain: Chain) -> FittingTable:
             identity.system_identifier,
             str(identity.timeline),
             identity.database,
-            str(chain.full.base[identity.node]),
+            str(chain.bases[identity.node]),
         )
         for identity in chain.baseline.values()
     ]

@@ -156,7 +156,7 @@ def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progr
 def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:
     """Return the copies that the next commit of the chain leaves out, by node; `changes` are those in the commit."""
     present, found = {node.id for node in sessions.nodes}, dict[str, AbsentCopy]()
-    for identity in chain.full.baseline:
+    for identity in chain.nodes:
         node, shard = identity.node, identity.backup_of
         if shard is None or node in present:
             continue
@@ -182,7 +182,7 @@ def left_out_standbys(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fle
         what_next = ENDED if copy.has_ended else BACK
         reason = f"since increment {copy.since}: {copy.reason}; {what_next}"
         out.append(absent_copy(chain.shard_of(node), node, reason))
-    full, shards = chain.full, set(chain.full.primaries)
+    full, shards = chain.full, set(chain.primaries)
     never = {entry.name: entry for entry in full.left_out if entry.kind == LeftOutKind.ABSENT_COPY}
     if len(full.parts) == len(shards) and not never:
         return tuple(out)
@@ -206,7 +206,7 @@ def timelines_of(chain: Chain, sessions: Sessions) -> dict[str, int]:
     Absent nodes keep the timeline of the last commit.
     """
     found = dict(chain.last.timelines)
-    for identity in chain.full.baseline:
+    for identity in chain.nodes:
         now = sessions.identities.get(identity.node)
         if now is not None and now.timeline != identity.timeline:
             found[identity.node] = now.timeline

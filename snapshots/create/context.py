@@ -168,7 +168,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         TableSelection(chain.full.fleet_id, rules),
         known,
         seen,
-        chain.full.base,
+        chain.bases,
         {node.node: chain.newest_segments(node.node) for node in chain.nodes},
         {
             cut.node: LastCut(

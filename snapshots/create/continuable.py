@@ -195,7 +195,7 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     switches = read_switches(sessions.fleet.node(node.shard), current)
     ended = switches.get(was) if now == current or now in switches else None
     segments = chain.newest_segments(node.id)
-    listed = segments[-1].through if segments else chain.full.base[node.id]
+    listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id), _archive_end(store, chain, node.id, listed))
     if ended is not None and ended >= reached:
         return
@@ -214,7 +214,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
         state = slot_state(connection, slot)
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
     segments = chain.newest_segments(node.id)
-    listed = segments[-1].through if segments else chain.full.base[node.id]
+    listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id))
     if place is not None and Lsn.parse(place) < reached:
         raise BaselineChangedError(
@@ -230,7 +230,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
     """Return the end of the node's archive, including segments of failed attempts that no commit lists."""
-    prefix = archive_prefix(chain.name, node, chain.full.operation)
+    prefix = archive_prefix(chain.name, node, chain.archive(node))
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
@@ -253,8 +253,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
     nodes = _nodes_in_turn(chain)
     archives = [f"snapshots/{chain.name}/wal"]
-    if len(nodes) < len(chain.full.parts):
-        archives = [archive_prefix(chain.name, node, chain.full.operation) for node in nodes]
+    if len(nodes) < len(chain.parts):
+        archives = [archive_prefix(chain.name, node, chain.archive(node)) for node in nodes]
     folders = [f"snapshots/{chain.name}/{copies}", *archives, f"snapshots/{chain.name}/schema"]
     sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
@@ -290,8 +290,8 @@ def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:
     increments check those of some nodes in turn, by the increment's number.
     """
     if not chain.is_partial:
-        return tuple(chain.full.parts)
-    counts = {node: last_number(chain.newest_segments(node)) for node in chain.full.parts}
+        return tuple(chain.parts)
+    counts = {node: last_number(chain.newest_segments(node)) for node in chain.parts}
     if sum(counts.values()) <= LISTINGS_MAX * LISTED_KEYS:
         return tuple(counts)
     turns: list[list[str]] = [[]]
@@ -317,7 +317,7 @@ def _entries_to_check(commit: Commit, nodes: Container[str]) -> Iterator[NamedOb
 def _segment_keys(chain: Chain, nodes: Iterable[str]) -> Iterator[str]:
     """Yield the keys of all segments of these nodes in the chain: their numbers have no gaps."""
     for node in nodes:
-        prefix = archive_prefix(chain.name, node, chain.full.operation)
+        prefix = archive_prefix(chain.name, node, chain.archive(node))
         for number in range(1, last_number(chain.newest_segments(node)) + 1):
             yield segment_key(prefix, number)
 

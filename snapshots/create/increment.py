@@ -123,7 +123,7 @@ def take_increment(
         counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
-        segments={node: () if node in absent else cut.archived_cut.segments[node] for node in chain.full.parts},
+        segments={node: () if node in absent else cut.archived_cut.segments[node] for node in chain.parts},
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
         timelines=timelines_of(chain, sessions),

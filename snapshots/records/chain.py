@@ -126,8 +126,27 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[NodeIdentity, ...]:
-        """The nodes whose copies the chain holds."""
+        """The nodes whose copies the chain holds, as they were when their copies began."""
         return self.full.baseline
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """The primary of each standby, by node; None for a primary."""
+        return {identity.node: identity.backup_of for identity in self.nodes}
+
+    @property
+    def primaries(self) -> tuple[str, ...]:
+        """The nodes that are primaries, one for every shard."""
+        return tuple(identity.node for identity in self.nodes if identity.backup_of is None)
+
+    @property
+    def bases(self) -> Mapping[str, Lsn]:
+        """The positions at which the nodes' archives begin, each the position of the node's base copy."""
+        return self.full.base
+
+    def archive(self, node: str) -> str:
+        """Return the operation that began the node's archive, as in its keys (wal/segments/archive.py)."""
+        return self.full.operation
 
     @property
     def absent(self) -> Mapping[str, AbsentCopy]:
@@ -137,7 +156,7 @@ class Chain:
     @property
     def present(self) -> tuple[str, ...]:
         """The nodes whose copies reach the last cut."""
-        return tuple(identity.node for identity in self.full.baseline if identity.node not in self.last.absent)
+        return tuple(identity.node for identity in self.nodes if identity.node not in self.last.absent)
 
     @property
     def baseline(self) -> dict[str, NodeIdentity]:
@@ -145,18 +164,18 @@ class Chain:
         now = self.last.timelines
         return {
             one.node: structs.replace(one, timeline=now[one.node]) if one.node in now else one
-            for one in self.full.baseline
+            for one in self.nodes
         }
 
     @property
     def system_identifiers(self) -> dict[str, str]:
         """The system identifiers of the nodes."""
-        return {identity.node: identity.system_identifier for identity in self.full.baseline}
+        return {identity.node: identity.system_identifier for identity in self.nodes}
 
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
         # Called for each node in turn: a mapping of all nodes would be built each time.
-        for identity in self.full.baseline:
+        for identity in self.nodes:
             if identity.node == node:
                 return identity.backup_of or node
         raise KeyError(node)
@@ -394,11 +413,11 @@ class Chain:
         In a partial chain, the check begins with the newest increment's segments. The archive of a node that is idle or
         absent may end before the marker.
         """
-        for node in self.full.parts:
+        for node in self.parts:
             segments = self.newest_segments(node)
             has_all = self.last.end_of_archive(node) is None
             finish = self.last.cut.of(self.shard_of(node)).finish if has_all else ORIGIN
-            begin, first = self.full.base[node], 1
+            begin, first = self.bases[node], 1
             if self.is_partial:
                 begin, first = segments[0].after, segments[0].number
             check_contiguous(node, begin, segments, finish, first)

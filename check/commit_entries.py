@@ -139,10 +139,10 @@ def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Ite
     copies = [{(out.node, out.name) for out in one.left_out if out.kind == kind} for one in (full, commit)]
     if copies[0] != copies[1]:
         yield "it names other standbys without a copy than the full snapshot"
-    if copied := sorted(name for _, name in copies[1] if name in chain.parts):
+    if copied := sorted(name for _, name in copies[1] if name in commit.segments):
         yield f"it says that there is no copy of {list_some(copied, NAMED_MAX)}, but the full snapshot has one"
     kind = LeftOutKind.ABSENT_COPY
-    absent = {out.name for out in commit.left_out if out.kind == kind and out.name in full.parts}
+    absent = {out.name for out in commit.left_out if out.kind == kind and out.name in commit.segments}
     if absent != commit.absent.keys():
         names = list_some(sorted(absent ^ commit.absent.keys()), NAMED_MAX)
         yield f"it names other standbys that it leaves out than it lists: {names}"

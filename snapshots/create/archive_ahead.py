@@ -15,9 +15,9 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.snapshots.create.absent_copies import (
-    drop_ended,
     find_spare,
     leave_out,
+    leave_out_ended,
     leave_out_late,
     standby_wait_seconds,
 )
@@ -58,7 +58,10 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
     with open_sessions(
-        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
+        fleet,
+        [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts],
+        spares_standbys=True,
+        known=chain.system_identifiers,
     ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, CreateRequest(name).wait_seconds))
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
@@ -69,7 +72,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
             check_not_lost(store, chain)
-            drop_ended(sessions, chain, progress)
+            leave_out_ended(sessions, chain, progress)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)

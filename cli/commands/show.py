@@ -23,6 +23,7 @@ from cutline.cli.output.arguments import (
 )
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.recovery import plan_lines, transaction_lines
+from cutline.cli.output.renewed import renewed_document, renewed_lines
 from cutline.cli.output.results import answer
 from cutline.cli.output.tables import (
     FittingTable,
@@ -235,6 +236,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
+        "renewed": [renewed_document(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
         "repairs": to_builtins(chain.applied.repairs),
     }
@@ -262,6 +264,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *_comments(chain),
         *_causes(chain),
         *_changes(chain),
+        *_renewals(chain),
         *_repairs(chain),
         "",
         *left_out_lines(chain.left_out),
@@ -340,6 +343,10 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
         for commit in chain.commits
         for one in _changes_document(commit)
     ]
+
+
+def _renewals(chain: Chain) -> list[str | RenderableType]:
+    return [f"increment {commit.increment}: {line}" for commit in chain.commits for line in renewed_lines(commit)]
 
 
 def _repairs(chain: Chain) -> list[str | RenderableType]:

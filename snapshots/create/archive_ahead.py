@@ -41,7 +41,8 @@ AHEAD_BYTES_MIN = 1 << 20
 class ArchivedAhead:
     """The number of bytes of WAL archived on the node with the most WAL.
 
-    If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
+    If `needs_increment`, nothing was archived: tables have changed, or the copy of a node must begin again, and an
+    increment must copy or publish them.
     """
 
     bytes: int = 0
@@ -81,7 +82,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 
 
 def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
-    """Archive the WAL; return False if nothing was archived because tables have changed."""
+    """Archive the WAL; return False if nothing was archived because an increment must copy tables first."""
     # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
@@ -92,7 +93,10 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
-    state = check_continuable(store, sessions, chain).state
+    continuable = check_continuable(store, sessions, chain)
+    if continuable.to_renew:
+        return False
+    state = continuable.state
     archived = read_archived(store, chain.name, state, sessions.nodes)
     tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):

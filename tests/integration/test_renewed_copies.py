@@ -1,4 +1,4 @@
-"""Copies that can't be continued begin again in the same chain: what is restored equals the live servers at each cut."""
+"""Copies that can't be continued begin again in their chain: a restore equals the live servers at each cut."""
 
 from __future__ import annotations
 

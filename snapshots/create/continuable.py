@@ -100,9 +100,10 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason.
+    only begin again, with the reason. `nodes` are all nodes of the chain, and those that may join it.
     """
 
+    nodes: tuple[Node, ...]
     state: ChainState
     plan: DdlPlan
     unknown: tuple[LeftOut, ...]
@@ -132,7 +133,7 @@ def check_continuable(
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
-    return Continuable(state, plan, unknown, to_renew)
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew)
 
 
 def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Container[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
 
@@ -26,6 +26,7 @@ from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.create.absent_copies import (
+    ENDING,
     absent_copies,
     find_spare,
     leave_out,
@@ -50,7 +51,7 @@ from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
-from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.open_operations import document_names, is_open
 from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,
@@ -75,8 +76,10 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.amount import Amount
+from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import is_for_spark, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
@@ -250,26 +253,63 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         note_servers(sessions, progress, chain.absent, chain.baseline)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
-        number = chain.last.increment + 1
-        intent = new_operation("create", request.name, number, tuple(node.id for node in nodes))
-        intent = structs.replace(
-            intent,
-            turn=free_turn(store, request.name, number),
-            terminal=request.terminal or UNSET,
-            fleet_id=chain.full.fleet_id,
-            renews=tuple(continuable.to_renew) or UNSET,
-        )
-        operation = Operation(intent, details=OutcomeDetails(times=progress))
-        context = CreateContext(request, store, operation, lock)
-        if (amount := _amount_of_jobs(continuable.plan, slot_name(chain.full.operation), sessions)) is not None:
-            spark.begin(context.executor_needs, progress, amount)
+        slot = slot_name(chain.full.operation)
+        if (amount := _amount_of_jobs(continuable.plan, slot, sessions)) is not None:
+            spark.begin(
+                ExecutorNeeds(fleet.store, nodes, writes=True, wait_seconds=request.wait_seconds), progress, amount
+            )
             progress.reached(CrashPoint.SPARK_BEGUN)
-
-        with record_operation(store, operation, lambda: _undo(context, continuable, progress), progress):
-            commit = take_increment(context, chain, continuable, spark, progress, began)
-        progress.reached(CrashPoint.OUTCOME_STORED)
+        commit = None
+        while commit is None:
+            operation = _new_operation(store, chain, request, continuable, progress)
+            context = CreateContext(request, store, operation, lock)
+            try:
+                commit = _run_operation(context, chain, continuable, spark, progress, began)
+            except ENDING as error:
+                # Only reading a node's WAL showed that its copy can't be continued.
+                node = _find_ended(sessions, continuable, error)
+                if node is None or request.terminal or is_open(store, operation.id):
+                    raise
+                reason = error.message.removeprefix(f"node {node}: ")
+                continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
     progress.reached(CrashPoint.RELEASED)
     return commit
+
+
+def _new_operation(
+    store: ObjectStore, chain: Chain, request: CreateRequest, continuable: Continuable, progress: StepTimes
+) -> Operation:
+    number = chain.last.increment + 1
+    intent = new_operation("create", request.name, number, tuple(node.id for node in continuable.nodes))
+    intent = structs.replace(
+        intent,
+        turn=free_turn(store, request.name, number),
+        terminal=request.terminal or UNSET,
+        fleet_id=chain.full.fleet_id,
+        renews=tuple(continuable.to_renew) or UNSET,
+    )
+    return Operation(intent, details=OutcomeDetails(times=progress))
+
+
+def _run_operation(
+    context: CreateContext,
+    chain: Chain,
+    continuable: Continuable,
+    spark: SparkSource,
+    progress: StepTimes,
+    began: float,
+) -> Increment:
+    operation = context.operation
+    with record_operation(context.store, operation, lambda: _undo(context, continuable, progress), progress):
+        commit = take_increment(context, chain, continuable, spark, progress, began)
+    progress.reached(CrashPoint.OUTCOME_STORED)
+    return commit
+
+
+def _find_ended(sessions: Sessions, continuable: Continuable, error: SnapshotError) -> str | None:
+    """Return the node whose copy can't be continued according to the error, unless it had begun again."""
+    named = error.details.get("node")
+    return next((node.id for node in sessions.nodes if node.id == named and node.id not in continuable.to_renew), None)
 
 
 def _undo(context: CreateContext, continuable: Continuable, progress: Progress) -> bool:

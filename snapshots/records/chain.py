@@ -170,7 +170,7 @@ class Chain:
 
     def archive(self, node: str) -> str:
         """Return the operation that began the node's archive, as in its keys (wal/segments/archive.py)."""
-        return self.renewals[node][0].operation if node in self.renewals else self.full.operation
+        return self.renewals[node][0].operation if node in self.renewals else self.full.chain
 
     @property
     def absent(self) -> Mapping[str, AbsentCopy]:

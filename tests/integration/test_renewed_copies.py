@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import create_standby, delete_server
+from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.snapshots.records.proven_chains import commit_key, read_chain
+from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STANDBY, OTHER = "s1-b1", "s2-b1"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +178,98 @@ def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> No
     assert place.check().result == VALID
     place.check_restores(1, 2, 3, 4, 5)
     place.check_restores_without("s1", 2, 3, 5)
+
+
+def test_copies_begin_again_while_global_transactions_go_on(place: ChangingFleet) -> None:
+    """Both shards' copies of each transaction are restored, or neither, before, at and after the new beginnings."""
+    dsns = [node.dsn for node in place.fleet.primaries]
+    with BankWorkload(dsns, clients=3, cross_shard_ratio=1.0, pause_seconds=0.02):
+        place.runs.full("chain")
+        for lost in ((), ("s1",), (), ("s2", STANDBY)):
+            for node in lost:
+                drop_slot(place, node)
+            commit = place.runs.increment("chain")
+            assert isinstance(commit, Increment)
+            assert set(lost) <= commit.renewed.keys()
+            assert commit.cut.global_transactions > 0
+    assert place.check().result == VALID
+    for number in range(1, 5):
+        place.runs.restore("chain", place.target, number)
+        invariants = read_invariants([node.dsn for node in place.target.primaries])
+        assert invariants.hold
+        assert sum(invariants.transfers) > 0
+
+
+# In the order in which a create reaches them: each create is settled by the next.
+POINTS = (
+    (CrashPoint.INTENT_STORED, 1),
+    (CrashPoint.SLOT_MADE, 1),
+    (CrashPoint.SLOT_MADE, 2),
+    (CrashPoint.PREPARED_OVER, 1),
+    (CrashPoint.BASE_COPIED, 1),
+    (CrashPoint.COPY_SLOTS_DROPPED, 1),
+    (CrashPoint.FINISHES_WRITTEN, 1),
+    (CrashPoint.ARCHIVED, 1),
+    (ABOUT_TO_COMMIT, 1),
+)
+
+
+@pytest.mark.parametrize("lost", [("s1", STANDBY), (STANDBY,)], ids=["shard", "standby"])
+def test_a_create_that_is_killed_leaves_nothing_that_the_next_uses(place: ChangingFleet, lost: tuple[str, ...]) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    for node in lost:
+        slot = drop_slot(place, node)
+    for point, count in POINTS:
+        if lost == (STANDBY,) and (point, count) in ((CrashPoint.SLOT_MADE, 2), (CrashPoint.COPY_SLOTS_DROPPED, 1)):
+            continue
+        place.write()
+        program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
+        words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
+        done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    second = next_increment(place)
+    assert second.renewed.keys() == set(lost)
+    for node in place.fleet.nodes:
+        assert slots_of(node.dsn) == [slot]
+    assert not read_open_operations(place.fleet.store.open())
+    next_increment(place)
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place, "s1")
+    drop_slot(place, OTHER)
+    commit = next_increment(place)
+    path = place.folder / "store" / commit_key("chain", 1)
+    store, before, renewed = place.fleet.store.open(), path.read_bytes(), commit.renewed
+    of_standby, of_primary = renewed[OTHER], renewed["s1"]
+    (number, *_), changes = of_standby.copied, commit.definition_changes
+    assert changes is not None
+    without = structs.replace(changes, objects=tuple(one for one in changes.objects if one.node != OTHER))
+    late = commit.cut.of("s2").finish
+    values: list[tuple[str, dict[str, object]]] = [
+        ("does not match the tables", {"renewed": renewed | {OTHER: structs.replace(of_standby, copied={})}}),
+        ("does not match the base copies", {"definition_changes": without}),
+        (
+            "does not match the base copies",
+            {"renewed": renewed | {OTHER: structs.replace(of_standby, copied={**of_standby.copied, number: 1000})}},
+        ),
+        ("after the start of the cut", {"renewed": renewed | {OTHER: structs.replace(of_standby, base=late)}}),
+        ("identity or reason", {"renewed": renewed | {OTHER: structs.replace(of_standby, reason="")}}),
+        ("identity or reason", {"renewed": renewed | {OTHER: of_primary}}),
+        ("slots_complete_at does not match", {"slots_complete_at": {}}),
+        ("slots_complete_at lists", {"slots_complete_at": {"s1": commit.slots_complete_at["s1"]}}),
+        ("is not the key|contains rows of a group", {"renewed": {"s1": of_primary}}),
+        ("segments lists", {"renewed": renewed | {"s3": structs.replace(
+            of_primary, identity=structs.replace(of_primary.identity, node="s3"))}}),
+    ]  # fmt: skip
+    for message, changed in values:
+        path.write_bytes(seal(structs.replace(commit, **changed)))
+        with pytest.raises((ManifestError, ArchiveError), match=message):
+            read_chain(store, "chain").check_archive()
+    path.write_bytes(before)
+    read_chain(store, "chain").check_archive()

@@ -70,7 +70,10 @@ class CopyNeeds:
 
     def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
         """Return the numbers of the groups whose rows can't be restored from this copy without the object."""
-        if chain_object.node != self.node or chain_object.increment > self.chain.last.increment:
+        if chain_object.node != self.node:
+            return frozenset()
+        # What a copy had before it began again is needed only by the increments before.
+        if not self.chain.begun(self.node) <= chain_object.increment <= self.chain.last.increment:
             return frozenset()
         if isinstance(chain_object.stored, Segment):
             # A segment may contain changes of every group.

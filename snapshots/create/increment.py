@@ -245,7 +245,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, chain.full)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        guard_nodes(store, sessions, progress, operations)
+        guard_nodes(store, sessions, progress, operations, chain.full.chain)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)

@@ -26,7 +26,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.groups import Table
+from cutline.nodes.groups import SchemaChangedError, Table
 from cutline.nodes.sessions import Absence, Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
@@ -48,14 +48,16 @@ from cutline.wal.drain.slots import drop_slots, slot_name
 class NewCopies:
     """The copies that an increment begins again: their reasons and positions, by node, and the copied tables.
 
-    `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. `slots_complete_at`
-    has the positions of all primaries when the slots had been created; it is empty unless a primary is among the nodes.
+    `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
+    `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
+    the slots had been created; it is empty unless a primary is among the nodes.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
     positions: Mapping[str, Lsn] = field(default_factory=dict)
     entries: tuple[NamedObject, ...] = ()
     copied: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    copied_shards: frozenset[str] = frozenset()
     slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
 
     def of(self, sessions: Sessions) -> dict[str, Renewal]:
@@ -79,10 +81,10 @@ class NewCopies:
         """Return the chain's state in which these copies begin again."""
         if not self.positions:
             return state
-        shards = {node for node in self.positions if node in state.last_cut}
+        shards = frozenset(node for node in self.positions if node in state.last_cut)
         return replace(
             state,
-            known=replace(state.known, lost=frozenset(shards)),
+            known=replace(state.known, lost=self.copied_shards | shards),
             base={**state.base, **self.positions},
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
             last_cut={**state.last_cut, **{shard: LastCut(self.positions[shard]) for shard in shards}},
@@ -155,23 +157,38 @@ def _begin_standbys(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Add the standbys among the nodes; leave out those that fail, and begin again with the others."""
+    """Add the standbys among the nodes; leave out those that fail, and begin again with the others.
+
+    If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for a primary.
+    """
     sessions, slot = context.sessions, slot_name(state.chain)
     while left := [node for node in nodes if node.backup_of is not None and node.id not in sessions.absent]:
         try:
-            return _copy_standbys(context, state, new, left, spark, progress)
+            plan = _plan_copies(sessions, state, {node.shard for node in left})
+            if changed := [node for node in left if node.shard in plan.changed]:
+                for node in changed:
+                    if sessions.may_leave_out(node):
+                        _do_without(sessions, node, _changed_error(f"tables of {node.shard} have changed since then"))
+                    else:
+                        state = replace(state, known=replace(state.known, lost=state.known.lost | {node.shard}))
+                continue
+            new = _copy_standbys(context, new, left, plan, slot, spark, progress)
+            return replace(new, copied_shards=state.known.lost)
         except Exception as error:
             drop_slots(left, slot)
-            if not isinstance(error, SnapshotError | ChangedError) and not sessions.watch.silent():
-                raise
             if leave_out_silent(sessions):
                 continue
+            if isinstance(error, ChangedError):
+                error = _changed_error(str(error))
             if not isinstance(error, SnapshotError):
-                error = SnapshotError(str(error), hint="repeat the command: it copies the standbys again")
-            named = [node for node in left if node.id == error.details.get("node")]
-            for node in named or left:
+                raise
+            for node in [node for node in left if node.id == error.details.get("node")] or left:
                 _do_without(sessions, node, error)
     return new
+
+
+def _changed_error(problem: str) -> SchemaChangedError:
+    return SchemaChangedError(problem, hint="repeat the command: it tries to copy them again")
 
 
 def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
@@ -182,41 +199,58 @@ def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
     sessions.leave_out(node, Absence(f"it could not be copied again: {reason}", has_ended=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _CopyPlan:
+    """The tables to copy from standbys, by shard, under their numbers in the chain, and the catalogs' fingerprints.
+
+    `changed` are the shards whose tables have changed since the last commit. Shards that the increment copies anyway
+    have no tables here.
+    """
+
+    tables: Mapping[str, list[Table]]
+    fingerprints: Mapping[str, str]
+    changed: frozenset[str]
+
+
+def _plan_copies(sessions: Sessions, state: ChainState, shards: set[str]) -> _CopyPlan:
+    seen = read_current_tables(sessions, state.selection, {})
+    plan, wanted = plan_ddl(seen, state.known, {}, {}), shards - state.known.lost
+    changed = frozenset(shard for shard in wanted if plan.shards[shard].changed or plan.shards[shard].gone)
+    tables: dict[str, list[Table]] = {}
+    for shard in wanted - changed:
+        known = {group.name: group for group in state.known.groups[shard]}
+        tables[shard] = [replace(table, group=known[table.group.name]) for table in seen[shard].tables]
+    return _CopyPlan(tables, plan.fingerprints, changed)
+
+
 def _copy_standbys(
     context: CreateContext,
-    state: ChainState,
     new: NewCopies,
     nodes: list[Node],
+    plan: _CopyPlan,
+    slot: str,
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Create the slots of these standbys and copy their tables, except for shards that the increment copies anyway."""
+    """Create the slots of these standbys and copy their tables."""
     sessions, wait = context.sessions, context.standby_wait_seconds
-    seen = read_current_tables(sessions, state.selection, {})
-    plan = plan_ddl(seen, state.known, {}, {})
-    tables: dict[str, list[Table]] = {}
-    for shard in {node.shard for node in nodes} - state.known.lost:
-        if plan.shards[shard].changed or plan.shards[shard].gone:
-            raise ChangedError(f"tables of {shard} have changed since the last increment")
-        known = {group.name: group for group in state.known.groups[shard]}
-        tables[shard] = [replace(table, group=known[table.group.name]) for table in seen[shard].tables]
-    with export_snapshots(context.fleet, nodes, slot_name(state.chain), wait, progress) as slots:
-        to_copy = [node for node in nodes if tables.get(node.shard)]
+    to_copy = [node for node in nodes if plan.tables.get(node.shard)]
+    entries: tuple[NamedObject, ...] = ()
+    with export_snapshots(context.fleet, nodes, slot, wait, progress) as slots:
         check_exported(to_copy, slots, plan.fingerprints)
-        entries: tuple[NamedObject, ...] = ()
         if to_copy:
-            spark.begin(context.executor_needs, progress, amount_to_copy(to_copy, tables))
+            spark.begin(context.executor_needs, progress, amount_to_copy(to_copy, plan.tables))
             destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
-            sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in to_copy]
+            sources = [TableSource(node, slots[node.id].snapshot, plan.tables[node.shard]) for node in to_copy]
             entries = tuple(copy_tables(sources, destination, sessions, spark, progress))
         positions = {node: exported.position for node, exported in slots.items()}
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
-    await_prepared(sessions, wait, progress, "the new copy")
+    await_prepared(sessions, wait, progress, "the new copy", {node.shard for node in nodes})
     progress.reached(CrashPoint.PREPARED_OVER)
     copied = {
-        node.id: Counter({table.group.number: 0 for table in tables[node.shard]})
+        node.id: Counter({table.group.number: 0 for table in plan.tables[node.shard]})
         for node in nodes
-        if node.shard in tables
+        if node.shard in plan.tables
     }
     for entry in entries:
         copied[entry.node].update(entry.rows)

@@ -273,3 +273,22 @@ def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place:
             read_chain(store, "chain").check_archive()
     path.write_bytes(before)
     read_chain(store, "chain").check_archive()
+
+
+@pytest.mark.parametrize("place", ["[copies]\nwait = '2s'\n"], indirect=True)
+def test_a_standby_that_can_not_be_copied_is_left_out(place: ChangingFleet) -> None:
+    """Its slot waits for older transactions, which must not hold up the increment."""
+    place.runs.full("chain")
+    drop_slot(place, STANDBY)
+    place.execute("s1", "BEGIN; INSERT INTO empty VALUES (1); PREPARE TRANSACTION 'in-the-way'")
+    try:
+        first = next_increment(place)
+    finally:
+        place.execute("s1", "COMMIT PREPARED 'in-the-way'")
+    assert first.absent[STANDBY].has_ended
+    assert "could not be copied again" in first.absent[STANDBY].reason
+    assert slots_of(place.fleet.node(STANDBY).dsn) == []
+    assert next_increment(place).renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+    place.check_restores_without("s1", 2)

@@ -91,7 +91,7 @@ def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[Dra
             slot=slot,
             publications=publication_names(FLEET),
             snapshot="hot",
-            chain=slot,
+            archive=slot,
             operation="op",
             definitions=definitions,
             global_id_form="exact",

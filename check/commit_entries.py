@@ -61,7 +61,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
             findings.conflict(Conflict(kind, detail, object=commit_key(chain.name, commit.increment)))
     for shard, detail in _check_rules(chain):
         findings.conflict(Conflict("rules", detail, node=shard, object=commit_key(chain.name, 0)))
-    for node in chain.full.parts:
+    for node in chain.parts:
         ends = [commit.segments[node][-1].key for commit in chain.commits if commit.segments.get(node)]
         for detail, segment in _check_archive(chain.segments(node), frozenset(ends)):
             findings.conflict(Conflict("archive", detail, node=node, object=segment.key))
@@ -74,7 +74,7 @@ def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
         yield f"its cut is {commit.cut.id}, but attempt {commit.cut.attempts} of its operation made cut {expected}"
     if commit.increment == 0 and commit.chain != commit.operation:
         yield f"its chain is {commit.chain}, but the operation of a full snapshot is its chain: {commit.operation}"
-    primaries = set(chain.full.primaries)
+    primaries = set(chain.primaries)
     if commit.databases and commit.databases.keys() != primaries:
         described = list_some(sorted(commit.databases), NAMED_MAX)
         yield f"it describes the databases of {described} instead of {list_some(sorted(primaries), NAMED_MAX)}"
@@ -124,7 +124,7 @@ def _large_objects_of(commit: Commit) -> dict[str, int]:
 
 def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Iterator[str]:
     """Yield the contradictions between a commit's list of left-out parts and the parts themselves."""
-    full, primaries = chain.full, set(chain.full.primaries)
+    full, primaries = chain.full, set(chain.primaries)
     if strange := sorted({out.node for out in commit.left_out} - primaries):
         yield f"it leaves out parts of {list_some(strange, NAMED_MAX)}, which is no primary"
     of_full = _large_objects_of(commit)
@@ -139,10 +139,10 @@ def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Ite
     copies = [{(out.node, out.name) for out in one.left_out if out.kind == kind} for one in (full, commit)]
     if copies[0] != copies[1]:
         yield "it names other standbys without a copy than the full snapshot"
-    if copied := sorted(name for _, name in copies[1] if name in full.parts):
+    if copied := sorted(name for _, name in copies[1] if name in commit.segments):
         yield f"it says that there is no copy of {list_some(copied, NAMED_MAX)}, but the full snapshot has one"
     kind = LeftOutKind.ABSENT_COPY
-    absent = {out.name for out in commit.left_out if out.kind == kind and out.name in full.parts}
+    absent = {out.name for out in commit.left_out if out.kind == kind and out.name in commit.segments}
     if absent != commit.absent.keys():
         names = list_some(sorted(absent ^ commit.absent.keys()), NAMED_MAX)
         yield f"it names other standbys that it leaves out than it lists: {names}"

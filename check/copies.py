@@ -46,7 +46,7 @@ class Copies:
 
     def since(self, node: str) -> Lsn:
         """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""
-        return max(self.chain.full.base[other] for other in self.same_shard(node))
+        return max(self.chain.bases[other] for other in self.same_shard(node))
 
     def recopied_since(self, node: str) -> dict[int, Lsn]:
         """Return, for each group that was copied again, the position from which all copies have the same changes."""

@@ -25,7 +25,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, Increment
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_events import FleetEvents, fleet_events
@@ -81,14 +81,16 @@ def check_cuts(
     compared = 0
     known = () if after is None else chain.commits[: after + 1]
     progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
-    archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.full.primaries]
+    archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.primaries]
     for commit in known:
+        _begin_again(archives, commit)
         for archive in archives:
             archive.extend(commit)
         _end_windows(archives, commit)
     for commit in chain.commits[len(known) :]:
-        if findings.damaged & set(chain.full.primaries):
+        if findings.damaged & set(chain.primaries):
             return compared
+        _begin_again(archives, commit)
         try:
             windows = _read_windows(archives, commit, events)
             for archive in archives:
@@ -200,6 +202,14 @@ class _ShardArchive:
         self.last_commit_at = cut.last_commit_at
 
 
+def _begin_again(archives: list[_ShardArchive], commit: Commit) -> None:
+    """Replace the archives of the primaries whose copies begin again with the commit."""
+    if isinstance(commit, Increment):
+        for number, archive in enumerate(archives):
+            if (renewal := commit.renewed.get(archive.shard)) is not None:
+                archives[number] = _ShardArchive(archive.shard, renewal.base)
+
+
 def _end_windows(archives: list[_ShardArchive], commit: Commit) -> None:
     cuts = commit.cut.by_node
     for archive in archives:
@@ -234,6 +244,7 @@ def check_markers(
 ) -> None:
     """Check that every undamaged archive contains both markers of every cut, at the positions stored in the commit.
 
+    The archive of a node whose copy began again has the markers of the cuts since then.
     The archive of a node that is idle or absent at the last cut ends before that cut, and perhaps before earlier ones.
     Their markers will be in its next segment. With `after`, the markers are those of later increments, and so of the
     cuts for which the node was idle then.
@@ -243,14 +254,15 @@ def check_markers(
             continue
         idle, known = chain.last.end_of_archive(node), () if after is None else chain.commits[: after + 1]
         was_idle = known[-1].end_of_archive(node) if known else None
-        cuts = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True))
-        awaited = [(commit, cut) for commit, cut in cuts[: len(known)] if was_idle and cut.start >= was_idle.through]
+        cuts, first = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True)), chain.begun(node)
+        earlier = cuts[first : len(known)]
+        awaited = [(commit, cut) for commit, cut in earlier if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}
         for content, position in contents.items():
             # The archive also contains the markers of other chains.
             with suppress(ValueError):
                 positions[marker_from_bytes(content)] = position
-        for commit, cut in (*awaited, *cuts[len(known) :]):
+        for commit, cut in (*awaited, *cuts[max(len(known), first) :]):
             if idle is not None and cut.start >= idle.through:
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):

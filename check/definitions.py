@@ -112,7 +112,7 @@ def check_definitions(store: ObjectStore, part: NewPart, findings: Findings) -> 
     objects in the part are counted, and only its extension rows are read.
     """
     chain = part.chain
-    checking = _Checking(store, part, findings, {shard: _Shard() for shard in chain.full.primaries})
+    checking = _Checking(store, part, findings, {shard: _Shard() for shard in chain.primaries})
     for commit in chain.commits:
         checking.check(commit)
     checking.note()

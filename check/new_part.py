@@ -27,7 +27,7 @@ from cutline.snapshots.fold.sources import (
     truncated_groups,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, Commit, DefinitionChanges
+from cutline.snapshots.records.commit import BASE, Commit, DefinitionChanges, Increment
 from cutline.spark.amount import Amount
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import Undecided
@@ -159,6 +159,8 @@ class NewPart:
             return ""
         if back := [node for node in copies.nodes if node in self.before.absent]:
             return f"the copy of {back[0]} ended before the cut that was checked"
+        if renewed := [node for commit in self.commits if isinstance(commit, Increment) for node in commit.renewed]:
+            return f"the copy of {renewed[0]} began again since the cut that was checked"
         for node in copies.nodes:
             position = self.checked_to(node)
             if any(lsn < copies.since(node) for lsn in self.decided(node)):

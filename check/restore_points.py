@@ -59,7 +59,7 @@ def _read_verified(store: ObjectStore, segment: Segment) -> pa.Table:
 
 
 def _check_transactions(events: pa.Table, segment: Segment, chain: Chain) -> None:
-    transactions = SegmentTransactions(segment, chain.full.base[segment.node])
+    transactions = SegmentTransactions(segment, chain.bases[segment.node])
     try:
         transactions.add(events)
         transactions.end()

@@ -646,7 +646,7 @@ def hash_streams(
             ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
             decided[segment.source.node],
             before[segment.source.key].open if segment.source.key in before else None,
-            copies.chain.full.base[segment.source.node],
+            copies.chain.bases[segment.source.node],
             with_deletes,
             required.get(copies.shard[segment.source.node]),
             segment.source.number not in alone,
@@ -715,7 +715,7 @@ def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
     found: dict[int, frozenset[int]] = {}
     shard, ended = chain.shard_of(node), frozenset[int]()
     for commit in chain.commits:
-        if ended:
+        if ended and commit.increment >= chain.begun(node):
             found |= {segment.number: ended for segment in commit.segments.get(node, ())}
         if commit.definition_changes:
             ended |= set(commit.definition_changes.gone.get(shard, ()))
@@ -728,7 +728,11 @@ def continued_from(chain: Chain, node: str) -> dict[int, Lsn]:
     A create sets them to the first change. In a table that was copied, changes before the copy don't count.
     """
     shard = chain.shard_of(node)
-    changes = [commit.definition_changes for commit in chain.commits if commit.definition_changes]
+    changes = [
+        commit.definition_changes
+        for commit in chain.commits
+        if commit.definition_changes and commit.increment >= chain.begun(node)
+    ]
     return {
         number: begun
         for one in changes

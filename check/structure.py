@@ -92,7 +92,7 @@ def check_structure(
         foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
     checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
-    with_ddl = () if chain.full.only_cut else chain.full.primaries
+    with_ddl = () if chain.full.only_cut else chain.primaries
     checks += [("commit", partial(find_ddl, chain, node)) for node in with_ddl]
     for kind, check in checks:
         try:
@@ -150,7 +150,7 @@ def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: Snaps
     if number < last and not lost.restore:
         detail = f"the chain was lost after {point_label(number)} according to its mark, but increment {last} follows"
         report.conflicts.append(Conflict("mark", detail, object=key))
-    unknown = sorted({lost.node, *lost.nodes} - chain.full.parts.keys() - {""})
+    unknown = sorted({lost.node, *lost.nodes} - chain.parts.keys() - {""})
     if unknown:
         detail = f"the mark of the lost chain names {list_some(unknown, NAMED_MAX)}, which is no node of the snapshot"
         why = "it has got another name in the fleet file or a copy of the slot, or somebody changed the store"

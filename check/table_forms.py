@@ -331,7 +331,7 @@ def forms_of_shards(
     """
     sent: dict[bytes, Sent] = {}
     found: dict[str, Sent] = {}
-    encodings = {identity.node: identity.encoding for identity in chain.full.baseline}
+    encodings = {identity.node: identity.encoding for identity in chain.nodes}
     for shard in sorted(shards):
         forms = TableForms.of(chain.definitions(shard).values(), own.get(shard))
         forms = replace(forms, is_utf8=encodings.get(shard) == UTF8)

@@ -72,18 +72,23 @@ class ShardCuts:
     @classmethod
     def of(cls, chain: Chain, shard: str) -> ShardCuts:
         """Return the cuts of a shard in a chain."""
-        cuts = chain.cuts(shard)
+        cuts, begun, began_at = chain.cuts(shard), chain.begun(shard), chain.bases[shard]
         end = cuts[-1].position
-        late = {entry.lsn: number + 1 for number, cut in enumerate(cuts) for entry in cut.undecided if entry.lsn < end}
+        late = {
+            entry.lsn: number + 1
+            for number, cut in enumerate(cuts)
+            for entry in cut.undecided
+            if number >= begun and entry.lsn < end
+        }
         lsns = np.array(sorted(late), np.int64)
         numbers = np.array([late[lsn] for lsn in sorted(late)], np.int64)
         return cls(
-            np.array([cut.position for cut in cuts], np.int64),
+            # Earlier positions may be in WAL that is not the shard's any more.
+            np.array([cut.position if number >= begun else began_at for number, cut in enumerate(cuts)], np.int64),
             lsns,
             np.where(numbers < len(cuts), numbers, LATER),
-            np.array([lsn for cut in cuts for lsn in cut.rolled_back if lsn < end], np.int64),
-            # Before that was recorded, only the first start marker is known to be late enough.
-            chain.full.slots_complete_at.get(shard, cuts[0].start),
+            np.array([lsn for cut in cuts[begun:] for lsn in cut.rolled_back if lsn < end], np.int64),
+            _slots_complete_at(chain, shard),
         )
 
     def by_position(self, lsn: Ints) -> Ints:
@@ -114,6 +119,15 @@ class ShardCuts:
         ]
 
 
+def _slots_complete_at(chain: Chain, shard: str) -> Lsn:
+    """Return the position of the shard when the slots of all primaries that began last had been created."""
+    for increment in reversed(chain.increments):
+        if increment.slots_complete_at:
+            return increment.slots_complete_at[shard]
+    # Before that was recorded, only the first start marker is known to be late enough.
+    return chain.full.slots_complete_at.get(shard, chain.cuts(shard)[0].start)
+
+
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """The buckets of each cut: the numbers from `firsts[cut]` up to, but not including, `firsts[cut + 1]`."""
@@ -123,7 +137,7 @@ class Buckets:
     @classmethod
     def of(cls, chain: Chain) -> Buckets:
         """Return buckets for the transactions of a chain, in proportion to the events that each cut adds."""
-        shards = chain.full.primaries
+        shards = chain.primaries
         events = [
             sum(segment.events for shard in shards for segment in commit.segments.get(shard, ()))
             for commit in chain.commits
@@ -155,7 +169,8 @@ class PartRules:
 
     `shard_of` has the number of each node's shard; `names` maps all names of shards to their numbers. `since` is the
     position from which a node's archive must match those of the other copies of its shard; it has only nodes of shards
-    with several copies. An earlier check has compared the transactions of the cuts up to number `after`.
+    with several copies. An earlier check has compared the transactions of the cuts up to number `after`. `first` is the
+    number of the first cut since which the copies of all primaries have been the same.
     """
 
     nodes: tuple[str, ...]
@@ -165,6 +180,7 @@ class PartRules:
     since: Mapping[str, Lsn]
     buckets: Buckets
     after: int = NONE_COMPARED
+    first: int = 0
 
     @classmethod
     def of(cls, chain: Chain, known_as: Mapping[str, str], after: int | None = None) -> PartRules:
@@ -172,12 +188,12 @@ class PartRules:
 
         With `after`, an earlier check has compared the transactions up to that increment.
         """
-        shards = chain.full.primaries
+        shards = chain.primaries
         nodes = (*shards, *(node for node in chain.present if node not in shards))
         shard_of = {node: shards.index(chain.shard_of(node)) for node in nodes}
         others = {name: shards.index(shard) for name, shard in known_as.items() if shard in shards}
         copies = Counter(shard_of.values())
-        base = chain.full.base
+        base = chain.bases
         since = {
             node: max(base[other] for other in nodes if shard_of[other] == shard)
             for node, shard in shard_of.items()
@@ -185,7 +201,8 @@ class PartRules:
         }
         cuts = tuple(ShardCuts.of(chain, shard) for shard in shards)
         compared = NONE_COMPARED if after is None else after
-        return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain), compared)
+        first = max(map(chain.begun, shards))
+        return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain), compared, first)
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -355,7 +372,7 @@ class _Parts:
         is_new = cut > rules.after
         found, cut = found.where(is_new), cut[is_new]
         named, lists = named_shards(found.table["key"], rules.names)
-        return cls(shard, found.hashes, cut, (cut == 0) & (found.lsn < cuts.certain_from), named, lists)
+        return cls(shard, found.hashes, cut, (cut == rules.first) & (found.lsn < cuts.certain_from), named, lists)
 
     def sets(self, rules: PartRules) -> Iterable[_PartSet]:
         """Yield the sets of parts of each kind. A transaction counts once in a segment.

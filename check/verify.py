@@ -187,15 +187,25 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     _note_lost_lists(chain, findings)
     if request.uses_records and rest_on_record(check, checks, lambda part: _check_part(check, part)):
         return
-    part = NewPart(chain)
+    part, compared = NewPart(chain), None
     check.spark.begin(ExecutorNeeds(location), progress, part.amount)
-    _check_part(check, part, request.rows)
+    for last in _ends_before_renewals(chain):
+        # What the copies of primaries that began again had before is needed to restore these increments.
+        _check_part(check, NewPart(chain.up_to(last)), compared=compared)
+        compared = last
+    _check_part(check, part, request.rows, compared)
     record_full(check)
 
 
-def _check_part(check: ChainCheck, part: NewPart, rows: int = 0) -> None:
+def _ends_before_renewals(chain: Chain) -> list[int]:
+    """Return the last increment before each increment with which the copy of a primary begins again."""
+    primaries = set(chain.primaries)
+    return [one.increment - 1 for one in chain.increments if not primaries.isdisjoint(one.renewed)]
+
+
+def _check_part(check: ChainCheck, part: NewPart, rows: int = 0, compared: int | None = None) -> None:
     stored = check_definitions(check.location.open(), part, check.findings)
-    check_contents(check, part, stored, rows)
+    check_contents(check, part, stored, rows, compared)
 
 
 @contextmanager
@@ -232,13 +242,17 @@ def _note_lost_lists(chain: Chain, findings: Findings) -> None:
             findings.damage(report_of(lost_list_error(object_list)))
 
 
-def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, rows: int = 0) -> None:
+def check_contents(
+    check: ChainCheck, part: NewPart, stored: StoredDefinitions, rows: int = 0, compared: int | None = None
+) -> None:
     """Read every object and compare the contents. The chain must have passed `check_structure`.
 
     If an earlier check has found the rest of the chain valid, only the `part` is read; Spark is then started only if
     tables were copied or there is more to read than the driver should hold. `stored` contains the facts about rows that
-    the stored DDL states. `rows` is as in CheckRequest.
+    the stored DDL states. `rows` is as in CheckRequest. This check has compared the cuts and transactions up to
+    increment `compared`, if it is given.
     """
+    after = compared if part.after is None else part.after
     chain, spark, store, findings, progress = part.chain, check.spark, check.location, check.findings, check.progress
     copies = _copies_of(chain, stored)
     held = hold_archive(store, part)
@@ -248,11 +262,11 @@ def check_contents(check: ChainCheck, part: NewPart, stored: StoredDefinitions, 
     if held is None:
         start_session(spark, progress)
     sources = None if held else _sources_for_reports(copies, part, store)
-    rules = PartRules.of(chain, check.known_as, part.after)
+    rules = PartRules.of(chain, check.known_as, after)
     streams = hash_streams(spark, copies, held or store, findings, progress, sources, rules, part)
     check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {}, streams.held)
-    findings.report.compared.transactions += check_cuts(chain, events, findings, progress, part.after)
+    findings.report.compared.transactions += check_cuts(chain, events, findings, progress, after)
     hashes = PartitionHashes.none()
     if part.has_copies:
         session = spark.session() if held is None else start_session(spark, progress)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 # `init` comes first, because events that end a chain often remove tables from the publications as well. Repeating it is
 # safe.
+NEXT_COPIES = "take the next increment: it copies the node again"
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
 # While a restore swaps databases, a database is renamed or accepts no connections.
 UNFINISHED_RESTORE = (

@@ -195,7 +195,7 @@ def _amount_of(checks: Iterable[_ShardCheck]) -> Amount:
 
 def _amount_with_cut(chain: Chain) -> Amount:
     """Return the amount of work with comparing a cut, too: Spark shuffles the hashes of the primaries' rows by key."""
-    return Amount(changes=sum(sum(chain.base_rows(shard).values()) for shard in chain.full.primaries))
+    return Amount(changes=sum(sum(chain.base_rows(shard).values()) for shard in chain.primaries))
 
 
 def _read_snapshot(fleet: Fleet, name: str | None, report: LiveReport) -> Chain | None:

@@ -15,6 +15,7 @@ from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.left_out import left_out_lines, left_out_since
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.renewed import renewed_document, renewed_lines
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text, time_text
 from cutline.fleet.config import Fleet
@@ -233,6 +234,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
             "in_flight": cut.in_flight,
         },
         "left_out": to_builtins(commit.left_out),
+        "renewed": renewed_document(commit),
     }
 
 
@@ -252,7 +254,12 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
     ]
     if commit.terminal:
         lines.append("terminal: the fleet is read-only now; to accept writes again: snapshot resume")
-    return lines + causes_lines(cut.causes) + left_out_since(commit.left_out, before, commit.snapshot)
+    return (
+        lines
+        + renewed_lines(commit)
+        + causes_lines(cut.causes)
+        + left_out_since(commit.left_out, before, commit.snapshot)
+    )
 
 
 def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:

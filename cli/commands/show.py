@@ -23,6 +23,7 @@ from cutline.cli.output.arguments import (
 )
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.recovery import plan_lines, transaction_lines
+from cutline.cli.output.renewed import renewed_document, renewed_lines
 from cutline.cli.output.results import answer
 from cutline.cli.output.tables import (
     FittingTable,
@@ -231,10 +232,11 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "fleet": chain.full.fleet_id,
         "baseline": to_builtins(tuple(chain.baseline.values())),
         "group_definitions": to_builtins(chain.all_groups),
-        "base_positions": {node: str(position) for node, position in chain.full.base.items()},
+        "base_positions": {node: str(position) for node, position in chain.bases.items()},
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
+        "renewed": [renewed_document(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
         "repairs": to_builtins(chain.applied.repairs),
     }
@@ -262,6 +264,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *_comments(chain),
         *_causes(chain),
         *_changes(chain),
+        *_renewals(chain),
         *_repairs(chain),
         "",
         *left_out_lines(chain.left_out),
@@ -277,7 +280,7 @@ def _nodes(chain: Chain) -> FittingTable:
             identity.system_identifier,
             str(identity.timeline),
             identity.database,
-            str(chain.full.base[identity.node]),
+            str(chain.bases[identity.node]),
         )
         for identity in chain.baseline.values()
     ]
@@ -340,6 +343,10 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
         for commit in chain.commits
         for one in _changes_document(commit)
     ]
+
+
+def _renewals(chain: Chain) -> list[str | RenderableType]:
+    return [f"increment {commit.increment}: {line}" for commit in chain.commits for line in renewed_lines(commit)]
 
 
 def _repairs(chain: Chain) -> list[str | RenderableType]:

@@ -70,7 +70,10 @@ class CopyNeeds:
 
     def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
         """Return the numbers of the groups whose rows can't be restored from this copy without the object."""
-        if chain_object.node != self.node or chain_object.increment > self.chain.last.increment:
+        if chain_object.node != self.node:
+            return frozenset()
+        # What a copy had before it began again is needed only by the increments before.
+        if not self.chain.begun(self.node) <= chain_object.increment <= self.chain.last.increment:
             return frozenset()
         if isinstance(chain_object.stored, Segment):
             # A segment may contain changes of every group.
@@ -157,7 +160,7 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
     borrowed: dict[str, frozenset[int]] = {}
     lost: list[LostPart] = []
     used: set[str] = set()
-    for shard in wanted.nodes or chain.full.primaries:
+    for shard in wanted.nodes or chain.primaries:
         numbers = wanted.numbers(chain, shard)
         missing, at_fault = _missing(chain, shard, numbers, objects)
         used |= at_fault
@@ -206,7 +209,7 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
     """
     for chain_object, lost in lost_lists(chain):
         shard = chain.shard_of(chain_object.node)
-        if shard not in (wanted.nodes or chain.full.primaries):
+        if shard not in (wanted.nodes or chain.primaries):
             continue
         numbers = choice.borrowed.get(chain_object.node, frozenset())
         if chain_object.node == shard:
@@ -329,7 +332,7 @@ def verify_copies(
         )
         return _verify(session, (VerifyTask(stored_object, store) for stored_object in objects), progress, total)
 
-    damages |= verify("primaries", wanted.nodes or chain.full.primaries)
+    damages |= verify("primaries", wanted.nodes or chain.primaries)
     choice, _ = choose_copies(chain, wanted, damages)
     damaged = {chain.shard_of(damage.node) for damage in choice.damaged}
     damages |= verify("standbys", [standby for shard in sorted(damaged) for standby in standbys_of(chain, shard)])

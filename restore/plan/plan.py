@@ -185,7 +185,7 @@ class RestorePlan:
             in_doubt=in_doubt_transactions(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
-            warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.full.primaries)],
+            warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.primaries)],
             moved=[f"{target.node.id}: {move.label}" for target in self.targets for move in self.moves(target)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
             scope=self.request.scope,
@@ -286,7 +286,7 @@ def plan_restore(
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     chain.check_archive()
-    shards = choose_nodes(request.scope.nodes, chain.full.primaries, f"snapshot {request.name}")
+    shards = choose_nodes(request.scope.nodes, chain.primaries, f"snapshot {request.name}")
     for shard in shards:
         find_ddl(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))

@@ -1,9 +1,9 @@
 """Standbys that a create does without, so that a copy that is away never stops a chain.
 
-A standby is left out if it can't be reached, is late, or can't continue its copy, unless `[copies] require` in
-fleet.toml demands it. Its slot stays: a later increment archives all WAL since the end of its archive, and from then on
-the copy is compared again. A copy ends for good, which the commits say, if its slot is lost, or if tables of its shard
-change while it is left out: their rows were copied without it.
+A standby is left out if it can't be reached or is late, unless `[copies] require` in fleet.toml demands it. Its slot
+stays: a later increment archives all WAL since the end of its archive, and from then on the copy is compared again. A
+copy ends, which the commits say, if its slot is lost, or if tables of its shard change while it is left out: their rows
+were copied without it. Then a later increment copies the standby again (snapshots/create/renewal.py).
 
 Only the primaries' archives determine a cut, so nothing else depends on which standbys take part.
 """
@@ -30,13 +30,13 @@ from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
 from cutline.wal.drain.waiting import ReplayLagError, ReplayState, WaitNotes, read_replay, replay_error, report_replay
 
 POLL_SECONDS = 0.05
-# With one of these errors, the copy of a standby has ended.
+# With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError)
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
 UNLISTED = "it is no longer in fleet.toml"
 BACK = "when it is back, the next increment adds what is missing"
-ENDED = "only a new full snapshot copies it again"
-ADDED = "it was added to fleet.toml after the full snapshot; the next full snapshot copies it"
+ENDED = "the next increment that can copies it again"
+ADDED = "no commit of the chain has a copy of it"
 
 
 def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
@@ -127,18 +127,39 @@ def _is_hopeless(state: ReplayState, wait_seconds: float) -> bool:
     return state.why == "paused" or (state.why == "delayed" and state.delay_seconds > wait_seconds)
 
 
-def leave_out_ended(sessions: Sessions, chain: Chain) -> list[Node]:
-    """Leave out the standbys whose copies have ended, and return them."""
+def joining_standbys(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
+    """Return the standbys in fleet.toml of which the chain has no copy.
+
+    If the full snapshot was taken without standbys, there are none.
+    """
+    full, shards = chain.full, set(chain.primaries)
+    has_standbys = any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out) or len(chain.parts) > len(shards)
+    known = chain.parts.keys() | {entry.name for entry in chain.too_old}
+    added = (node for node in fleet.nodes if node.backup_of in shards and node.id not in known)
+    return tuple(added) if has_standbys else ()
+
+
+def find_renewable(sessions: Sessions, chain: Chain) -> dict[str, str]:
+    """Return the standbys whose copies have ended or never began, with the reason, by node."""
+    reasons = {
+        node: f"left out since increment {copy.since}: {copy.reason}"
+        for node, copy in chain.absent.items()
+        if copy.has_ended
+    }
+    return {
+        node.id: ADDED if node.id not in chain.parts else reasons[node.id]
+        for node in sessions.nodes
+        if node.id in reasons or node.id not in chain.parts
+    }
+
+
+def leave_out_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
+    """Leave out the standbys whose copies have ended, and drop their slots, for which they would retain WAL."""
+    slot = slot_name(chain.full.operation)
     ended = [node for node in sessions.nodes if node.id in chain.absent and chain.absent[node.id].has_ended]
     for node in ended:
         sessions.leave_out(node, Absence(chain.absent[node.id].reason, has_ended=True))
-    return ended
-
-
-def drop_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
-    """Leave out the standbys whose copies have ended, and drop their slots, for which they would retain WAL."""
-    slot = slot_name(chain.full.operation)
-    if left := drop_slots(leave_out_ended(sessions, chain), slot):
+    if left := drop_slots(ended, slot):
         progress.note(f"slot {slot} could not be dropped on {', '.join(left)}; the next create will retry")
 
 
@@ -156,7 +177,7 @@ def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progr
 def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:
     """Return the copies that the next commit of the chain leaves out, by node; `changes` are those in the commit."""
     present, found = {node.id for node in sessions.nodes}, dict[str, AbsentCopy]()
-    for identity in chain.full.baseline:
+    for identity in chain.nodes:
         node, shard = identity.node, identity.backup_of
         if shard is None or node in present:
             continue
@@ -164,7 +185,7 @@ def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges |
         absence = sessions.absent.get(node) or Absence(UNLISTED, has_ended=True)
         reason, has_ended = absence.reason, absence.has_ended
         if before is not None and before.has_ended:
-            reason, has_ended = before.reason, True
+            reason, has_ended = reason if node in sessions.absent else before.reason, True
         elif changes is not None and (shard in changes.groups or shard in changes.gone):
             reason, has_ended = f"tables of {shard} have changed while it was left out ({reason})", True
         last = chain.original(chain.newest_segments(node)[-1])
@@ -172,7 +193,9 @@ def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges |
     return found
 
 
-def left_out_standbys(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fleet) -> tuple[LeftOut, ...]:
+def left_out_standbys(
+    chain: Chain, absent: Mapping[str, AbsentCopy], sessions: Sessions, renewed: Collection[str]
+) -> tuple[LeftOut, ...]:
     """Return the entries of a commit for the standbys without a copy at its cut: `absent`, and those never copied.
 
     If the full snapshot was taken without standbys, they are not named.
@@ -182,32 +205,31 @@ def left_out_standbys(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fle
         what_next = ENDED if copy.has_ended else BACK
         reason = f"since increment {copy.since}: {copy.reason}; {what_next}"
         out.append(absent_copy(chain.shard_of(node), node, reason))
-    full, shards = chain.full, set(chain.full.primaries)
-    never = {entry.name: entry for entry in full.left_out if entry.kind == LeftOutKind.ABSENT_COPY}
-    if len(full.parts) == len(shards) and not never:
-        return tuple(out)
-    known = full.parts.keys() | {entry.name for entry in chain.too_old}
-    added = [node for node in fleet.nodes if node.backup_of in shards and node.id not in known]
-    return (*out, *(never.get(node.id) or absent_copy(node.shard, node.id, ADDED) for node in added))
+    for standby in joining_standbys(sessions.fleet, chain):
+        if standby.id not in renewed:
+            absence = sessions.absent.get(standby.id)
+            reason = f"{absence.reason if absence else ADDED}; {ENDED}"
+            out.append(absent_copy(standby.shard, standby.id, reason))
+    return tuple(out)
 
 
 def never_copied(sessions: Sessions) -> tuple[LeftOut, ...]:
     """Return the entries of a full snapshot's commit for the standbys that it does without."""
     return tuple(
-        absent_copy(node.shard, node.id, f"{sessions.absent[node.id].reason}; the next full snapshot copies it")
+        absent_copy(node.shard, node.id, f"{sessions.absent[node.id].reason}; the next increment copies it")
         for node in sessions.chosen
         if node.id in sessions.absent
     )
 
 
-def timelines_of(chain: Chain, sessions: Sessions) -> dict[str, int]:
-    """Return the timelines of the nodes that are no longer on that of the full snapshot, as the next commit has them.
+def timelines_of(chain: Chain, sessions: Sessions, renewed: Collection[str]) -> dict[str, int]:
+    """Return the timelines of the nodes that are no longer on those of their copies, as the next commit has them.
 
-    Absent nodes keep the timeline of the last commit.
+    Absent nodes keep the timeline of the last commit. The copies of `renewed` nodes begin with it.
     """
-    found = dict(chain.last.timelines)
-    for identity in chain.full.baseline:
-        now = sessions.identities.get(identity.node)
+    found = {node: timeline for node, timeline in chain.last.timelines.items() if node not in renewed}
+    for identity in chain.nodes:
+        now = sessions.identities.get(identity.node) if identity.node not in renewed else None
         if now is not None and now.timeline != identity.timeline:
             found[identity.node] = now.timeline
     return found

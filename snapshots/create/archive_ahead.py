@@ -15,9 +15,9 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.snapshots.create.absent_copies import (
-    drop_ended,
     find_spare,
     leave_out,
+    leave_out_ended,
     leave_out_late,
     standby_wait_seconds,
 )
@@ -41,7 +41,8 @@ AHEAD_BYTES_MIN = 1 << 20
 class ArchivedAhead:
     """The number of bytes of WAL archived on the node with the most WAL.
 
-    If `needs_increment`, nothing was archived: tables have changed, and an increment must copy or publish them.
+    If `needs_increment`, nothing was archived: tables have changed, or the copy of a node must begin again, and an
+    increment must copy or publish them.
     """
 
     bytes: int = 0
@@ -58,7 +59,10 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
     with open_sessions(
-        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
+        fleet,
+        [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts],
+        spares_standbys=True,
+        known=chain.system_identifiers,
     ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, CreateRequest(name).wait_seconds))
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
@@ -69,7 +73,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
             check_not_lost(store, chain)
-            drop_ended(sessions, chain, progress)
+            leave_out_ended(sessions, chain, progress)
             nodes = tuple(node.id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
@@ -78,7 +82,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
 
 
 def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
-    """Archive the WAL; return False if nothing was archived because tables have changed."""
+    """Archive the WAL; return False if nothing was archived because an increment must copy tables first."""
     # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
@@ -89,7 +93,10 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.drain.waiting import await_standbys
 
     sessions, store = context.sessions, context.store
-    state = check_continuable(store, sessions, chain).state
+    continuable = check_continuable(store, sessions, chain)
+    if continuable.to_renew:
+        return False
+    state = continuable.state
     archived = read_archived(store, chain.name, state, sessions.nodes)
     tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):

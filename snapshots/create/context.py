@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from msgspec import UNSET, structs
@@ -142,9 +142,9 @@ class ChainState:
 
     `chain` is the id of the operation that started the chain. `known` holds the tables as the last commit records them;
     `seen` holds the primaries' tables as last found: read, or taken from the last commit. `base` holds the position at
-    which each node's archive begins, `segments` holds the newest segments that commits list, and `last_cut` holds the
-    last cut on each primary. `last_at` is the time of that cut. `absent` are the nodes whose copies the last commit
-    leaves out.
+    which each node's archive begins, `archives` the operations that began archives after the full snapshot, by node,
+    `segments` the newest segments that commits list, and `last_cut` the last cut on each primary. `last_at` is the time
+    of that cut. `absent` are the nodes whose copies the last commit leaves out, and those whose copies begin again.
     """
 
     chain: str
@@ -156,6 +156,11 @@ class ChainState:
     last_cut: Mapping[str, LastCut]
     last_at: datetime | None = None
     absent: frozenset[str] = frozenset()
+    archives: Mapping[str, str] = field(default_factory=dict)
+
+    def archive(self, node: str) -> str:
+        """Return the operation that began the node's archive."""
+        return self.archives.get(node, self.chain)
 
 
 def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[str, NodeTables]) -> ChainState:
@@ -168,7 +173,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         TableSelection(chain.full.fleet_id, rules),
         known,
         seen,
-        chain.full.base,
+        chain.bases,
         {node.node: chain.newest_segments(node.node) for node in chain.nodes},
         {
             cut.node: LastCut(
@@ -182,6 +187,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         },
         cut_time(chain.last),
         frozenset(chain.absent),
+        {node: increment.operation for node, (increment, _) in chain.renewals.items()},
     )
 
 

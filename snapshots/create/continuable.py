@@ -15,16 +15,16 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
-from cutline.nodes.left_out import LeftOut, LeftOutKind
+from cutline.nodes.left_out import LeftOut
 from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
-from cutline.snapshots.create.absent_copies import leave_out
+from cutline.snapshots.create.absent_copies import ENDING, find_renewable, joining_standbys, leave_out
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
@@ -57,18 +57,13 @@ class ChainObjectMissingError(RefusedError):
     """An object that the chain needs is missing from the store."""
 
 
-class CopiesLackingError(RefusedError):
-    """The chain has copies of fewer standbys than fleet.toml requires."""
-
-
 class GlobalIdRuleChangedError(RefusedError):
     """fleet.toml's [cut] global_id differs from the one in the chain's full snapshot."""
 
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
-    """Return the nodes that the chain contains copies of; raise an error if fleet.toml does not match the chain."""
-    nodes = check_presence(chain.baseline, fleet)
-    _check_copies(fleet, chain, nodes)
+    """Return the nodes of the chain, and the standbys that may join it; raise an error if fleet.toml does not match."""
+    nodes = (*check_presence(chain.baseline, fleet), *joining_standbys(fleet, chain))
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",
@@ -76,27 +71,6 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
             ends_chain=ChainEnd.PERHAPS,
         )
     return nodes
-
-
-def _check_copies(fleet: Fleet, chain: Chain, nodes: Iterable[Node]) -> None:
-    """Raise CopiesLackingError if the chain has copies of fewer standbys than required, of those that can decode."""
-    full = chain.full
-    if len(full.parts) == len(full.primaries) and not any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out):
-        # It was taken without standbys on purpose.
-        return
-    copied = {node.id for node in nodes if node.id not in chain.absent or not chain.absent[node.id].has_ended}
-    unable = {out.name for out in chain.too_old}
-    for primary in fleet.primaries:
-        standbys = [node.id for node in fleet.nodes if node.backup_of == primary.id and node.id not in unable]
-        if sum(node in copied for node in standbys) < min(fleet.standbys_needed(primary.id), len(standbys)):
-            lacking = [node for node in standbys if node not in copied]
-            raise CopiesLackingError(
-                f"snapshot {chain.name} has no copy of {list_some(lacking, NODES_NAMED_MAX)}, which [copies] require in"
-                " fleet.toml demands",
-                hint=f"lower require under [copies] in fleet.toml, or {NEW_CHAIN}",
-                ends_chain=ChainEnd.PERHAPS,
-                details={"nodes": lacking},
-            )
 
 
 def rules_since(chain: Chain, fleet: Fleet) -> GroupRules:
@@ -125,12 +99,15 @@ def check_commits(store: ObjectStore, chain: Chain, documents: Mapping[str, Set[
 class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
-    `unknown` holds warnings about tables whose counters can't be compared.
+    `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
+    only begin again, with the reason. `nodes` are all nodes of the chain, and those that may join it.
     """
 
+    nodes: tuple[Node, ...]
     state: ChainState
     plan: DdlPlan
     unknown: tuple[LeftOut, ...]
+    to_renew: Mapping[str, str]
 
 
 def check_continuable(
@@ -141,12 +118,12 @@ def check_continuable(
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
-    Standbys whose copies can't be continued are left out, unless fleet.toml requires them. The sessions are the ones on
-    the nodes that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits.
+    Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
+    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits.
     """
     check_commits(store, chain, documents)
-    _check_copies(sessions.fleet, chain, sessions.chosen)
-    _check_nodes(store, sessions, chain)
+    to_renew = find_renewable(sessions, chain)
+    to_renew |= _check_nodes(store, sessions, chain, to_renew)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
@@ -156,15 +133,21 @@ def check_continuable(
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
-    return Continuable(state, plan, unknown)
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew)
 
 
-def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain) -> None:
-    """Check every node's identity, settings, WAL and slot; leave out standbys that fail."""
+def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Container[str]) -> dict[str, str]:
+    """Check every node's identity, settings, WAL and slot; leave out standbys that fail.
+
+    Returns the nodes, other than those in `to_renew`, whose copies can only begin again, with the reason.
+    """
 
     def check(node: Node) -> SnapshotError | None:
-        before, now = baseline[node.id], sessions.identities[node.id]
         try:
+            if node.id in to_renew:
+                refuse_unfit(unfit.get(node.id, ()))
+                return None
+            before, now = baseline[node.id], sessions.identities[node.id]
             check_baseline({node.id: structs.replace(before, timeline=now.timeline)}, {node.id: now})
             refuse_unfit(unfit.get(node.id, ()))
             if now.timeline != before.timeline:
@@ -178,9 +161,14 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain) -> None:
     refuse_unfit(problem for node in nodes if not sessions.may_leave_out(node) for problem in unfit.get(node.id, ()))
     problems = dict(zip(nodes, in_parallel(check, nodes), strict=True))
     # The error of a primary matters more.
+    reasons: dict[str, str] = {}
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
-            leave_out(sessions, node, error)
+            if isinstance(error, ENDING):
+                reasons[node.id] = error.message.removeprefix(f"node {node.id}: ")
+            else:
+                leave_out(sessions, node, error)
+    return reasons
 
 
 def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
@@ -195,7 +183,7 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     switches = read_switches(sessions.fleet.node(node.shard), current)
     ended = switches.get(was) if now == current or now in switches else None
     segments = chain.newest_segments(node.id)
-    listed = segments[-1].through if segments else chain.full.base[node.id]
+    listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id), _archive_end(store, chain, node.id, listed))
     if ended is not None and ended >= reached:
         return
@@ -214,15 +202,13 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
         state = slot_state(connection, slot)
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
     segments = chain.newest_segments(node.id)
-    listed = segments[-1].through if segments else chain.full.base[node.id]
+    listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id))
     if place is not None and Lsn.parse(place) < reached:
-        raise BaselineChangedError(
-            f"node {node.id}: its WAL ends at {place}, before the end of the last cut at {reached}: the server was"
-            " reset to an earlier state",
-            hint=NEW_CHAIN,
-            ends_chain=ChainEnd.FOR_GOOD,
-            details={"node": node.id, "property": "WAL position", "was": str(reached), "now": place},
+        raise diverged_error(
+            node.id,
+            f"its WAL ends at {place}, before the end of the last cut at {reached}",
+            {"was": str(reached), "now": place},
         )
     is_ahead = state is not None and state.confirmed > listed
     check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)
@@ -230,7 +216,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
     """Return the end of the node's archive, including segments of failed attempts that no commit lists."""
-    prefix = archive_prefix(chain.name, node, chain.full.operation)
+    prefix = archive_prefix(chain.name, node, chain.archive(node))
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
@@ -253,8 +239,8 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     copies = "lists" if any(commit.object_lists for commit in chain.commits) else "base"
     nodes = _nodes_in_turn(chain)
     archives = [f"snapshots/{chain.name}/wal"]
-    if len(nodes) < len(chain.full.parts):
-        archives = [archive_prefix(chain.name, node, chain.full.operation) for node in nodes]
+    if len(nodes) < len(chain.parts):
+        archives = [archive_prefix(chain.name, node, chain.archive(node)) for node in nodes]
     folders = [f"snapshots/{chain.name}/{copies}", *archives, f"snapshots/{chain.name}/schema"]
     sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
@@ -290,8 +276,8 @@ def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:
     increments check those of some nodes in turn, by the increment's number.
     """
     if not chain.is_partial:
-        return tuple(chain.full.parts)
-    counts = {node: last_number(chain.newest_segments(node)) for node in chain.full.parts}
+        return tuple(chain.parts)
+    counts = {node: last_number(chain.newest_segments(node)) for node in chain.parts}
     if sum(counts.values()) <= LISTINGS_MAX * LISTED_KEYS:
         return tuple(counts)
     turns: list[list[str]] = [[]]
@@ -317,7 +303,7 @@ def _entries_to_check(commit: Commit, nodes: Container[str]) -> Iterator[NamedOb
 def _segment_keys(chain: Chain, nodes: Iterable[str]) -> Iterator[str]:
     """Yield the keys of all segments of these nodes in the chain: their numbers have no gaps."""
     for node in nodes:
-        prefix = archive_prefix(chain.name, node, chain.full.operation)
+        prefix = archive_prefix(chain.name, node, chain.archive(node))
         for number in range(1, last_number(chain.newest_segments(node)) + 1):
             yield segment_key(prefix, number)
 

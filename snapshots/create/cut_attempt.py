@@ -142,8 +142,9 @@ def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
 def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
     """Return the plan for a cut of these tables, with a drain task for every node.
 
-    If the copy of a standby is continued after it was left out, no node of its shard counts as idle: the standby's slot
-    moves to the cut, and no slot may be ahead of the primary's archive, in case the standby is promoted.
+    If the copy of a standby is continued after it was left out, or begins again, no node of its shard counts as idle:
+    the standby's slot moves to the cut, and no slot may be ahead of the primary's archive, in case the standby is
+    promoted.
     """
     returning = {node.shard for node in context.sessions.nodes if node.id in state.absent}
     tasks = {
@@ -152,7 +153,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             slot=slot_name(state.chain),
             publications=publication_names(state.selection.fleet_id),
             snapshot=context.operation.snapshot,
-            chain=state.chain,
+            archive=state.archive(node.id),
             operation=context.operation.id,
             definitions=list_definitions(node, state.known, prepared),
             unlisted_numbers=frozenset(group.number for group in prepared.plan.shards[node.shard].new_groups),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
 
@@ -26,11 +26,10 @@ from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.create.absent_copies import (
+    ENDING,
     absent_copies,
-    drop_ended,
     find_spare,
     leave_out,
-    leave_out_ended,
     leave_out_late,
     leave_out_silent,
     left_out_standbys,
@@ -40,18 +39,19 @@ from cutline.snapshots.create.absent_copies import (
     timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
-from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
+from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.renewal import drop_left_out, renew_copies
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
-from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.open_operations import document_names, is_open
 from cutline.snapshots.operations.operation import (
     Operation,
     OutcomeDetails,
@@ -76,23 +76,32 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.spark.amount import Amount
+from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import is_for_spark, read_waiting
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
 def take_increment(
-    context: CreateContext, chain: Chain, state: ChainState, spark: SparkSource, progress: Progress, began: float
+    context: CreateContext,
+    chain: Chain,
+    continuable: Continuable,
+    spark: SparkSource,
+    progress: Progress,
+    began: float,
 ) -> Increment:
     """Take the increment and commit it.
 
-    `state` is the chain's state as the checks read it; `began` is when the command started (time.monotonic).
+    `continuable` is the result of the checks; `began` is when the command started (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
-    request = context.request
+    request, state = context.request, continuable.state
+    new = renew_copies(context, state, continuable.to_renew, spark, progress)
+    state = new.state_after(state, operation.id)
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
@@ -107,10 +116,12 @@ def take_increment(
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
-    absent = absent_copies(chain, sessions, cut.definition_changes)
+    drop_left_out(context, new, slot_name(state.chain))
+    absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(sessions)
     note_removed(chain, absent, progress)
     left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old + unread
-    left_out += left_out_standbys(chain, absent, context.fleet)
+    left_out += left_out_standbys(chain, absent, sessions, renewed)
+    changes = new.with_entries(cut.definition_changes, renewed)
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
@@ -123,17 +134,21 @@ def take_increment(
         counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
-        segments={node: () if node in absent else cut.archived_cut.segments[node] for node in chain.full.parts},
+        segments={
+            node: () if node in absent else cut.archived_cut.segments[node] for node in {**chain.parts, **renewed}
+        },
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
-        timelines=timelines_of(chain, sessions),
+        timelines=timelines_of(chain, sessions, renewed),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
         terminal=request.terminal,
-        definition_changes=with_objects(cut.definition_changes, server_globals),
+        definition_changes=with_objects(changes, server_globals),
         databases=dict(cut.databases),
         extension_rows=extension_rows,
+        renewed=renewed,
+        slots_complete_at=dict(new.slots_complete_at),
     )
     check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)
@@ -230,34 +245,79 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, chain.full)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        guard_nodes(store, sessions, progress, operations)
+        guard_nodes(store, sessions, progress, operations, chain.full.chain)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        drop_ended(sessions, chain, progress)
         continuable = check_continuable(store, sessions, chain, operations)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
-        number = chain.last.increment + 1
-        intent = new_operation("create", request.name, number, tuple(node.id for node in nodes))
-        intent = structs.replace(
-            intent,
-            turn=free_turn(store, request.name, number),
-            terminal=request.terminal or UNSET,
-            fleet_id=chain.full.fleet_id,
-        )
-        operation = Operation(intent, details=OutcomeDetails(times=progress))
-        context, slot = CreateContext(request, store, operation, lock), copy_slot_name(operation.id)
-        if (amount := _amount_of_jobs(continuable.plan, slot_name(chain.full.operation), sessions)) is not None:
-            spark.begin(context.executor_needs, progress, amount)
+        slot = slot_name(chain.full.operation)
+        if (amount := _amount_of_jobs(continuable.plan, slot, sessions)) is not None:
+            spark.begin(
+                ExecutorNeeds(fleet.store, nodes, writes=True, wait_seconds=request.wait_seconds), progress, amount
+            )
             progress.reached(CrashPoint.SPARK_BEGUN)
-
-        with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
-            commit = take_increment(context, chain, continuable.state, spark, progress, began)
-        progress.reached(CrashPoint.OUTCOME_STORED)
+        commit = None
+        while commit is None:
+            operation = _new_operation(store, chain, request, continuable, progress)
+            context = CreateContext(request, store, operation, lock)
+            try:
+                commit = _run_operation(context, chain, continuable, spark, progress, began)
+            except ENDING as error:
+                # Only reading a node's WAL showed that its copy can't be continued.
+                node = _find_ended(sessions, continuable, error)
+                if node is None or request.terminal or is_open(store, operation.id):
+                    raise
+                reason = error.message.removeprefix(f"node {node}: ")
+                continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
     progress.reached(CrashPoint.RELEASED)
     return commit
+
+
+def _new_operation(
+    store: ObjectStore, chain: Chain, request: CreateRequest, continuable: Continuable, progress: StepTimes
+) -> Operation:
+    number = chain.last.increment + 1
+    intent = new_operation("create", request.name, number, tuple(node.id for node in continuable.nodes))
+    intent = structs.replace(
+        intent,
+        turn=free_turn(store, request.name, number),
+        terminal=request.terminal or UNSET,
+        fleet_id=chain.full.fleet_id,
+        renews=tuple(continuable.to_renew) or UNSET,
+    )
+    return Operation(intent, details=OutcomeDetails(times=progress))
+
+
+def _run_operation(
+    context: CreateContext,
+    chain: Chain,
+    continuable: Continuable,
+    spark: SparkSource,
+    progress: StepTimes,
+    began: float,
+) -> Increment:
+    operation = context.operation
+    with record_operation(context.store, operation, lambda: _undo(context, continuable, progress), progress):
+        commit = take_increment(context, chain, continuable, spark, progress, began)
+    progress.reached(CrashPoint.OUTCOME_STORED)
+    return commit
+
+
+def _find_ended(sessions: Sessions, continuable: Continuable, error: SnapshotError) -> str | None:
+    """Return the node whose copy can't be continued according to the error, unless it had begun again."""
+    named = error.details.get("node")
+    return next((node.id for node in sessions.nodes if node.id == named and node.id not in continuable.to_renew), None)
+
+
+def _undo(context: CreateContext, continuable: Continuable, progress: Progress) -> bool:
+    """Remove the traces of a failed increment, the slots of new copies included; return False if anything remains."""
+    sessions, operation = context.sessions, context.operation
+    nodes = [node for node in sessions.chosen if node.id in continuable.to_renew]
+    left = drop_slots(nodes, slot_name(continuable.state.chain))
+    return undo_create(sessions, operation, copy_slot_name(operation.id), progress) and not left
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:
@@ -279,7 +339,6 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
     ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
-        leave_out_ended(sessions, chain)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
@@ -288,10 +347,13 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
+        for node, reason in continuable.to_renew.items():
+            progress.note(News(f"{node} will be copied again: {reason}"))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
-        left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), fleet)
+        renewed = continuable.to_renew
+        left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown))

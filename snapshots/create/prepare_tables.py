@@ -118,7 +118,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
     nodes = list(nodes)
 
     def read(node: Node) -> NodeArchived:
-        prefix = archive_prefix(snapshot, node.id, state.chain)
+        prefix = archive_prefix(snapshot, node.id, state.archive(node.id))
         last = last_number(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
             return NodeArchived((), last)

@@ -49,13 +49,23 @@ SELECT DISTINCT own.transactionid::text
 List = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
 
 
-def await_prepared(sessions: Sessions, seconds_max: float, progress: Progress, what: str = "the first cut") -> None:
-    """Wait until every transaction that is prepared now has been decided.
+def await_prepared(
+    sessions: Sessions,
+    seconds_max: float,
+    progress: Progress,
+    what: str = "the first cut",
+    shards: Collection[str] | None = None,
+) -> None:
+    """Wait until every transaction that is prepared now, on one of the `shards` (None: on any), has been decided.
 
     `what` names the waiting step in messages. Raises NodeUnreachableError, and SlotWaitError, which names the
     transactions still undecided after `seconds_max`.
     """
-    _await(sessions, seconds_max, progress, what, _list_prepared)
+
+    def find(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:
+        return _list_prepared(node, connection) if shards is None or node.id in shards else []
+
+    _await(sessions, seconds_max, progress, what, find)
 
 
 def await_included_ddl(sessions: Sessions, cut: CutRecord, seconds_max: float, progress: Progress) -> bool:

@@ -124,7 +124,7 @@ def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Ls
             slot=slot_name(operation.id),
             publications=(of_inserts,),
             snapshot=operation.snapshot,
-            chain=operation.id,
+            archive=operation.id,
             operation=operation.id,
             definitions=(),
             global_id_form=context.fleet.global_id,

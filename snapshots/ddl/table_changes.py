@@ -57,13 +57,15 @@ TEXTS = frozenset({25, 1043})
 class TableBefore:
     """A table as recorded in the previous commit, or in archived segments that no commit lists.
 
-    In the latter case, `state` is None, and `is_copied` says whether the attempt that archived it copied the table.
+    In the latter case, `state` is None, and `is_copied` says whether the attempt that archived it copied the table. If
+    it `is_lost`, the WAL since that commit is lost.
     """
 
     oid: int
     group: Group
     state: TableState | None = None
     is_copied: bool = False
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +134,12 @@ def plan_shard(
         was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
         # Of thousands of tables, nearly all are exactly what they were.
         is_same = was is not None and (was.group is table.group or was.group.definition() == table.group.definition())
-        if was and is_same and was.state == state and not tried and table.oid not in moved:
+        if was and is_same and was.state == state and not (tried or was.is_lost or table.oid in moved):
             unchanged.append(was.group)
             continue
         # Append-only tables have a separate publication, which a table leaves when it gets a replica identity.
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
-        if was and was.state and state.membership and is_same_kind:
+        if was and was.state and not was.is_lost and state.membership and is_same_kind:
             check_publication(node, was.state, state)
         reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved)
         if not reason and was and is_same and not tried:
@@ -183,6 +185,8 @@ def _why_copy(
     """Return the reason why the table needs a new base copy, or "" if it does not need one."""
     if was is None:
         return "it is new"
+    if was.is_lost:
+        return "its primary is copied again"
     if is_moved:
         return "rows were written while its columns or labels of its types were different"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
@@ -265,12 +269,16 @@ class TableSelection:
 
 @dataclass(frozen=True)
 class KnownTables:
-    """The tables at the last commit, by shard; `highest` is the highest group number ever used."""
+    """The tables at the last commit, by shard; `highest` is the highest group number ever used.
+
+    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost.
+    """
 
     groups: Mapping[str, tuple[Group, ...]]
     states: Mapping[str, Mapping[str, TableState]]
     fingerprints: Mapping[str, str]
     highest: int
+    lost: frozenset[str] = frozenset()
 
     def before(self, shard: str) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison."""
@@ -281,7 +289,8 @@ class KnownTables:
         found: dict[str, tuple[TableBefore, ...]] = {}
         for shard, groups in self.groups.items():
             pairs = ((group, self.states[shard][group.name]) for group in groups)
-            found[shard] = tuple(TableBefore(state.oid, group, state) for group, state in pairs)
+            is_lost = shard in self.lost
+            found[shard] = tuple(TableBefore(state.oid, group, state, is_lost=is_lost) for group, state in pairs)
         return found
 
 

@@ -153,8 +153,10 @@ def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> Schema
     With other nodes in `among`, only changes after the base copies of all these nodes count.
     """
     positions = dict(chain.copy_positions(node))
-    for theirs in map(chain.copy_positions, among):
-        positions = {number: max(position, theirs[number]) for number, position in positions.items()}
+    for other in among:
+        # A copy that began again after the table was copied begins with the table, too.
+        theirs, base = chain.copy_positions(other), chain.bases[other]
+        positions = {number: max(position, theirs.get(number, base)) for number, position in positions.items()}
     return schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
 
 

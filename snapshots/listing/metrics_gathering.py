@@ -355,7 +355,7 @@ def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
     The newest position is not always the highest: a new server's WAL may start at a lower position than the WAL of the
     server it replaced.
     """
-    return {node: chain.archived_to(node) for chain in chains for node in chain.full.parts}
+    return {node: chain.archived_to(node) for chain in chains for node in chain.parts}
 
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:

@@ -22,7 +22,7 @@ from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import REPAIR, Intent, read_failure, read_intent, read_outcome
-from cutline.snapshots.records.proven_chains import increment_label
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label, read_full
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -132,10 +132,23 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
         progress.note(f"operation {operation.id} can't be settled: {why}")
         return False
     left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
+    if isinstance(operation.renews, tuple) and (chain := _read_chain_slot(store, operation)):
+        left_on[chain] = drop_slots([node for node in nodes if node.id in operation.renews], chain)
     for name, left in left_on.items():
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")
     return not any(left_on.values())
+
+
+def _read_chain_slot(store: ObjectStore, operation: Intent) -> str:
+    """Return the slot of the chain that a create continued; "" if the chain can't be read or was deleted.
+
+    A deletion drops the slots, and a chain that can't be read is not continued: its slots last until it is deleted.
+    """
+    try:
+        return slot_name(read_full(store, operation.snapshot).operation)
+    except (SnapshotMissingError, ManifestError):
+        return ""
 
 
 def settle_repair(store: ObjectStore, operation: Intent, progress: Progress) -> None:

@@ -5,8 +5,9 @@ an application, or of another store's chain. Slot names are derived from the ids
 can have the same slot name. In that case one of the ids was planted, and neither is trusted. The exception is a node's
 limit on retained WAL: past the limit, a slot that is named like Cutline's slots is always dropped.
 
-A node's limit protects its disk, so it applies to every chain, including a chain that is being continued. A chain past
-the limit is first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
+A node's limit protects its disk, so it applies to every chain. The slots of a chain that the command continues are
+dropped only on the nodes past their limit, which the increment then copies again. Any other chain past the limit is
+first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
 leaves a lost chain with slots, which the next create drops. In the other order, it could leave a chain that can't be
 continued, and no record of the reason.
 """
@@ -27,7 +28,7 @@ from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, chain_lost_error, is_lost, mark_lost
+from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent
 from cutline.snapshots.records.proven_chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.store_identity import read_fleet_id
@@ -98,9 +99,13 @@ class KeptChain:
 
 
 def guard_nodes(
-    store: ObjectStore, sessions: Sessions, progress: Progress, operations: Iterable[str] | None = None
+    store: ObjectStore,
+    sessions: Sessions,
+    progress: Progress,
+    operations: Iterable[str] | None = None,
+    continued: str | None = None,
 ) -> None:
-    """Warn of every chain past half of a node's limit, and give up chains past the limit.
+    """Warn of every chain past half of a node's limit, and give up chains past the limit, except for `continued`.
 
     Also drops the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
@@ -115,11 +120,11 @@ def guard_nodes(
         elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
             progress.note(News(f"{kept.label} will get no more increments but still has slots"))
             _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        elif standbys := _spare_standbys(kept, sessions):
-            # Only the copies of these standbys end.
-            for node in standbys:
-                progress.note(f"standby {node.id} keeps too much WAL for {kept.label}: its copy ends")
-            _drop_kept_slots(kept, standbys, progress)
+        elif nodes := _spare_nodes(kept, sessions, continued):
+            # Only the copies of these nodes end.
+            for node in nodes:
+                progress.note(f"node {node.id} keeps too much WAL for {kept.label}: its copy ends")
+            _drop_kept_slots(kept, nodes, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
                 lost = _lost_chain(store, kept, kept.snapshot)
@@ -133,17 +138,15 @@ def guard_nodes(
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
-    """Note what guard_nodes would do, without doing it; raise ChainLostError if it would give up `continued`."""
+    """Note what guard_nodes would do, without doing it."""
     for kept in read_kept_chains(store, sessions, progress):
         if not kept.worst.is_past_limit:
             if kept.worst.is_past_half:
                 progress.note(warning_text(kept))
             continue
-        if _spare_standbys(kept, sessions):
+        if _spare_nodes(kept, sessions, continued):
             progress.note(f"{over_limit_text(kept)}: the next create will drop the slot there, which ends its copy")
             continue
-        if kept.snapshot and kept.chain == continued:
-            raise chain_lost_error(_lost_chain(store, kept, kept.snapshot))
         progress.note(f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots")
 
 
@@ -240,13 +243,16 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
         return max(listed_numbers(store, snapshot), default=0)
 
 
-def _spare_standbys(kept: KeptChain, sessions: Sessions) -> list[Node]:
-    """Return the standbys that keep more WAL for the chain than their limit, if they are all such nodes.
+def _spare_nodes(kept: KeptChain, sessions: Sessions, continued: str | None) -> list[Node]:
+    """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
-    The chain goes on without their copies, unless fleet.toml requires them.
+    The command copies them again if it continues the chain. Any other chain goes on without the copies of standbys,
+    unless fleet.toml requires them.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}
     nodes = [node for node in sessions.fleet.nodes if node.id in past]
+    if kept.snapshot and kept.chain == continued:
+        return nodes
     needed = {node.shard for node in nodes if node.backup_of is None or sessions.fleet.standbys_needed(node.shard)}
     return nodes if kept.snapshot and not needed else []
 

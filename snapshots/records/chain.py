@@ -34,6 +34,7 @@ from cutline.snapshots.records.commit import (
     FullSnapshot,
     Increment,
     NamedObject,
+    Renewal,
     Sequence,
     StoredObject,
 )
@@ -99,6 +100,10 @@ class Chain:
     def followed_by(self, increment: Increment) -> Chain:
         """Return the chain with its next increment."""
         chain = replace(self, increments=(*self.increments, increment))
+        if not increment.renewed:
+            # Going through all increments and nodes for each increment would take the square of the time.
+            known = {"renewals": self.renewals, "parts": self.parts, "_nodes": self.nodes, "_bases": self.bases}
+            chain.__dict__.update(known)
         if increment.definition_changes is None:
             # The tables are the same: thousands of them need not be sorted and looked up again.
             chain.__dict__.update({name: self.__dict__[name] for name in TABLES if name in self.__dict__})
@@ -126,8 +131,46 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[NodeIdentity, ...]:
-        """The nodes whose copies the chain holds."""
-        return self.full.baseline
+        """The nodes whose copies the chain holds, as they were when their copies began."""
+        return self._nodes
+
+    @cached_property
+    def _nodes(self) -> tuple[NodeIdentity, ...]:
+        identities = {identity.node: identity for identity in self.full.baseline}
+        identities |= {node: renewal.identity for node, (_, renewal) in self.renewals.items()}
+        return tuple(identities.values())
+
+    @cached_property
+    def renewals(self) -> Mapping[str, tuple[Increment, Renewal]]:
+        """The newest renewal of each node whose copy began again after the full snapshot, with its increment."""
+        return {node: (one, renewal) for one in self.increments for node, renewal in one.renewed.items()}
+
+    def begun(self, node: str) -> int:
+        """Return the number of the commit with which the node's copy begins: 0, or the increment that renewed it."""
+        return self.renewals[node][0].increment if node in self.renewals else 0
+
+    @cached_property
+    def parts(self) -> Mapping[str, str | None]:
+        """The primary of each standby, by node; None for a primary."""
+        return {identity.node: identity.backup_of for identity in self.nodes}
+
+    @property
+    def primaries(self) -> tuple[str, ...]:
+        """The nodes that are primaries, one for every shard."""
+        return tuple(identity.node for identity in self.nodes if identity.backup_of is None)
+
+    @property
+    def bases(self) -> Mapping[str, Lsn]:
+        """The positions at which the nodes' archives begin, each the position of the node's base copy."""
+        return self._bases
+
+    @cached_property
+    def _bases(self) -> Mapping[str, Lsn]:
+        return {**self.full.base, **{node: renewal.base for node, (_, renewal) in self.renewals.items()}}
+
+    def archive(self, node: str) -> str:
+        """Return the operation that began the node's archive, as in its keys (wal/segments/archive.py)."""
+        return self.renewals[node][0].operation if node in self.renewals else self.full.chain
 
     @property
     def absent(self) -> Mapping[str, AbsentCopy]:
@@ -137,26 +180,25 @@ class Chain:
     @property
     def present(self) -> tuple[str, ...]:
         """The nodes whose copies reach the last cut."""
-        return tuple(identity.node for identity in self.full.baseline if identity.node not in self.last.absent)
+        return tuple(identity.node for identity in self.nodes if identity.node not in self.last.absent)
 
     @property
     def baseline(self) -> dict[str, NodeIdentity]:
         """The identity of each node at the full snapshot, with its timeline at the last commit, by node."""
         now = self.last.timelines
         return {
-            one.node: structs.replace(one, timeline=now[one.node]) if one.node in now else one
-            for one in self.full.baseline
+            one.node: structs.replace(one, timeline=now[one.node]) if one.node in now else one for one in self.nodes
         }
 
     @property
     def system_identifiers(self) -> dict[str, str]:
         """The system identifiers of the nodes."""
-        return {identity.node: identity.system_identifier for identity in self.full.baseline}
+        return {identity.node: identity.system_identifier for identity in self.nodes}
 
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
         # Called for each node in turn: a mapping of all nodes would be built each time.
-        for identity in self.full.baseline:
+        for identity in self.nodes:
             if identity.node == node:
                 return identity.backup_of or node
         raise KeyError(node)
@@ -167,7 +209,7 @@ class Chain:
         return replace(self, increments=self.increments[:increment])
 
     def segments(self, node: str) -> tuple[Segment, ...]:
-        """Return the node's archived segments across all commits."""
+        """Return the node's archived segments since its copy began."""
         self._check_whole()
         return self._segments.get(node, ())
 
@@ -176,7 +218,8 @@ class Chain:
         found: dict[str, list[Segment]] = {}
         for commit in self.commits:
             for node, segments in commit.segments.items():
-                found.setdefault(node, []).extend(segments)
+                if commit.increment >= self.begun(node):
+                    found.setdefault(node, []).extend(segments)
         return {node: tuple(segments) for node, segments in found.items()}
 
     def cuts(self, shard: str) -> tuple[NodeCut, ...]:
@@ -238,7 +281,8 @@ class Chain:
         """Return the positions of the transactions before `position` that are not part of the state."""
         self._check_whole()
         shard = self.shard_of(node)
-        cuts = self.cuts(shard)
+        # Cuts before a renewal of the shard have positions in WAL that may not be the shard's any more.
+        cuts = self.cuts(shard)[self.begun(shard) :]
         return frozenset({entry.lsn for entry in cuts[-1].undecided}.union(*(cut.rolled_back for cut in cuts)))
 
     @cached_property
@@ -288,7 +332,10 @@ class Chain:
         """For tables that were copied again, return the positions from which their changes count, keyed by number."""
         successions = self.successions(node)
         positions = {
-            number: at for changes in self.definition_changes for number, at in changes.begun.get(node, {}).items()
+            number: at
+            for commit in self.commits
+            if commit.definition_changes and commit.increment >= self.begun(node)
+            for number, at in commit.definition_changes.begun.get(node, {}).items()
         }
         return {number: at for number, at in positions.items() if number not in successions}
 
@@ -340,7 +387,7 @@ class Chain:
         return {(stored.kind, stored.node): stored for commit in self.commits for stored in commit.own_objects}
 
     def base_entries(self, node: str, after: int | None = None) -> tuple[NamedObject, ...]:
-        """Return the entries for the node's base copies: the full snapshot's, and those for tables copied again since.
+        """Return the entries for the node's base copies: those with which its copy begins, and those of tables since.
 
         With `after`, return only those of later increments. A partial chain has all of them, since only full snapshots
         and definition changes come with base copies.
@@ -353,7 +400,7 @@ class Chain:
         found: dict[str, list[tuple[int, NamedObject]]] = {}
         for commit in self.commits:
             for entry in commit.entries:
-                if entry.kind == BASE:
+                if entry.kind == BASE and commit.increment >= self.begun(entry.node):
                     found.setdefault(entry.node, []).append((commit.increment, entry))
         return found
 
@@ -394,11 +441,11 @@ class Chain:
         In a partial chain, the check begins with the newest increment's segments. The archive of a node that is idle or
         absent may end before the marker.
         """
-        for node in self.full.parts:
+        for node in self.parts:
             segments = self.newest_segments(node)
             has_all = self.last.end_of_archive(node) is None
             finish = self.last.cut.of(self.shard_of(node)).finish if has_all else ORIGIN
-            begin, first = self.full.base[node], 1
+            begin, first = self.bases[node], 1
             if self.is_partial:
                 begin, first = segments[0].after, segments[0].number
             check_contiguous(node, begin, segments, finish, first)

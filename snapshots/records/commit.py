@@ -280,9 +280,9 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
     """An increment's summary of the commits before it, so that only a few of them have to be read.
 
     `full` is the digest of the full snapshot's commit. `redefinitions` contains, by number, the digest of every
-    increment that changed definitions or DDL. `recent` summarizes the increments starting at the last multiple of 64
-    (at 1, for the first 64), with comments of up to 1,000 characters. The commit at that multiple summarizes the
-    increments before it.
+    increment that changed definitions or DDL, or copied nodes again. `recent` summarizes the increments starting at the
+    last multiple of 64 (at 1, for the first 64), with comments of up to 1,000 characters. The commit at that multiple
+    summarizes the increments before it.
     """
 
     full: str
@@ -325,6 +325,20 @@ class AbsentCopy(Record, frozen=True, omit_defaults=True):
     reason: str
     last: Segment
     has_ended: bool = False
+
+
+class Renewal(Record, frozen=True, omit_defaults=True):
+    """A new beginning of a node's copy: the increment copied the node again, and began a new archive of its WAL.
+
+    `identity` is the node as it was found, and `base` is the position of the copy, at which the archive begins.
+    `reason` says why the copy that the chain had could not be continued. `copied` counts the rows that were copied, by
+    group number, for all tables of the previous commit that continue.
+    """
+
+    identity: NodeIdentity
+    base: Lsn
+    reason: str
+    copied: dict[int, Count] = field(default_factory=dict)
 
 
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
@@ -510,9 +524,16 @@ class FullInParts(FullSnapshot, frozen=True, kw_only=True, tag=FULL_FORMAT):
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
-    """The commit of an increment. `history` is None in commits that early versions wrote."""
+    """The commit of an increment. `history` is None in commits that early versions wrote.
+
+    `renewed` holds, by node, the copies that begin again with this increment. Their objects are among those of
+    `definition_changes`, which is then not None. `slots_complete_at` is set if primaries are among them, and means the
+    same as in a full snapshot.
+    """
 
     history: ChainHistory | None = None
+    renewed: dict[str, Renewal] = field(default_factory=dict)
+    slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):

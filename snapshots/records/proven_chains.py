@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
+from cutline.fleet.lsn import ORIGIN
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Time
 from cutline.nodes.baseline import NodeIdentity
@@ -47,6 +48,7 @@ from cutline.snapshots.records.commit import (
     Increment,
     NamedObject,
     ObjectList,
+    Renewal,
     StoredObject,
     Void,
 )
@@ -69,7 +71,7 @@ from cutline.storage.errors import ChainEnd, RefusedError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.safe_time import safe_time_of_nodes
-from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
+from cutline.wal.segments.archive import Segment, archive_prefix, has_place_of, segment_key
 
 PARTITIONS_MAX = 1024
 # The identities of groups with a key, and of groups without a key.
@@ -145,10 +147,12 @@ def check_states(where: str, states: Iterable[TableState]) -> None:
             raise ValueError(f"{where}: types of {state.table} contains a column without a number")
 
 
-def check_definitions(before: Chain, changes: DefinitionChanges, absent: Collection[str] = ()) -> None:
+def check_definitions(
+    before: Chain, changes: DefinitionChanges, parts: Mapping[str, str | None], absent: Collection[str] = ()
+) -> None:
     """Raise ValueError unless every number identifies one definition, and every definition continues its own table.
 
-    The commit leaves out the copies of the `absent` nodes.
+    `parts` are the nodes after the changes (Chain.parts). The commit leaves out the copies of the `absent` nodes.
     """
     for shard in before.full.groups:
         if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
@@ -170,25 +174,26 @@ def check_definitions(before: Chain, changes: DefinitionChanges, absent: Collect
             raise ValueError(f"schema_changes.successions.{shard} continues a table that is not in schema_changes.gone")
         for number, old in successions.items():
             _check_continued(f"schema_changes.successions.{shard}.{number}", known[old], new[number])
-        for node in before.full.parts:
+        for node, backup_of in parts.items():
             begun = set[int]() if node in absent else new.keys()
-            if before.shard_of(node) == shard and changes.begun.get(node, {}).keys() != begun:
+            if (backup_of or node) == shard and changes.begun.get(node, {}).keys() != begun:
                 raise ValueError(f"schema_changes.begun.{node} does not match the new definitions")
 
 
-def check_copied(full: FullSnapshot, commit: Commit) -> None:
+def check_copied(parts: Mapping[str, str | None], commit: Commit) -> None:
     """Raise ValueError unless every new definition continues another, or was copied before the cut with all its rows.
 
-    The position from which its changes count is that of the copy or, if it continues another, that of a change.
+    `parts` are the nodes of the commit (Chain.parts). The position from which its changes count is that of the copy or,
+    if it continues another, that of a change.
     """
     if (changes := commit.definition_changes) is None:
         return
-    copied = {node: Counter[int]() for node in full.parts}
+    copied = {node: Counter[int]() for node in parts}
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
     for entry in entries:
         if entry.kind == BASE:
             copied[entry.node].update(entry.rows)
-    for node, backup_of in full.parts.items():
+    for node, backup_of in parts.items():
         shard = backup_of or node
         cut, continued = commit.cut.of(shard), changes.successions.get(shard, {})
         numbers = {group.number for group in changes.groups.get(shard, ())} - continued.keys()
@@ -353,9 +358,15 @@ def check_cut(cut: CutRecord) -> None:
 
 
 def check_continues(before: Commit, commit: Commit) -> None:
-    """Raise ValueError if the commit's cut precedes the previous one, or if both commits list the same object."""
+    """Raise ValueError if the commit's cut precedes the previous one, or if both commits list the same object.
+
+    The WAL of a renewed primary may have branched off before the previous cut.
+    """
     earlier: dict[str, NodeCut] = {node.node: node for node in before.cut.nodes}
+    renewed = commit.renewed if isinstance(commit, Increment) else {}
     for node in commit.cut.nodes:
+        if node.node in renewed:
+            continue
         if node.position < earlier[node.node].position or node.start < earlier[node.node].start:
             raise ValueError(f"the cut of node {node.node} precedes its cut in the previous commit")
     if {entry.key for entry in before.named} & {entry.key for entry in commit.named}:
@@ -368,7 +379,8 @@ def check_segments(commit: Commit, node: str, segments: Iterable[Segment]) -> No
     for segment in segments:
         if segment.node != node:
             raise ValueError(f"segments.{node} lists a segment of a different node")
-        if segment.key != segment_key(prefix, segment.number):
+        # `_check_archives` compares the operation in the key.
+        if not has_place_of(segment.key, segment_key(prefix, segment.number)):
             raise ValueError(f"segments.{node}: {segment.key} is not the key of segment {segment.number}")
         if segment.partials + segment.truncates > segment.changes or segment.after > segment.through:
             raise ValueError(f"segments.{node}: the counts or positions of segment {segment.number} are inconsistent")
@@ -520,8 +532,11 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
     with checking(key):
         if chain.full.only_cut:
             raise ValueError("it continues a restore point, which has no increments")
-        _check_nodes(chain.full, increment)
+        now = chain.followed_by(increment)
+        _check_nodes(now, increment)
+        _check_renewed(chain, now, increment)
         check_continues(chain.last, increment)
+        _check_archives(now, increment)
         _check_still_idle(chain, increment)
         _check_still_absent(chain, increment)
         _check_timelines(chain, increment)
@@ -530,9 +545,9 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
             raise ValueError("history does not match the previous commits")
         if increment.definition_changes:
-            check_definitions(chain, increment.definition_changes, increment.absent)
-            check_copied(chain.full, increment)
-            _check_at_commit(chain, chain.followed_by(increment))
+            check_definitions(chain, increment.definition_changes, now.parts, increment.absent)
+            check_copied(now.parts, increment)
+            _check_at_commit(chain, now)
         else:
             # The tables are the ones in the previous commit.
             counts = definition_counts(chain)["groups"] if groups is None else groups
@@ -551,7 +566,7 @@ def _check_still_idle(chain: Chain, increment: Increment) -> None:
 
 def _check_still_absent(chain: Chain, increment: Increment) -> None:
     """Raise ValueError unless absent copies end as in the previous commits, and copies that have ended stay absent."""
-    if others := increment.absent.keys() - {node for node, primary in chain.full.parts.items() if primary is not None}:
+    if others := increment.absent.keys() - {node for node, primary in chain.parts.items() if primary is not None}:
         raise ValueError(f"absent names {_names(others)}, which is no standby of the snapshot")
     changes = increment.definition_changes
     for node, copy in increment.absent.items():
@@ -569,21 +584,77 @@ def _check_still_absent(chain: Chain, increment: Increment) -> None:
         if tuple(map(chain.original, _last_segment(chain, node))) != (copy.last,):
             raise ValueError(f"absent.{node}: segment {copy.last.number} is not the last segment of its archive")
     ended = {node for node, copy in before.items() if copy.has_ended}
-    if back := ended - {node for node, copy in increment.absent.items() if copy.has_ended}:
+    still_ended = {node for node, copy in increment.absent.items() if copy.has_ended}
+    if back := ended - still_ended - increment.renewed.keys():
         raise ValueError(f"the copy of {_names(back)} has ended, but the commit continues it")
 
 
 def _check_timelines(chain: Chain, increment: Increment) -> None:
     """Raise ValueError if a node's timeline is not after those of the previous commits."""
-    first = {identity.node: identity.timeline for identity in chain.full.baseline} if increment.timelines else {}
+    first = {identity.node: identity.timeline for identity in chain.nodes} if increment.timelines else {}
     for node, timeline in increment.timelines.items():
-        if node not in first or timeline <= first[node]:
-            raise ValueError(f"timelines.{node}: {timeline} is not after the timeline of the full snapshot")
+        if node not in first or node in increment.renewed or timeline <= first[node]:
+            raise ValueError(f"timelines.{node}: {timeline} is not after the timeline with which its copy began")
     if chain.is_partial:
         return
     for node, timeline in chain.last.timelines.items():
-        if increment.timelines.get(node, 0) < timeline:
+        if node not in increment.renewed and increment.timelines.get(node, 0) < timeline:
             raise ValueError(f"timelines.{node}: the previous commit has timeline {timeline}")
+
+
+def _check_renewed(before: Chain, now: Chain, increment: Increment) -> None:
+    """Raise ValueError unless each renewed node's new copy is whole: its identity, rows, position and first segment."""
+    renewed = increment.renewed
+    if renewed:
+        check_baseline(now.nodes)
+    if others := {*now.primaries} ^ {*before.primaries} | {*filter(None, now.parts.values())} - {*now.primaries}:
+        raise ValueError(f"renewed names {_names(others)} as a primary, which is none in the snapshot")
+    for node, renewal in renewed.items():
+        _check_renewal(before, increment, node, renewal)
+    primaries = renewed.keys() & {*now.primaries}
+    if bool(primaries) != bool(increment.slots_complete_at):
+        raise ValueError("slots_complete_at does not match renewed: it is set if primaries are renewed")
+    if primaries:
+        _check_same("slots_complete_at", increment.slots_complete_at, set(now.primaries))
+    for shard, position in increment.slots_complete_at.items():
+        begin = now.bases[shard] if shard in primaries else ORIGIN
+        if not begin <= position <= increment.cut.of(shard).start:
+            raise ValueError(f"slots_complete_at.{shard}: {position} is not between the base position and the cut")
+
+
+def _check_renewal(before: Chain, increment: Increment, node: str, renewal: Renewal) -> None:
+    where, shard, changes = f"renewed.{node}", renewal.identity.backup_of or node, increment.definition_changes
+    if renewal.identity.node != node or not renewal.reason or changes is None:
+        raise ValueError(f"{where}: its identity or reason is not possible, or schema_changes is not set")
+    if node in increment.absent or not increment.segments.get(node):
+        raise ValueError(f"{where}: the commit lists no segments of this node")
+    known = {group.number for group in before.groups(shard)}
+    ended = {*changes.gone.get(shard, ())} - {*changes.successions.get(shard, {}).values()}
+    if not known - ended <= renewal.copied.keys() <= known:
+        raise ValueError(f"{where}.copied does not match the tables of {shard}")
+    rows = Counter[int]()
+    entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
+    for entry in entries:
+        if entry.kind == BASE and entry.node == node:
+            rows.update(entry.rows)
+    if any(rows[number] != count for number, count in renewal.copied.items()):
+        raise ValueError(f"{where}.copied does not match the base copies of the node")
+    if not renewal.base <= increment.cut.of(shard).start:
+        raise ValueError(f"{where}.base: {renewal.base} is after the start of the cut")
+    begin = renewal.base
+    for number, segment in enumerate(increment.segments[node], start=1):
+        if (segment.number, segment.after) != (number, begin):
+            raise ValueError(f"segments.{node}: segment {segment.number} does not continue from {begin}")
+        begin = segment.through
+
+
+def _check_archives(chain: Chain, commit: Commit) -> None:
+    """Raise ValueError unless the commit's segments belong to the newest archives of their nodes."""
+    for node, segments in commit.segments.items():
+        prefix = archive_prefix(commit.snapshot, node, chain.archive(node))
+        for segment in segments:
+            if segment.key != segment_key(prefix, segment.number):
+                raise ValueError(f"segments.{node}: {segment.key} is not the key of segment {segment.number}")
 
 
 def _last_segment(chain: Chain, node: str) -> tuple[Segment, ...]:
@@ -617,17 +688,18 @@ def _check_at_commit(before: Chain | None, chain: Chain) -> None:
     check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
 
 
-def _check_nodes(full: FullSnapshot, commit: Commit) -> None:
-    nodes, primaries = set(full.parts), set(full.primaries)
+def _check_nodes(chain: Chain, commit: Commit) -> None:
+    nodes, primaries = set(chain.parts), set(chain.primaries)
     _check_same("cut", [node.node for node in commit.cut.nodes], primaries)
     _check_same("sequences", commit.sequences, primaries)
     _check_same("segments", commit.segments, nodes)
     if commit.definition_changes:
-        _check_changes(full, commit.definition_changes)
+        _check_changes(chain, commit, commit.definition_changes)
 
 
-def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
-    primaries = set(full.primaries)
+def _check_changes(chain: Chain, commit: Commit, changes: DefinitionChanges) -> None:
+    primaries, parts = set(chain.primaries), chain.parts
+    renewed = commit.renewed if isinstance(commit, Increment) else {}
     by_shard = (
         changes.groups,
         changes.gone,
@@ -636,7 +708,7 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         changes.roles,
         changes.fingerprints,
     )
-    if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= full.parts.keys():
+    if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= parts.keys():
         raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():
         check_states(f"schema_changes.tables.{shard}", states)
@@ -645,9 +717,10 @@ def _check_changes(full: FullSnapshot, changes: DefinitionChanges) -> None:
         raise ValueError("schema_changes does not list DDL objects, roles and fingerprints for the same shards")
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
     for stored in entries:
-        if stored.node not in full.parts:
+        if stored.node not in parts:
             raise ValueError(f"object {stored.key} belongs to node {stored.node}, which is not in the snapshot")
-        begun = {group.number for group in changes.groups.get(full.parts[stored.node] or stored.node, ())}
+        begun = {group.number for group in changes.groups.get(parts[stored.node] or stored.node, ())}
+        begun |= renewed[stored.node].copied.keys() if stored.node in renewed else set()
         if not stored.rows.keys() <= begun:
             raise ValueError(f"object {stored.key} contains rows of a group that is not new in this commit")
 
@@ -659,7 +732,8 @@ def _check_full(full: FullSnapshot) -> None:
         raise ValueError(f"baseline lists no primary, or a standby of an unknown primary: {_names(nodes)}")
     if full.only_cut and (full.copied or full.lists or any(full.groups.values()) or full.definition_changes):
         raise ValueError("only_cut is set, but the commit contains tables")
-    _check_nodes(full, full)
+    _check_nodes(Chain(full), full)
+    _check_archives(Chain(full), full)
     _check_same("base", full.base, nodes)
     _check_slots_complete(full, primaries)
     _check_same("groups", full.groups, primaries)
@@ -676,8 +750,8 @@ def _check_full(full: FullSnapshot) -> None:
     check_tables(None, first)
     check_same_kind(full.groups, named=True)
     if full.definition_changes:
-        check_definitions(first, full.definition_changes)
-        check_copied(full, full)
+        check_definitions(first, full.definition_changes, full.parts)
+        check_copied(full.parts, full)
     _check_at_commit(first, Chain(full))
     _check_rows(full)
 
@@ -1092,7 +1166,7 @@ def _sharing(chain: Chain, commit: Increment) -> Increment:
 
     Every commit repeats up to 64 summaries, the sequences and facts about the databases, and the names of the nodes.
     """
-    names, last = {node: node for node in chain.full.parts}, chain.last
+    names, last = {node: node for node in (*chain.parts, *commit.renewed)}, chain.last
     same = {name: getattr(last, name) for name in REPEATED if getattr(commit, name) == getattr(last, name)}
     segments = {
         names[node]: tuple(
@@ -1167,7 +1241,7 @@ def _read_newest_part(store: ObjectStore, full: FullSnapshot, *, is_continued: b
     chain = _continued(chain, newest)
     # The next cut needs every segment beyond the last cut's position. Earlier commits may list some of them.
     reaches_back = all(
-        (segments := chain.newest_segments(node)) and segments[0].after <= chain.position(node) for node in full.parts
+        (segments := chain.newest_segments(node)) and segments[0].after <= chain.position(node) for node in chain.parts
     )
     return chain if reaches_back else _read_whole(store, full)
 

@@ -52,7 +52,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.operations.operation import exclusive, record_outcome
 from cutline.snapshots.operations.settling import settle_operations, settle_repair
 from cutline.snapshots.operations.signs import request_numbers, sign_numbers
-from cutline.snapshots.records.commit import Commit, Void
+from cutline.snapshots.records.commit import Commit, Increment, Void
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
 from cutline.snapshots.records.operation_records import (
@@ -74,6 +74,7 @@ from cutline.snapshots.records.proven_chains import (
     increment_numbers,
     read_chain,
     read_commit,
+    read_full,
     read_turn,
 )
 from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair
@@ -250,12 +251,20 @@ class GarbageRules:
         return judge
 
     def _judge_of_increment(self, commit: Commit) -> Judge:
-        """Return the judge for an increment's base copies and DDL. Its segments belong to the chain."""
+        """Return the judge for an increment's base copies and DDL, and for the archives that it began.
+
+        Its other segments belong to archives that began earlier.
+        """
         objects = commit.object_sizes.keys()
+        renewed = commit.renewed if isinstance(commit, Increment) else {}
+        judge_segment = self._judge_of_segments(read_full(self.store, self.snapshot)) if renewed else None
 
         def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
             if parsed.kind is Kind.SEGMENT:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"operation {parsed.owner} did not start a chain")
+                if judge_segment is not None and parsed.node in renewed:
+                    return judge_segment(key, parsed)
+                # The increment began an archive of a standby, and was committed without it.
+                return GarbageVerdict(GarbageReason.UNLISTED)
             if self.is_only_full:
                 return self._pruned_verdict()
             return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
@@ -291,10 +300,11 @@ class GarbageRules:
         segments = [segment for commit in chain.commits for segment in _segments_of(commit)]
         # A segment that a repair has replaced stays where it is.
         segments += [chain.original(segment) for segment in segments]
-        listed = {segment.key: (segment.node, segment.number) for segment in segments}
+        listed = {segment.key: segment.number for segment in segments}
         last: dict[str, int] = {}
-        for node, number in listed.values():
-            last[node] = max(number, last.get(node, 0))
+        for key, number in listed.items():
+            archive = key.rpartition("/")[0]
+            last[archive] = max(number, last.get(archive, 0))
         missing = sorted(
             number
             for number in read_recorded_commits(self.store, full.operation).get(self.snapshot, {}).values()
@@ -308,7 +318,7 @@ class GarbageRules:
                 return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
             if missing:
                 return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is missing")
-            if parsed.number <= last.get(parsed.node, 0):
+            if parsed.number <= last.get(key.rpartition("/")[0], 0):
                 return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
             return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
 

@@ -284,7 +284,7 @@ def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPo
     begun = changes.begun if changes else {}
     if number in begun.get(unit.node, {}):
         return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
-    return _CopyPositions(chain.full.base[unit.node], chain.full.base[unit.copy], is_recopied=False)
+    return _CopyPositions(chain.bases[unit.node], chain.bases[unit.copy], is_recopied=False)
 
 
 @dataclass(frozen=True, slots=True)

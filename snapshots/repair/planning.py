@@ -342,6 +342,9 @@ class _Planner:
 
     def _rebuild_segment(self, one: LocatedEntry, segment: Segment, damage: Damage, why: str) -> None:
         reasons = [why] if why else []
+        if one.increment < (begun := self.chain.begun(segment.node)):
+            self._give_up(damage, f"the copy of {segment.node} began again with increment {begun}")
+            return
         for copy in self._others(segment.node):
             try:
                 overlapping = find_overlapping(self.chain, segment, copy)
@@ -362,6 +365,10 @@ class _Planner:
         groups = {number for counts in rows for number, count in counts.items() if count}
         reasons: list[str] = []
         for copy in self._others(node):
+            begun = max(self.chain.begun(node), self.chain.begun(copy))
+            if begun and increment <= begun:
+                reasons.append(f"the copy of {node} or {copy} began again with increment {begun}")
+                continue
             bases = list_bases(self._commit(increment), copy)
             damaged = [one.stored.key for one in bases if one.groups & groups and one.stored.key in self.damages]
             if damaged:

@@ -105,8 +105,19 @@ class ChangingFleet:
     def check_restores(self, *increments: int) -> None:
         """Restore each increment, and compare its rows with those of the primaries at its cut."""
         for number in increments:
-            self.runs.restore("chain", self.target, number)
+            self.runs.restore("chain", self.target, number, use_backup_copies=True)
             assert [sorted_copies(node.dsn) for node in self.target.primaries] == self.states[number]
+
+    def check_restores_without(self, primary: str, *increments: int) -> None:
+        """Do the same while the store lacks all rows of a primary's copy: they come from its standby's."""
+        folders = [self.folder / "store/snapshots/chain" / part / primary for part in ("base", "wal")]
+        for folder in folders:
+            folder.rename(folder.with_suffix(".away"))
+        try:
+            self.check_restores(*increments)
+        finally:
+            for folder in folders:
+                folder.with_suffix(".away").rename(folder)
 
 
 def absent_names(commit: Commit) -> set[str]:

@@ -7,7 +7,7 @@ from itertools import count
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, Increment
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Runs, slots_of
@@ -43,3 +43,11 @@ def assert_refused(runs: Runs, name: str, slug: str, what: str) -> SnapshotError
     assert re.search(what, errors[0].message), errors[0].message
     assert errors[0].hint.endswith(NEW_CHAIN), errors[0].hint
     return errors[0]
+
+
+def assert_renewed(runs: Runs, name: str, node: str, what: str) -> None:
+    """Check that the next increment of `name` copies the node again for a reason that has `what`, and is valid."""
+    commit = runs.increment(name)
+    assert isinstance(commit, Increment)
+    assert re.search(what, commit.renewed[node].reason), commit.renewed
+    assert runs.check_one(name).conflicts == []

@@ -15,11 +15,9 @@ import pytest
 from msgspec import structs
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
-from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.create.continuable import CopiesLackingError
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
@@ -32,7 +30,6 @@ from tests.commands.snapshot_runs import (
     configure_fleet,
     dropping_slots,
     run_command,
-    slots_of,
 )
 from tests.servers.dealt import start_fleet
 
@@ -167,37 +164,6 @@ def test_a_standby_lost_in_the_middle_is_left_out(place: ChangingFleet) -> None:
     place.check_restores(1, 2)
 
 
-def test_the_copy_of_a_standby_without_its_slot_ends(place: ChangingFleet) -> None:
-    place.runs.full("chain")
-    (slot,) = slots_of(place.fleet.node(STANDBY).dsn)
-    place.execute(STANDBY, f"SELECT pg_drop_replication_slot('{slot}')")
-    for number in (1, 2):
-        place.write()
-        commit = place.increment()
-        assert commit.increment == number
-        assert commit.absent[STANDBY].has_ended
-        assert commit.absent[STANDBY].since == 1
-    assert place.check().result == INCONCLUSIVE
-    place.check_restores(2)
-    place.runs.full("another")
-    assert place.check(name="another").result == VALID
-
-
-def test_a_rebuilt_standby_does_not_end_the_chain(place: ChangingFleet) -> None:
-    place.runs.full("chain")
-    node = place.servers.node(STANDBY)
-    delete_server(node)
-    place.execute("s1", f"SELECT pg_drop_replication_slot('{node.slot}')")
-    create_standby(place.servers._programs(node), node, place.servers.node("s1"))
-    place.start(STANDBY)
-    place.write()
-    commit = place.increment()
-    assert commit.absent[STANDBY].has_ended
-    place.write()
-    assert place.increment().absent.keys() == {STANDBY}
-    place.check_restores(1, 2)
-
-
 def test_tables_that_change_meanwhile_end_the_copy(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.stop(STANDBY)
@@ -211,14 +177,12 @@ def test_tables_that_change_meanwhile_end_the_copy(place: ChangingFleet) -> None
     place.execute("s1", "INSERT INTO added VALUES (3)")
     place.write()
     second = place.increment()
-    assert second.absent.keys() == {STANDBY}
-    # Nothing retains WAL for a copy that will not be continued.
-    assert slots_of(place.fleet.node(STANDBY).dsn) == []
-    assert slots_of(place.fleet.node(OTHER).dsn) != []
-    report = place.check()
-    assert report.result == INCONCLUSIVE
-    assert not report.conflicts
+    assert not second.absent
+    assert second.renewed.keys() == {STANDBY}
+    assert place.check(1).result == INCONCLUSIVE
+    assert place.check().result == VALID
     place.check_restores(1, 2)
+    place.check_restores_without("s1", 2)
 
 
 def test_standbys_are_removed_and_added(place: ChangingFleet) -> None:
@@ -233,12 +197,13 @@ def test_standbys_are_removed_and_added(place: ChangingFleet) -> None:
 
     place.runs.full("without")
     place.runs = Runs(whole, place.runs.spark)
-    place.write()
-    commit = place.increment("without")
-    # The chain never had a copy of this standby.
-    assert not commit.absent
-    assert absent_names(commit) == {STANDBY}
-    assert place.check(name="without").conflicts == []
+    for name in ("chain", "without"):
+        place.write()
+        commit = place.increment(name)
+        assert not commit.absent
+        assert commit.renewed.keys() == {STANDBY}
+        assert absent_names(commit) == set()
+        assert place.check(name=name).result == VALID
 
 
 def test_a_full_snapshot_does_without_a_standby(place: ChangingFleet) -> None:
@@ -252,7 +217,10 @@ def test_a_full_snapshot_does_without_a_standby(place: ChangingFleet) -> None:
     assert not report.conflicts
     place.start(STANDBY)
     place.write()
-    assert absent_names(place.increment()) == {STANDBY}
+    commit = place.increment()
+    assert absent_names(commit) == set()
+    assert commit.renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
     place.check_restores(1, 2)
 
 
@@ -268,20 +236,6 @@ def test_a_required_standby_is_waited_for(place: ChangingFleet) -> None:
     place.start(STANDBY)
     assert not place.increment().absent
     assert place.check().result == VALID
-
-
-def test_a_chain_without_a_required_copy_is_refused(place: ChangingFleet) -> None:
-    place.stop(STANDBY)
-    place.runs.full("chain")
-    place.start(STANDBY)
-    demanding = Runs(replace(place.fleet, standbys_min=1), place.runs.spark)
-    with pytest.raises(CopiesLackingError, match=STANDBY):
-        demanding.increment("chain")
-    demanding.full("another")
-    assert not demanding.increment("another").absent
-    # A chain that was taken without standbys on purpose has none to lack.
-    demanding.full("of_primaries", only_primary=True)
-    assert not demanding.increment("of_primaries").absent
 
 
 def test_a_commit_that_contradicts_the_chain_about_absent_copies_is_refused(place: ChangingFleet) -> None:

@@ -23,7 +23,7 @@ from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.wal.drain.lags import read_waiting
-from cutline.wal.drain.slots import SlotLostError, slot_name
+from cutline.wal.drain.slots import slot_name
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute
 
@@ -152,8 +152,6 @@ def test_a_chain_that_is_replaced_as_its_slot_is_gone_is_lost_and_its_mark_says_
     fleet, node = runs.fleet, runs.fleet.primaries[-1]
     slot = slot_name(runs.full("gone").operation)
     execute(node.dsn, f"SELECT pg_drop_replication_slot('{slot}')")
-    with pytest.raises(SlotLostError, match=f"slot {slot} does not exist"):
-        runs.increment("gone")
     assert supersede(fleet, "gone", "next", Silent()) == []
     (entry,) = [one for one in list_store(fleet).entries if one.name == "gone"]
     where = f"node {node.id}: slot {slot} does not exist"

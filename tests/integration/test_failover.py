@@ -5,6 +5,7 @@ Servers are stopped and promoted as failover managers do it. Expected rows come 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,9 +26,8 @@ from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
-from cutline.wal.drain.lineage import WalDivergedError
-from cutline.wal.drain.slots import SlotLostError
 from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, run_command
 from tests.servers.dealt import start_fleet
 
@@ -107,16 +107,16 @@ def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     place.start(PRIMARY)
     place.write()
     commit = place.increment()
-    assert commit.absent[STANDBY].has_ended
-    place.check_restores(4)
-    # And back again: this server has no slot of the chain.
+    assert commit.renewed.keys() == {STANDBY}
+    assert not commit.absent
+    # And back again.
     place.await_replay(PRIMARY)
     place.stop(STANDBY)
     promote(place, PRIMARY)
-    with pytest.raises(SlotLostError):
-        place.increment()
-    place.runs.full("another")
-    assert place.check(name="another").conflicts == []
+    place.write()
+    place.increment()
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
 
 
 def test_a_chain_goes_on_over_switchovers_back_and_forth(place: ChangingFleet) -> None:
@@ -165,14 +165,21 @@ def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: Chang
     place.servers.start_node(place.servers.node(STANDBY))
     promote(place, STANDBY)
     place.write()
-    with pytest.raises(WalDivergedError, match=r"timeline 1 at .* a failover lost transactions"):
-        place.increment()
     code, document = run_command(place.fleet, "create", "chain", "--incremental")
-    assert (code, document["error"]) == (3, "wal-diverged")
-    # What was stored stays as it was.
-    place.check_restores(1, 2)
-    place.runs.full("another")
-    assert place.check(name="another").conflicts == []
+    assert code == 0
+    (renewed,) = document["renewed"]
+    assert renewed["node"] == PRIMARY
+    assert re.search(r"timeline 1 at .* a failover lost transactions", renewed["reason"])
+    assert any(f"{PRIMARY} is copied again" in warning for warning in document["warnings"])
+    place.states[3] = place.live_state()
+    assert "with a gap since increment 2" in run_and_capture(place.fleet, "show", "chain")[1]
+    place.write()
+    assert not place.increment().renewed
+    report = place.check()
+    assert not report.conflicts
+    assert {skipped.what for skipped in report.skipped if skipped.is_absent} == {f"the copy of {STANDBY}"}
+    # What the failover lost stays as it was stored.
+    place.check_restores(*place.states)
 
 
 def test_wal_that_was_lost_before_it_was_archived_does_not_matter(place: ChangingFleet) -> None:
@@ -273,9 +280,10 @@ def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet,
     # The WAL of this server reaches beyond the end of the archive.
     place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
     place.write()
-    with pytest.raises(WalDivergedError, match="its WAL lacks the finish marker of cut"):
-        place.increment()
-    place.check_restores(1, 2)
+    commit = place.increment()
+    assert "its WAL lacks the finish marker of cut" in commit.renewed[PRIMARY].reason
+    assert not place.check().conflicts
+    place.check_restores(1, 2, 3)
 
 
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
@@ -290,9 +298,9 @@ def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
     become_standby(place, PRIMARY)
     promote(place, PRIMARY)
     place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
-    with pytest.raises(WalDivergedError):
-        place.increment()
-    place.check_restores(1, 2)
+    assert PRIMARY in place.increment().renewed
+    assert not place.check().conflicts
+    place.check_restores(1, 2, 3)
 
 
 def test_a_stray_standby_is_left_out(place: ChangingFleet) -> None:
@@ -314,9 +322,10 @@ def test_a_stray_standby_is_left_out(place: ChangingFleet) -> None:
     become_standby(place, STANDBY)
     place.write()
     commit = place.increment()
-    assert commit.absent[STANDBY].has_ended
+    assert commit.renewed.keys() == {STANDBY}
     assert not place.check().conflicts
     place.check_restores(2)
+    place.check_restores_without(PRIMARY, 2)
 
 
 def test_a_standby_that_has_caught_up_with_an_idle_primary_may_take_its_place(place: ChangingFleet) -> None:

@@ -31,7 +31,7 @@ from cutline.storage.location import StoreLocation
 from cutline.wal.drain.slots import check_slot, slot_name, slot_state
 from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
-from tests.integration.ended_chains import assert_refused, begin_chain, continue_chain
+from tests.integration.ended_chains import assert_refused, assert_renewed, begin_chain, continue_chain
 from tests.integration.refusing import create, execute, refused, take_increment
 from tests.servers.dealt import start_fleet
 from tests.servers.disasters import rebuild_shard
@@ -114,7 +114,7 @@ def test_a_lowered_wal_level_is_named_before_the_slot_it_invalidated(embedded: E
         state = slot_state(connection, slot)
     with pytest.raises(SnapshotError, match=r"s1-b1: slot \S+ was invalidated by the server.*wal_level_insufficient"):
         check_slot("s1-b1", slot, state, 1 << 62)
-    assert_refused(runs, chain.snapshot, "slot-lost", f"node s1: slot {slot} does not exist")
+    assert_renewed(runs, chain.snapshot, "s1", f"slot {slot} does not exist")
     begin_chain(runs)
 
 
@@ -124,7 +124,7 @@ def lost_slots(dsn: str) -> list[str]:
         return [name for (name,) in rows]
 
 
-def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+def test_a_shard_whose_slot_the_server_invalidated_is_copied_again(embedded: EmbeddedFleet, runs: Runs) -> None:
     chain = continue_chain(runs)
     dsn = runs.fleet.node("s1").dsn
     fill = "SELECT pg_logical_emit_message(false, 'filler', repeat('x', 17000000)), pg_switch_wal()"
@@ -136,9 +136,7 @@ def test_a_slot_that_the_server_invalidated_ends_a_chain(embedded: EmbeddedFleet
         # The checkpointer reads the settings some time later.
         while slot_name(chain.operation) not in lost_slots(dsn):
             execute(dsn, "CHECKPOINT")
-        assert_refused(
-            runs, chain.snapshot, "slot-lost", r"node s1: slot \S+ was invalidated by the server.*wal_removed"
-        )
+        assert_renewed(runs, chain.snapshot, "s1", r"slot \S+ was invalidated by the server.*wal_removed")
     finally:
         execute(dsn, "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
     await_standby(embedded)
@@ -180,7 +178,9 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
     begin_chain(runs)
 
 
-def test_two_servers_that_accept_writes_or_one_without_a_slot_are_refused(embedded: EmbeddedFleet, runs: Runs) -> None:
+def test_two_servers_that_accept_writes_are_refused_and_one_without_a_slot_is_copied(
+    embedded: EmbeddedFleet, runs: Runs
+) -> None:
     chain = continue_chain(runs)
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
     of_primaries = begin_chain(alone)
@@ -196,12 +196,14 @@ def test_two_servers_that_accept_writes_or_one_without_a_slot_are_refused(embedd
     assert_refused(as_primary, of_primaries.snapshot, "baseline-changed", "node s1-b1: it was absent")
     # In place of the primary, but the promoted server has no slot of this chain.
     in_its_place = Runs(replace(runs.fleet, nodes=(Node("s1", promoted.dsn),)), runs.spark)
-    assert_refused(in_its_place, of_primaries.snapshot, "slot-lost", "does not exist")
+    assert_renewed(in_its_place, of_primaries.snapshot, "s1", "does not exist")
     for current in (in_its_place, alone):
         begin_chain(current)
 
 
-def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+def test_a_primary_that_was_reset_to_an_old_copy_is_copied_and_one_that_was_replaced_ends_a_chain(
+    embedded: EmbeddedFleet, runs: Runs
+) -> None:
     alone = Runs(replace(runs.fleet, nodes=runs.fleet.primaries), runs.spark)
     chain = continue_chain(alone)
     node = embedded.node("s1")
@@ -217,7 +219,7 @@ def test_a_primary_that_was_reset_to_an_old_copy_or_replaced_ends_a_chain(embedd
     owned = node.folder.stat()
     subprocess.run(["chown", "-R", f"{owned.st_uid}:{owned.st_gid}", node.data_directory], check=True, timeout=60)
     embedded.start_node(node)
-    assert_refused(alone, chain.snapshot, "baseline-changed", "node s1: its WAL ends at .* reset to an earlier state")
+    assert_renewed(alone, chain.snapshot, "s1", "its WAL ends at .* before the end of the last cut")
     chain = begin_chain(alone)
     rebuild_shard(embedded, node)
     execute(node.dsn("postgres"), "CREATE DATABASE bank")

@@ -18,9 +18,8 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.committing import ObjectsNotStoredError
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, Increment
 from cutline.snapshots.records.proven_chains import commit_key, snapshot_names
-from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.commands.watching import Reached, Watching
@@ -179,7 +178,7 @@ def test_what_was_reported_as_stored_and_is_not_there_is_not_committed(
     assert name not in snapshot_names(runs.fleet.store.open())
 
 
-def test_an_increment_whose_segment_is_not_there_is_not_committed_and_the_chain_continues_once_it_is(
+def test_an_increment_whose_segment_is_not_there_is_not_committed_and_the_next_copies_the_node_again(
     runs: Runs, tmp_path: Path
 ) -> None:
     wal = store_of(runs) / "snapshots" / NAME / "wal"
@@ -197,9 +196,12 @@ def test_an_increment_whose_segment_is_not_there_is_not_committed_and_the_chain_
         create_increment(runs.fleet, CreateRequest(NAME), runs.spark, Watching(lose))
     assert newest_increment(runs) == number
     # The slot is past what was lost: that is found, whoever asks.
-    with pytest.raises(SnapshotError) as raised:
-        runs.increment(NAME)
-    assert raised.value.slug == "slot-lost"
+    commit = runs.increment(NAME)
+    assert commit.increment == number + 1
+    assert isinstance(commit, Increment)
+    assert "advanced the slot" in commit.renewed["s1"].reason
+    # No later increment takes them for its own.
     for file, aside in lost.items():
         aside.rename(file)
-    assert runs.increment(NAME).increment == number + 1
+    runs.increment(NAME)
+    assert runs.check_one(NAME).conflicts == []

@@ -24,7 +24,7 @@ from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.connections import with_database
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.records.commit import DefinitionChanges
+from cutline.snapshots.records.commit import DefinitionChanges, Increment
 from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.integration.refusing import create, execute, publication_name, refused, take_increment
@@ -244,7 +244,7 @@ def test_a_change_that_loses_nothing_ends_no_chain(current: CurrentChain) -> Non
      "slot {slot} is at .* advanced the slot"),
     ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*"),
 ])  # fmt: skip
-def test_a_gap_in_the_wal_ends_a_chain_and_the_hint_begins_another(
+def test_a_node_with_a_gap_in_its_wal_is_copied_again(
     chain_of_two: CurrentChain, node: str, change: str, what: str
 ) -> None:
     current = chain_of_two
@@ -255,11 +255,10 @@ def test_a_gap_in_the_wal_ends_a_chain_and_the_hint_begins_another(
     execute(current.dsn, "UPDATE kept.person SET age = 5")
     await_replay(current)
     execute(dsn, change.format(slot=slot))
-    with refused(current.fleet, "slot-lost") as errors:
-        # Otherwise the increment would go on without the standby.
-        take_increment(replace(current.fleet, standbys_min=None), name)
-    assert re.search(f"node {node}: {what.format(slot=slot)}", errors[0].message), errors[0].message
-    assert errors[0].hint == NEW_CHAIN
+    commit = current.runs.increment(name)
+    assert isinstance(commit, Increment)
+    assert commit.renewed.keys() == {node}
+    assert re.search(what.format(slot=slot), commit.renewed[node].reason), commit.renewed
     current.begin_new()
 
 

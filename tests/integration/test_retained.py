@@ -81,7 +81,7 @@ def test_a_chain_is_warned_about_past_half_of_the_limit_and_lost_past_it(guarded
     assert_warned(guarded, kept, chains, tmp_path)
     assert_another_chain_is_lost(guarded, kept, chains)
     assert_the_lost_chain_comes_back(guarded)
-    assert_the_continued_chain_is_lost(guarded, chains["second"])
+    assert_the_continued_chain_is_copied_again(guarded, chains["second"])
     assert_the_hint_helps(guarded)
 
 
@@ -153,34 +153,32 @@ def assert_the_lost_chain_comes_back(guarded: GuardedFleet) -> None:
     execute(guarded.fleet.primaries[0].dsn, "DROP DATABASE back WITH (FORCE)")
 
 
-def assert_the_continued_chain_is_lost(guarded: GuardedFleet, chain: str) -> None:
-    """The limit also applies to the chain that the command continues; a dry run says so and changes nothing."""
+def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str) -> None:
+    """The limit also applies to the chain that the command continues, but ends only the copies of the nodes past it."""
     limited = guarded.with_limit(max(guarded.retained_bytes(chain).values()) + FILLER_BYTES)
     guarded.write_filler(2 * FILLER_BYTES)
     guarded.retained_bytes(chain)
-    slots = guarded.slots()
-    with pytest.raises(ChainLostError):
-        preview_increment(limited.fleet, CreateRequest("second"), Silent())
+    slots, notes = guarded.slots(), Notes()
+    preview_increment(limited.fleet, CreateRequest("second"), notes)
+    notes.find_one("keeps", "which ends its copy")
+    assert guarded.slots() == slots
+    commit = Runs(limited.fleet, guarded.spark).increment("second")
+    assert commit.renewed.keys() == {"s1", "s1-b1"}
     assert guarded.slots() == slots
     assert limited.list_states()["second"] == "complete"
-    with pytest.raises(ChainLostError) as error:
-        take_increment(limited.fleet, "second")
-    assert "after increment 3" in error.value.message
-    assert guarded.slots() == [set(), set()]
+    assert guarded.runs.check_one("second").result == "valid"
+    shown = read_output(guarded.fleet, "list")
+    assert re.search(r"(?m)^first +0 .* lost ", shown)
+    assert "can't be continued after the full snapshot: node s1" in shown
     code, document = run_here(guarded.fleet, "list")
     assert code == 0
     found = {entry["name"]: entry for entry in document["snapshots"]}
-    assert found["second"]["state"] == "lost"
-    assert found["second"]["lost"].keys() == {
+    assert found["first"]["lost"].keys() == {
         "node", "after_increment", "retained_bytes", "limit_bytes", "at", "restore", "successor", "slot_problem",
         "nodes",
     }  # fmt: skip
-    assert found["second"]["lost"]["after_increment"] == 3
-    assert found["second"]["retained_wal"] == {}
-    shown = read_output(guarded.fleet, "list")
-    assert re.search(r"(?m)^second +3 .* lost ", shown)
-    assert "can't be continued after increment 3: node s1" in shown
-    code, document = run_here(guarded.fleet, "create", "second", "--incremental")
+    assert found["first"]["retained_wal"] == {}
+    code, document = run_here(guarded.fleet, "create", "first", "--incremental")
     assert (code, document["error"]) == (3, "chain-lost")
 
 
@@ -188,8 +186,8 @@ def assert_the_hint_helps(guarded: GuardedFleet) -> None:
     """Follow the hint of chain-lost."""
     guarded.runs.full("fourth")
     assert guarded.runs.increment("fourth").increment == 1
-    assert guarded.list_states() == {"first": "lost", "second": "lost", "fourth": "complete"}
-    assert check_documents(guarded.fleet.store.open())["LostChain"] == 2
+    assert guarded.list_states() == {"first": "lost", "second": "complete", "fourth": "complete"}
+    assert check_documents(guarded.fleet.store.open())["LostChain"] == 1
 
 
 @pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])
@@ -215,12 +213,14 @@ def test_the_next_create_finishes_a_guard_that_died(
     store = guarded.fleet.store.open()
     assert store.exists(lost_key("first", chain)) == marked
     assert guarded.list_states() == {"first": "lost" if marked else "complete"}
-    # A marked chain stays lost even if there is no limit.
-    after = guarded if marked else limited
     if marked:
         assert any("the next create will drop its slots" in text for text in list_store(limited.fleet).warnings)
+    else:
+        with pytest.raises(AssertionError, match="Spark"):
+            create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
+    # A marked chain stays lost even if there is no limit.
     with pytest.raises(ChainLostError, match="node s1-b1 kept"):
-        take_increment(after.fleet, "first")
+        take_increment(guarded.fleet, "first")
     assert guarded.slots() == [set(), set()]
     assert guarded.list_states() == {"first": "lost"}
     assert guarded.runs.check_one("first").result == "valid"
@@ -235,10 +235,10 @@ def test_a_standby_past_its_limit_ends_only_its_copy(guarded: GuardedFleet) -> N
     notes.find_one("node s1-b1 keeps", "which ends its copy")
     assert guarded.slots() == slots
     commit = Runs(limited.fleet, guarded.spark).increment("first")
-    assert commit.absent["s1-b1"].has_ended
-    assert guarded.slots() == [{slot_name(chain)}, set()]
+    assert commit.renewed.keys() == {"s1-b1"}
+    assert guarded.slots() == [{slot_name(chain)}] * 2
     assert guarded.list_states() == {"first": "complete"}
-    assert guarded.runs.increment("first").absent.keys() == {"s1-b1"}
+    assert guarded.runs.check_one("first").result == "valid"
 
 
 def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(guarded: GuardedFleet) -> None:

@@ -141,7 +141,7 @@ def follow(node: Node, primary: Node, groups: dict[str, Group], slot: str, store
     finally:
         exported.connection.close()
     task = DrainTask(
-        node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", chain=slot,
+        node=node, slot=slot, publications=publication_names(FLEET), snapshot="nightly", archive=slot,
         operation="op", definitions=tuple(Definition(0, group) for group in groups.values()), global_id_form="exact",
         base=exported.position, last=None, finish=Lsn(0), store=StoreLocation(store_url),
     )  # fmt: skip

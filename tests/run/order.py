@@ -31,6 +31,7 @@ LONG = (
     "tests/integration/test_watch.py",
     "tests/integration/test_failover.py",
     "tests/integration/test_absent_copies.py",
+    "tests/integration/test_renewed_copies.py",
     "tests/integration/test_statement_plans.py",
     "tests/spark/test_killed_executors.py",
     "tests/spark/test_executors_volume.py",

@@ -25,10 +25,10 @@ import pyarrow as pa
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEXT_COPIES
 from cutline.nodes.connections import connect, unreachable_error
 from cutline.nodes.encodings import Texts, texts_of
-from cutline.storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of
+from cutline.storage.errors import SnapshotError, UnreachableError, report_of
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
@@ -81,7 +81,7 @@ class _Archive:
 
     @property
     def prefix(self) -> str:
-        return archive_prefix(self.task.snapshot, self.task.node.id, self.task.chain)
+        return archive_prefix(self.task.snapshot, self.task.node.id, self.task.archive)
 
     @property
     def last(self) -> Segment | None:
@@ -226,8 +226,7 @@ def _advance(connection: psycopg.Connection[Any], task: DrainTask, archive: _Arc
         place = f"is at {state.confirmed}" if state else "was dropped"
         raise SlotLostError(
             f"node {task.node.id}: slot {task.slot} {place} after being advanced to {through}",
-            hint=f"another process has moved or dropped the slot: {NEW_CHAIN}",
-            ends_chain=ChainEnd.PERHAPS,
+            hint=f"another process has moved or dropped the slot: {NEXT_COPIES}",
             details={"node": task.node.id, "slot": task.slot},
         )
 

@@ -22,20 +22,20 @@ class DrainBusyError(BusyError):
 class DrainTask:
     """Everything an executor needs to bring one node's archive up to `finish`.
 
-    `base` is where the archive begins, and `last` is the last segment that a commit lists; later segments are found in
-    the store. `definitions` are the tables' definitions, for each table in the order in which they took effect;
-    `unlisted_numbers` are the group numbers of definitions that no commit lists yet. `planned` is the number of the
-    last segment that existed when the task was planned: later segments must have been written under the same
-    definitions. The slot is advanced only while the store belongs to the fleet with `fleet_id`, if that is known. If
-    `may_be_idle`, nothing is stored for a node whose WAL since `last` contains only markers. `last_marker` is the
-    finish marker of the chain's last cut, if it has one.
+    `archive` is the operation that began the archive, `base` is where the archive begins, and `last` is the last
+    segment that a commit lists; later segments are found in the store. `definitions` are the tables' definitions, for
+    each table in the order in which they took effect; `unlisted_numbers` are the group numbers of definitions that no
+    commit lists yet. `planned` is the number of the last segment that existed when the task was planned: later segments
+    must have been written under the same definitions. The slot is advanced only while the store belongs to the fleet
+    with `fleet_id`, if that is known. If `may_be_idle`, nothing is stored for a node whose WAL since `last` contains
+    only markers. `last_marker` is the finish marker of the chain's last cut, if it has one.
     """
 
     node: Node
     slot: str
     publications: tuple[str, ...]
     snapshot: str
-    chain: str
+    archive: str
     operation: str
     definitions: tuple[Definition, ...]
     global_id_form: str

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN
-from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.fleet.messages import NEXT_COPIES
+from cutline.storage.errors import RefusedError
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
 from cutline.wal.segments.segments import MARKER
 
@@ -78,7 +78,6 @@ def diverged_error(node: str, problem: str, details: Mapping[str, object]) -> Wa
     """Return the error for a node whose server lacks WAL of the chain."""
     return WalDivergedError(
         f"node {node}: {problem}: a failover lost transactions that the chain may contain",
-        hint=NEW_CHAIN,
-        ends_chain=ChainEnd.FOR_GOOD,
+        hint=NEXT_COPIES,
         details={"node": node, **details},
     )

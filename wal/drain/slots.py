@@ -19,12 +19,12 @@ from psycopg import sql
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEXT_COPIES
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
-from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
+from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.drain.waiting import (
     Awaited,
     ReplayState,
@@ -274,8 +274,7 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",
-            hint=NEW_CHAIN,
-            ends_chain=ChainEnd.FOR_GOOD,
+            hint=NEXT_COPIES,
             details={"node": node, "slot": name},
         )
     return state

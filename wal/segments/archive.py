@@ -97,9 +97,9 @@ class ArchivedSegment:
     first_changes: Mapping[int, Lsn] = field(default_factory=dict)
 
 
-def archive_prefix(snapshot: str, node: str, chain: str) -> str:
-    """Return the folder of one node's archive in one chain."""
-    return f"snapshots/{snapshot}/wal/{node}/{chain}"
+def archive_prefix(snapshot: str, node: str, operation: str) -> str:
+    """Return the folder of one node's archive; `operation` began it: the full snapshot, or an increment later."""
+    return f"snapshots/{snapshot}/wal/{node}/{operation}"
 
 
 def segment_key(prefix: str, number: int) -> str:

@@ -1,0 +1,257 @@
+"""Copy nodes again whose copies in the chain can't be continued, so that only their copies begin again, not the chain.
+
+A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, or if a standby
+was rebuilt, was added to fleet.toml, or missed a change of tables. The increment creates the chain's slot on such a
+node again and begins a new archive at the slot's position. A standby's tables are copied as they are at this position.
+The tables of a primary are copied by the increment's own attempts (`prepare_tables`), on all nodes of the shard, under
+new group numbers.
+
+The new archive has the increment's operation in its keys. So it never continues the archive of another attempt. The
+slot has the chain's name: the intent names the nodes, and whoever settles a dead increment drops it on them.
+
+A standby that can't be copied is left out, unless fleet.toml requires it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from cutline.fleet.config import Node
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import name_nodes
+from cutline.fleet.progress import News, Progress
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.groups import SchemaChangedError, Table
+from cutline.nodes.sessions import Absence, Sessions
+from cutline.snapshots.base_copy.copy_ranges import CopyDestination
+from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.create.absent_copies import leave_out_silent
+from cutline.snapshots.create.context import ChainState, CreateContext
+from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
+from cutline.snapshots.operations.object_lists import split_entries
+from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal
+from cutline.spark.spark_jobs import SparkSource
+from cutline.storage.errors import SnapshotError
+from cutline.wal.drain.slots import drop_slots, slot_name
+
+
+@dataclass(frozen=True, slots=True)
+class NewCopies:
+    """The copies that an increment begins again: their reasons and positions, by node, and the copied tables.
+
+    `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
+    `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
+    the slots had been created; it is empty unless a primary is among the nodes.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    positions: Mapping[str, Lsn] = field(default_factory=dict)
+    entries: tuple[NamedObject, ...] = ()
+    copied: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    copied_shards: frozenset[str] = frozenset()
+    slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
+
+    def of(self, sessions: Sessions) -> dict[str, Renewal]:
+        """Return the renewals for the commit, without standbys that have been left out since."""
+        return {
+            node: Renewal(sessions.identities[node], at, self.reasons[node], dict(self.copied.get(node, {})))
+            for node, at in self.positions.items()
+            if node not in sessions.absent
+        }
+
+    def with_entries(self, changes: DefinitionChanges | None, nodes: Iterable[str]) -> DefinitionChanges | None:
+        """Add the objects of these nodes, which are those of `of`, to a commit's changes."""
+        nodes = set(nodes)
+        if not nodes:
+            return changes
+        changes = changes or DefinitionChanges()
+        objects, lists = split_entries(entry for entry in self.entries if entry.node in nodes)
+        return structs.replace(changes, objects=(*changes.objects, *objects), lists=(*changes.lists, *lists))
+
+    def state_after(self, state: ChainState, operation: str) -> ChainState:
+        """Return the chain's state in which these copies begin again."""
+        if not self.positions:
+            return state
+        shards = frozenset(node for node in self.positions if node in state.last_cut)
+        return replace(
+            state,
+            known=replace(state.known, lost=self.copied_shards | shards),
+            base={**state.base, **self.positions},
+            segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
+            last_cut={**state.last_cut, **{shard: LastCut(self.positions[shard]) for shard in shards}},
+            archives={**state.archives, **dict.fromkeys(self.positions, operation)},
+            absent=state.absent | self.positions.keys(),
+        )
+
+
+def renew_copies(
+    context: CreateContext, state: ChainState, reasons: Mapping[str, str], spark: SparkSource, progress: Progress
+) -> NewCopies:
+    """Begin the copies of the nodes in `reasons` again: create their slots, and copy the tables of standbys.
+
+    Afterwards, all transactions that were prepared before the slots existed are decided: they are decoded only at
+    COMMIT PREPARED. Raises the errors of `export_snapshots` and `await_prepared` for primaries and required standbys.
+    """
+    if not reasons:
+        return NewCopies()
+    sessions, slot = context.sessions, slot_name(state.chain)
+    nodes = [node for node in sessions.nodes if node.id in reasons]
+    for node in nodes:
+        progress.note(News(f"{_kind(node)} {node.id} is copied again: {reasons[node.id]}"))
+    if left := drop_slots(nodes, slot):
+        error = NodeUnreachableError(
+            f"{name_nodes(left)}: slot {slot} could not be dropped",
+            hint="check the server's log; the next create will drop the slot",
+            details={"node": left[0]},
+        )
+        for node in (node for node in nodes if node.id in left):
+            _do_without(sessions, node, error)
+    primaries = [node for node in nodes if node.backup_of is None]
+    new = _begin_primaries(context, primaries, slot, progress)
+    new = _begin_standbys(context, replace(state, known=_with_lost(state, primaries)), new, nodes, spark, progress)
+    if primaries:
+        await_prepared(sessions, context.request.wait_seconds, progress, "the new copy")
+        progress.reached(CrashPoint.PREPARED_OVER)
+        new = replace(new, slots_complete_at=sessions.ask_primaries(insert_position))
+    return replace(new, reasons=reasons)
+
+
+def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
+    """Drop the slots of new copies whose standbys have been left out since; the next increment begins them again."""
+    sessions = context.sessions
+    gone = [node for node in sessions.chosen if node.id in new.positions and node.id in sessions.absent]
+    for node in gone:
+        sessions.absent[node.id] = Absence(sessions.absent[node.id].reason, has_ended=True)
+    drop_slots(gone, slot)
+
+
+def _kind(node: Node) -> str:
+    return "primary" if node.backup_of is None else "standby"
+
+
+def _with_lost(state: ChainState, primaries: Iterable[Node]) -> KnownTables:
+    return replace(state.known, lost=frozenset(node.id for node in primaries))
+
+
+def _begin_primaries(context: CreateContext, nodes: list[Node], slot: str, progress: Progress) -> NewCopies:
+    if not nodes:
+        return NewCopies()
+    with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:
+        return NewCopies(positions={node: exported.position for node, exported in slots.items()})
+
+
+def _begin_standbys(
+    context: CreateContext,
+    state: ChainState,
+    new: NewCopies,
+    nodes: list[Node],
+    spark: SparkSource,
+    progress: Progress,
+) -> NewCopies:
+    """Add the standbys among the nodes; leave out those that fail, and begin again with the others.
+
+    If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for a primary.
+    """
+    sessions, slot = context.sessions, slot_name(state.chain)
+    while left := [node for node in nodes if node.backup_of is not None and node.id not in sessions.absent]:
+        try:
+            plan = _plan_copies(sessions, state, {node.shard for node in left})
+            if changed := [node for node in left if node.shard in plan.changed]:
+                for node in changed:
+                    if sessions.may_leave_out(node):
+                        _do_without(sessions, node, _changed_error(f"tables of {node.shard} have changed since then"))
+                    else:
+                        state = replace(state, known=replace(state.known, lost=state.known.lost | {node.shard}))
+                continue
+            new = _copy_standbys(context, new, left, plan, slot, spark, progress)
+            return replace(new, copied_shards=state.known.lost)
+        except Exception as error:
+            drop_slots(left, slot)
+            if leave_out_silent(sessions):
+                continue
+            if isinstance(error, ChangedError):
+                error = _changed_error(str(error))
+            if not isinstance(error, SnapshotError):
+                raise
+            for node in [node for node in left if node.id == error.details.get("node")] or left:
+                _do_without(sessions, node, error)
+    return new
+
+
+def _changed_error(problem: str) -> SchemaChangedError:
+    return SchemaChangedError(problem, hint="repeat the command: it tries to copy them again")
+
+
+def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
+    """Leave the standby out, and say that its copy has ended; raise the error if the command needs the node."""
+    if not sessions.may_leave_out(node):
+        raise error
+    reason = error.message.removeprefix(f"node {node.id}: ")
+    sessions.leave_out(node, Absence(f"it could not be copied again: {reason}", has_ended=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _CopyPlan:
+    """The tables to copy from standbys, by shard, under their numbers in the chain, and the catalogs' fingerprints.
+
+    `changed` are the shards whose tables have changed since the last commit. Shards that the increment copies anyway
+    have no tables here.
+    """
+
+    tables: Mapping[str, list[Table]]
+    fingerprints: Mapping[str, str]
+    changed: frozenset[str]
+
+
+def _plan_copies(sessions: Sessions, state: ChainState, shards: set[str]) -> _CopyPlan:
+    seen = read_current_tables(sessions, state.selection, {})
+    plan, wanted = plan_ddl(seen, state.known, {}, {}), shards - state.known.lost
+    changed = frozenset(shard for shard in wanted if plan.shards[shard].changed or plan.shards[shard].gone)
+    tables: dict[str, list[Table]] = {}
+    for shard in wanted - changed:
+        known = {group.name: group for group in state.known.groups[shard]}
+        tables[shard] = [replace(table, group=known[table.group.name]) for table in seen[shard].tables]
+    return _CopyPlan(tables, plan.fingerprints, changed)
+
+
+def _copy_standbys(
+    context: CreateContext,
+    new: NewCopies,
+    nodes: list[Node],
+    plan: _CopyPlan,
+    slot: str,
+    spark: SparkSource,
+    progress: Progress,
+) -> NewCopies:
+    """Create the slots of these standbys and copy their tables."""
+    sessions, wait = context.sessions, context.standby_wait_seconds
+    to_copy = [node for node in nodes if plan.tables.get(node.shard)]
+    entries: tuple[NamedObject, ...] = ()
+    with export_snapshots(context.fleet, nodes, slot, wait, progress) as slots:
+        check_exported(to_copy, slots, plan.fingerprints)
+        if to_copy:
+            spark.begin(context.executor_needs, progress, amount_to_copy(to_copy, plan.tables))
+            destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
+            sources = [TableSource(node, slots[node.id].snapshot, plan.tables[node.shard]) for node in to_copy]
+            entries = tuple(copy_tables(sources, destination, sessions, spark, progress))
+        positions = {node: exported.position for node, exported in slots.items()}
+    progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
+    await_prepared(sessions, wait, progress, "the new copy", {node.shard for node in nodes})
+    progress.reached(CrashPoint.PREPARED_OVER)
+    copied = {
+        node.id: Counter({table.group.number: 0 for table in plan.tables[node.shard]})
+        for node in nodes
+        if node.shard in plan.tables
+    }
+    for entry in entries:
+        copied[entry.node].update(entry.rows)
+    return replace(new, positions={**new.positions, **positions}, entries=entries, copied=copied)

@@ -1,0 +1,294 @@
+"""Copies that can't be continued begin again in their chain: a restore equals the live servers at each cut."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import structs
+
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.server import create_standby, delete_server
+from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.snapshots.records.proven_chains import commit_key, read_chain
+from cutline.wal.segments.archive import ArchiveError
+from tests.commands.changing_fleet import ChangingFleet, absent_names
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
+from tests.servers.dealt import start_fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STANDBY, OTHER = "s1-b1", "s2-b1"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    folder = tmp_path_factory.mktemp("renewed")
+    try:
+        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
+        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
+        yield fleet, target
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+        stop_fleet(folder / "target", delete=True)
+
+
+@pytest.fixture
+def place(
+    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> Iterator[ChangingFleet]:
+    source, target = servers
+    more = getattr(request, "param", "")
+    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
+    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+    for node in ("s1", "s2"):
+        found.execute(
+            node,
+            "DROP TABLE IF EXISTS seen, empty",
+            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+            "CREATE TABLE empty (id int PRIMARY KEY)",
+            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+        )
+    for standby in (STANDBY, OTHER):
+        found.await_replay(standby)
+    with dropping_slots(fleet):
+        found.runs.init()
+        yield found
+
+
+def drop_slot(place: ChangingFleet, node: str) -> str:
+    (slot,) = slots_of(place.fleet.node(node).dsn)
+    place.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
+    return slot
+
+
+def rebuild(place: ChangingFleet, standby: str) -> None:
+    """Replace the standby's server by a new base backup of its primary."""
+    node, shard = place.servers.node(standby), place.fleet.node(standby).shard
+    delete_server(node)
+    place.execute(shard, f"SELECT pg_drop_replication_slot('{node.slot}')")
+    create_standby(place.servers._programs(node), node, place.servers.node(shard))
+    place.start(standby)
+
+
+def next_increment(place: ChangingFleet) -> Increment:
+    place.write()
+    commit = place.increment()
+    assert isinstance(commit, Increment)
+    return commit
+
+
+@pytest.mark.parametrize("place", ["", '[copies]\nrequire = "all"\n'], indirect=True, ids=["spared", "required"])
+def test_a_standby_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    slot = drop_slot(place, STANDBY)
+    second = next_increment(place)
+    assert second.renewed.keys() == {STANDBY}
+    assert slot in second.renewed[STANDBY].reason
+    assert not second.absent
+    assert absent_names(second) == set()
+    assert slots_of(place.fleet.node(STANDBY).dsn) == [slot]
+    assert place.check(since_last=True).result == VALID
+    third = next_increment(place)
+    assert not third.renewed
+    assert place.check(since_last=True).result == VALID
+    assert place.check().result == VALID
+    assert place.check(1).result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_rebuilt_standby_is_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    rebuild(place, STANDBY)
+    first = next_increment(place)
+    assert first.renewed.keys() == {STANDBY}
+    # Twice in a row.
+    rebuild(place, STANDBY)
+    second = next_increment(place)
+    assert second.renewed.keys() == {STANDBY}
+    third = next_increment(place)
+    assert not third.renewed
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_standby_that_was_added_is_copied(place: ChangingFleet) -> None:
+    whole = place.fleet
+    fewer = replace(whole, nodes=tuple(node for node in whole.nodes if node.id != STANDBY))
+    place.runs = Runs(fewer, place.runs.spark)
+    place.runs.full("chain")
+    next_increment(place)
+    place.runs = Runs(whole, place.runs.spark)
+    second = next_increment(place)
+    assert second.renewed.keys() == {STANDBY}
+    next_increment(place)
+    assert place.check(1).result == INCONCLUSIVE
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 2, 3)
+
+
+def test_a_primary_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    drop_slot(place, "s1")
+    second = next_increment(place)
+    assert second.renewed.keys() == {"s1"}
+    assert place.check(since_last=True).result == VALID
+    next_increment(place)
+    assert place.check(since_last=True).result == VALID
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    drop_slot(place, "s1")
+    drop_slot(place, STANDBY)
+    second = next_increment(place)
+    assert second.renewed.keys() == {"s1", STANDBY}
+    place.execute("s1", "ALTER TABLE seen ADD COLUMN more int DEFAULT 7", "CREATE TABLE later (id int PRIMARY KEY)")
+    next_increment(place)
+    place.execute("s1", "DROP TABLE later")
+    drop_slot(place, STANDBY)
+    fourth = next_increment(place)
+    assert fourth.absent.keys() == {STANDBY}
+    assert next_increment(place).renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3, 4, 5)
+    place.check_restores_without("s1", 2, 3, 5)
+
+
+def test_copies_begin_again_while_global_transactions_go_on(place: ChangingFleet) -> None:
+    """Both shards' copies of each transaction are restored, or neither, before, at and after the new beginnings."""
+    dsns = [node.dsn for node in place.fleet.primaries]
+    with BankWorkload(dsns, clients=3, cross_shard_ratio=1.0, pause_seconds=0.02):
+        place.runs.full("chain")
+        for lost in ((), ("s1",), (), ("s2", STANDBY)):
+            for node in lost:
+                drop_slot(place, node)
+            commit = place.runs.increment("chain")
+            assert isinstance(commit, Increment)
+            assert set(lost) <= commit.renewed.keys()
+            assert commit.cut.global_transactions > 0
+    assert place.check().result == VALID
+    for number in range(1, 5):
+        place.runs.restore("chain", place.target, number)
+        invariants = read_invariants([node.dsn for node in place.target.primaries])
+        assert invariants.hold
+        assert sum(invariants.transfers) > 0
+
+
+# In the order in which a create reaches them: each create is settled by the next.
+POINTS = (
+    (CrashPoint.INTENT_STORED, 1),
+    (CrashPoint.SLOT_MADE, 1),
+    (CrashPoint.SLOT_MADE, 2),
+    (CrashPoint.PREPARED_OVER, 1),
+    (CrashPoint.BASE_COPIED, 1),
+    (CrashPoint.COPY_SLOTS_DROPPED, 1),
+    (CrashPoint.FINISHES_WRITTEN, 1),
+    (CrashPoint.ARCHIVED, 1),
+    (ABOUT_TO_COMMIT, 1),
+)
+
+
+@pytest.mark.parametrize("lost", [("s1", STANDBY), (STANDBY,)], ids=["shard", "standby"])
+def test_a_create_that_is_killed_leaves_nothing_that_the_next_uses(place: ChangingFleet, lost: tuple[str, ...]) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    for node in lost:
+        slot = drop_slot(place, node)
+    for point, count in POINTS:
+        if lost == (STANDBY,) and (point, count) in ((CrashPoint.SLOT_MADE, 2), (CrashPoint.COPY_SLOTS_DROPPED, 1)):
+            continue
+        place.write()
+        program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
+        words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
+        done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    second = next_increment(place)
+    assert second.renewed.keys() == set(lost)
+    for node in place.fleet.nodes:
+        assert slots_of(node.dsn) == [slot]
+    assert not read_open_operations(place.fleet.store.open())
+    next_increment(place)
+    assert place.check().result == VALID
+    place.check_restores(1, 2, 3)
+    place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place, "s1")
+    drop_slot(place, OTHER)
+    commit = next_increment(place)
+    path = place.folder / "store" / commit_key("chain", 1)
+    store, before, renewed = place.fleet.store.open(), path.read_bytes(), commit.renewed
+    of_standby, of_primary = renewed[OTHER], renewed["s1"]
+    (number, *_), changes = of_standby.copied, commit.definition_changes
+    assert changes is not None
+    without = structs.replace(changes, objects=tuple(one for one in changes.objects if one.node != OTHER))
+    late = commit.cut.of("s2").finish
+    values: list[tuple[str, dict[str, object]]] = [
+        ("does not match the tables", {"renewed": renewed | {OTHER: structs.replace(of_standby, copied={})}}),
+        ("does not match the base copies", {"definition_changes": without}),
+        (
+            "does not match the base copies",
+            {"renewed": renewed | {OTHER: structs.replace(of_standby, copied={**of_standby.copied, number: 1000})}},
+        ),
+        ("after the start of the cut", {"renewed": renewed | {OTHER: structs.replace(of_standby, base=late)}}),
+        ("identity or reason", {"renewed": renewed | {OTHER: structs.replace(of_standby, reason="")}}),
+        ("identity or reason", {"renewed": renewed | {OTHER: of_primary}}),
+        ("slots_complete_at does not match", {"slots_complete_at": {}}),
+        ("slots_complete_at lists", {"slots_complete_at": {"s1": commit.slots_complete_at["s1"]}}),
+        ("is not the key|contains rows of a group", {"renewed": {"s1": of_primary}}),
+        ("segments lists", {"renewed": renewed | {"s3": structs.replace(
+            of_primary, identity=structs.replace(of_primary.identity, node="s3"))}}),
+    ]  # fmt: skip
+    for message, changed in values:
+        path.write_bytes(seal(structs.replace(commit, **changed)))
+        with pytest.raises((ManifestError, ArchiveError), match=message):
+            read_chain(store, "chain").check_archive()
+    path.write_bytes(before)
+    read_chain(store, "chain").check_archive()
+
+
+@pytest.mark.parametrize("place", ["[copies]\nwait = '2s'\n"], indirect=True)
+def test_a_standby_that_can_not_be_copied_is_left_out(place: ChangingFleet) -> None:
+    """Its slot waits for older transactions, which must not hold up the increment."""
+    place.runs.full("chain")
+    drop_slot(place, STANDBY)
+    place.execute("s1", "BEGIN; INSERT INTO empty VALUES (1); PREPARE TRANSACTION 'in-the-way'")
+    try:
+        first = next_increment(place)
+    finally:
+        place.execute("s1", "COMMIT PREPARED 'in-the-way'")
+    assert first.absent[STANDBY].has_ended
+    assert "could not be copied again" in first.absent[STANDBY].reason
+    assert slots_of(place.fleet.node(STANDBY).dsn) == []
+    assert next_increment(place).renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+    place.check_restores_without("s1", 2)

@@ -184,7 +184,9 @@ class PartRules:
             if copies[shard] > 1
         }
         cuts = tuple(ShardCuts.of(chain, shard) for shard in shards)
-        compared = NONE_COMPARED if after is None else after
+        # In place of the increments that were compared, the numbers of cuts. The first cut of a merged chain is known.
+        first = chain.full.increment
+        compared = (NONE_COMPARED if not chain.beginning else 0) if after is None else after - first
         return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain), compared)
 
     @property

@@ -127,7 +127,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
-            fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
+            fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
                 _check_chain(check, request, checks)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.

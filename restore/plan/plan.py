@@ -281,6 +281,10 @@ def plan_restore(
     open_operations = tuple(operation for operation in operations if operation.id != own)
     with naming_open_operations(open_operations):
         whole = read_restorable(store, request.name, request.increment)
+        following: datetime | None = None
+        while request.at and whole.beginning and cut_time(whole.full) > request.at:
+            following = cut_time(whole.full)
+            whole = read_restorable(store, request.name, whole.full.increment - 1)
         whole = read_chain_lists(store, whole)
         chain = chain_at(whole, request.at) if request.at else whole
     check_of_fleet(chain, identity)
@@ -311,10 +315,10 @@ def plan_restore(
     _check_tables(plan)
     plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master)
     if request.at:
-        plan = replace(plan, next_cut=next_cut_time(whole, chain))
+        plan = replace(plan, next_cut=next_cut_time(whole, chain) or following)
     if resumed:
         return plan
-    is_newest = request.increment is None and len(chain.commits) == len(whole.commits)
+    is_newest = request.increment is None and not following and chain.last.increment == whole.last.increment
     return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
 
 

@@ -26,6 +26,7 @@ from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, read_marks
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -92,14 +93,16 @@ COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
 def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
-    """Read a chain as read_chain does; if a commit is damaged or missing, the hint lists the increments before it."""
+    """Read a chain as read_from_merge does; if a commit is damaged or missing, the hint lists those before it."""
     try:
-        return read_chain(store, name, increment)
+        return read_from_merge(store, name, increment)
+    except MergedAwayError:
+        raise
     except (ManifestError, SnapshotMissingError) as error:
         if found := COMMIT_FILE.search(str(error.details.get("object", ""))):
             last = int(found[1]) - 1
             with suppress(SnapshotError):
-                read_chain(store, name, last)
+                read_from_merge(store, name, last)
                 error.hint += (
                     f"\nincrements that can still be restored: 0 to {last}; to restore the newest:"
                     f" {restore_command(name)} --increment {last}"

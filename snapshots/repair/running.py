@@ -27,7 +27,7 @@ from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.operations.settling import settle_repair
+from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.snapshots.records.documents import ManifestError, unseal
@@ -109,7 +109,7 @@ def settle_repairs(fleet: Fleet, name: str, progress: Progress) -> None:
     read_identity(store, fleet)
     for intent in read_open_intents(store, skips_unreadable=True):
         if (intent.kind, intent.snapshot) == (REPAIR, name):
-            settle_repair(store, intent, progress)
+            settle_in_store(store, intent, progress)
 
 
 def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Progress) -> RepairReport:

@@ -15,7 +15,7 @@ from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, read_marks
-from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
@@ -116,7 +116,7 @@ def _read_intact(
     while True:
         try:
             return read_chain_lists(store, read_from_merge(store, name, last)), conflicts
-        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
+        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError, MergedAwayError):
             raise
         except SnapshotError as error:
             # If a mark can't be read, `error` says so, and is reported below.

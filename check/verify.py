@@ -49,6 +49,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
@@ -220,6 +221,8 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
 def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     if is_deleted(store, chain.name):
         return Skipped(f"snapshot {chain.name}", "it was deleted during the check")
+    if (first := first_increment(store, chain.name)) > chain.full.increment:
+        return Skipped(f"what lies before increment {first} of {chain.name}", "it was given up during the check")
     if chain.increments and is_only_full(store, chain.name):
         return Skipped(f"increments of {chain.name}", "they were pruned during the check")
     return None

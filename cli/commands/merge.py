@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -11,10 +13,13 @@ from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
-from cutline.cli.output.results import answer, emit, progress
+from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
+from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.config import Fleet
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.running import MergePlan, MergeReport, plan_merge, run_merge
+from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects, plan_drop
 from cutline.spark.on_demand import SparkOnDemand
 
 SCHEMA = "cutline/merge/1"
@@ -36,27 +41,84 @@ def merge(
         int | None,
         typer.Option("--to", metavar="N", min=0, help="The increment at which to begin. Default: the newest."),
     ] = None,
+    drop_earlier: Annotated[
+        bool,
+        typer.Option(
+            "--drop-earlier",
+            help="Then give up all restore points before the newest merge, and remove the objects that only they need.",
+        ),
+    ] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Make a full snapshot of an increment from the store alone, so that later restores begin there.
 
     The chain is folded to the increment, and a base of every copy is written. It is read back, and compared with the
     chain. Only then does the chain begin at the increment: restores and checks of it, and of later increments, no
-    longer read what lies before. Earlier increments can still be restored. Needs the store, but no node.
+    longer read what lies before. Earlier increments can still be restored, unless --drop-earlier removes what they
+    need. Needs the store, but no node.
 
     Exit codes: 0 if the chain begins at the increment now, or did so before; 1 if the new base is not equal to the
     chain, or an object can't be read; 3 if there is nothing to merge. Except for 0, nothing was changed.
     """
+    confirmation = require_confirmation(context, "merge", yes=yes or dry_run or not drop_earlier)
     fleet = command_context(context).load_fleet()
     with SparkOnDemand(fleet, f"merge {name}") as spark:
         if dry_run:
             with progress(context) as shown:
                 plan = plan_merge(fleet, name, to, shown)
-            answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
+            lines = plan_lines(plan)
+            if drop_earlier:
+                lines.append(f"give up the restore points before increment {plan.increment}, and remove their objects")
+            answer(context, plan_document(plan), [*lines, "nothing was changed"])
             return
         with activity(context, fleet, "merge", name) as shown:
             report = run_merge(fleet, plan_merge(fleet, name, to, shown), spark, shown, prove_merge)
-    emit(context, document_of(report), lines_of(report))
+    document, lines = document_of(report), lines_of(report)
+    if drop_earlier:
+        dropped = _drop(context, fleet, report, confirmation)
+        document["dropped"], lines = dropped.to_json(), [*lines, *dropped.lines]
+    emit(context, document, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """What was removed, and the reasons for which the store refused to remove objects, by key."""
+
+    plan: DropPlan
+    refused: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        total = self.plan.total
+        return {
+            "increments": list(self.plan.points),
+            "objects": total.objects - len(self.refused),
+            "bytes": total.size_bytes,
+            "refused": [{"object": key, "why": why} for key, why in self.refused.items()],
+        }
+
+    @property
+    def lines(self) -> list[str]:
+        done = f"removed: {_drop_text(self.plan)}"
+        return [done, *(f"warning: {key} could not be removed: {why}" for key, why in self.refused.items())]
+
+
+def _drop_text(plan: DropPlan) -> str:
+    objects, size = quantity_text(plan.total.objects, "objects"), size_text(plan.total.size_bytes)
+    return f"{quantity_text(len(plan.points), 'restore points')} before increment {plan.first}, {objects} ({size})"
+
+
+def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> _Dropped:
+    """Remove what lies before the newest merge, after a confirmation at a terminal."""
+    store, name = fleet.store.open(), report.merge.snapshot
+    plan = plan_drop(store, name)
+    line = f"remove: {_drop_text(plan)}; they can't be restored any more"
+    if confirmation.is_given:
+        show_preview(context, [line])
+    else:
+        confirmation.ask([line], f"permanently remove these from {name}?")
+    with progress(context) as shown:
+        return _Dropped(plan, drop_earlier_objects(store, plan, report.operation, shown))
 
 
 def plan_document(plan: MergePlan) -> dict[str, Any]:
@@ -128,6 +190,7 @@ def lines_of(report: MergeReport) -> list[str]:
     carried = f"{counts['carried_objects']:,} ({size_text(counts['carried_bytes'])})"
     return [
         f"{merge.snapshot} begins at increment {merge.increment} now: {rows} in {objects}"
-        f" ({size_text(counts['bytes'])}), of which {carried} are those of earlier base copies; {seconds_text(report.seconds)}",
+        f" ({size_text(counts['bytes'])}), of which {carried} are those of earlier base copies;"
+        f" {seconds_text(report.seconds)}",
         f"to check it: snapshot check {merge.snapshot} --increment {merge.increment}",
     ]

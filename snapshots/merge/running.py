@@ -51,7 +51,7 @@ from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, StoppedError, UnreachableError, UsageError
-from cutline.storage.store import ObjectMissingError, ObjectStore, WritingRefusedError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, WritingRefusedError
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.archive import Segment
 
@@ -243,7 +243,9 @@ def _base_of(store: ObjectStore, chain: Chain, node: str, number: int, operation
     if chain.shard_of(node) != node:
         counts["rows"] = 0
     part = _new_part(store, chain, node, operation, base.objects, counts)
-    create_or_find(store, key, seal(part))
+    # A part that can't be replaced is only not used again.
+    with suppress(ObjectExistsError):
+        create_or_find(store, key, seal(part))
     return part
 
 

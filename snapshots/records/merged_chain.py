@@ -52,16 +52,17 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment, check_contiguous
 
 
-def read_from_merge(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
+def read_from_merge(store: ObjectStore, name: str, increment: int | None = None, merge_max: int | None = None) -> Chain:
     """Read a chain up to `increment` (None: the newest) as read_chain does, from the newest merge on, if there is one.
 
-    Raises the errors of read_chain, and MergedAwayError if the chain begins after `increment` for good.
+    Merges after increment `merge_max`, which is at most `increment`, are not used. Raises the errors of read_chain, and
+    MergedAwayError if the chain begins after `increment` for good.
     """
     check_not_deleted(store, check_name(name))
     if increment == 0 or is_known_only_full(store, name):
         check_kept(store, name, increment or 0)
         return read_chain(store, name, increment)
-    merge = newest_merge(store, name, increment)
+    merge = newest_merge(store, name, increment if merge_max is None else merge_max)
     if merge is None:
         if increment is not None:
             check_kept(store, name, increment)

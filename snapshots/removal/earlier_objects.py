@@ -11,6 +11,7 @@ Needs no lock: no create needs what is removed, and a restore that began earlier
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +27,7 @@ from cutline.snapshots.records.proven_chains import read_as_committed
 from cutline.snapshots.removal.deletion import remove_objects
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.errors import RefusedError
-from cutline.storage.store import Listed, ObjectStore
+from cutline.storage.store import Listed, ObjectExistsError, ObjectStore
 from cutline.storage.storing import create_or_find
 
 FOLDERS = ("base", "lists", "wal")
@@ -129,7 +130,7 @@ def _is_earlier(earlier: EarlierObjects, snapshot: str, key: str) -> bool:
     return parsed is not None and earlier.has(key, parsed)
 
 
-def drop_earlier(store: ObjectStore, plan: DropPlan, operation: str, progress: Progress) -> dict[str, str]:
+def drop_earlier_objects(store: ObjectStore, plan: DropPlan, operation: str, progress: Progress) -> dict[str, str]:
     """Store the mark and remove the objects; return, by key, the store's reasons for refusals.
 
     Raises SnapshotInUseError if a restore, repair or merge reads the snapshot; a repetition then removes the objects.
@@ -144,7 +145,9 @@ def drop_earlier(store: ObjectStore, plan: DropPlan, operation: str, progress: P
     )
     check_not_in_use(store, plan.snapshot)
     if first_increment(store, plan.snapshot) < plan.first:
-        create_or_find(store, begin_key(plan.snapshot, plan.first), seal(mark))
+        # Another process may have stored it: only its key counts.
+        with suppress(ObjectExistsError):
+            create_or_find(store, begin_key(plan.snapshot, plan.first), seal(mark))
     # A restore that began in the meantime has stored its lease by now, or finds the mark.
     check_not_in_use(store, plan.snapshot)
     return remove_objects(store, _keys(plan.objects), progress)

@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ from cutline.snapshots.operations.signs import request_numbers, sign_numbers
 from cutline.snapshots.records.commit import Commit, Void, listed_objects
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
-from cutline.snapshots.records.merge_records import Merge, merge_key, read_merge_turn
+from cutline.snapshots.records.merge_records import Merge, first_increment, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import (
     CREATE,
     DONE,
@@ -82,6 +83,7 @@ from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_re
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.removal.deletion import open_removals
+from cutline.snapshots.removal.earlier_objects import EarlierObjects
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
@@ -164,11 +166,27 @@ class GarbageRules:
             self.is_only_full = is_only_full(store, snapshot)
         except ManifestError as error:
             self._unclear = GarbageVerdict(GarbageReason.UNCLEAR, error.message)
-        self._kept_by_restore = self._find_restore() if self.is_deleted or self.is_only_full else None
+        self._first = 0 if self.is_deleted else first_increment(store, snapshot)
+        is_removed = self.is_deleted or self.is_only_full or self._first
+        self._kept_by_restore = self._find_restore() if is_removed else None
         self._owners: dict[str, Judge] = {}
 
     def judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         """Judge an object, regardless of its age."""
+        verdict = self._judge(key, parsed)
+        if verdict.why is GarbageReason.NEEDED and self._earlier is not None and self._earlier.has(key, parsed):
+            return self._pruned_verdict()
+        return verdict
+
+    @cached_property
+    def _earlier(self) -> EarlierObjects | None:
+        """The objects before the beginning of the chain, if it begins at a merge for good and can be read."""
+        if self._first and not self.is_only_full:
+            with suppress(RefusedError):
+                return EarlierObjects.of(self.store, self.snapshot, self._first)
+        return None
+
+    def _judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         if self.is_deleted:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if self._unclear:

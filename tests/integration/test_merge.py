@@ -5,26 +5,43 @@ Expected rows come from the live servers (COPY), and expected results of checks 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
+from msgspec import structs
 
-from cutline.check.merged_base import prove_merge
+from cutline.check.merged_base import MergeUnprovenError, prove_merge
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
-from cutline.snapshots.merge.running import MergeReport, plan_merge, run_merge
+from cutline.snapshots.fold import limits
+from cutline.snapshots.merge import running
+from cutline.snapshots.merge.new_base import NewBase
+from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
+from cutline.snapshots.operations import leases
+from cutline.snapshots.operations.committing import MergeSupersededError, put_merge
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.repair import work
+from cutline.snapshots.repair.work import Work
+from cutline.storage.errors import SnapshotError
+from cutline.storage.local import LocalStore
 from tests.commands.changing_fleet import ChangingFleet
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command
 from tests.servers.dealt import start_fleet
+from tests.stores.damage import flip_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STANDBYS = ("s1-b1", "s2-b1")
+OTHER = "20260101T000000Z-0123456abc"
 TABLES = (
     "DROP TABLE IF EXISTS seen, bag, events, wide, quiet, altered, copied, gone, parted, fresh CASCADE",
     "DROP SEQUENCE IF EXISTS numbers",
@@ -73,9 +90,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
 
 @pytest.fixture
-def place(
-    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession
-) -> Iterator[ChangingFleet]:
+def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
     source, target = servers
     fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=MORE)
     into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
@@ -111,6 +126,8 @@ def write(place: ChangingFleet) -> None:
             f"INSERT INTO events VALUES ('round {n}')",
             f"UPDATE wide SET n = {n} WHERE id < 1000 AND id % 2 = {n % 2}",
             f"UPDATE wide SET id = id + 100 WHERE id = {n}",
+            f"INSERT INTO wide VALUES ({n + 2000}, {n}, repeat('long', 30000))",
+            f"UPDATE wide SET n = n + 1 WHERE id = {n + 1999}",
             f"INSERT INTO parted VALUES ({n + 50}, 'low'), ({n + 150}, 'high')",
             f"UPDATE parted SET id = id + 200 WHERE id = {n + 90}",
             f"UPDATE altered SET a = 'round {n}' WHERE id % 4 = {n % 4}",
@@ -198,3 +215,206 @@ def test_states_before_and_after_a_merge(place: ChangingFleet) -> None:
     assert merge(place).merge.counts["carried_objects"] == 4
     place.check_restores(5)
     assert place.check().result == VALID
+
+
+def command(place: ChangingFleet, *words: str) -> dict[str, Any]:
+    code, document = run_command(place.fleet, *words)
+    assert code == 0, document
+    return document
+
+
+def make_chain(place: ChangingFleet, increments: int, **options: Any) -> None:
+    place.runs.full("chain", **options)
+    place.states[0] = place.live_state()
+    for _ in range(increments):
+        write(place)
+        place.increment()
+
+
+def first_of(place: ChangingFleet) -> int:
+    return read_from_merge(place.fleet.store.open(), "chain").full.increment
+
+
+def test_dropping_what_lies_before(place: ChangingFleet) -> None:
+    for node in place.live:
+        place.execute(node, "SELECT lo_from_bytea(0, 'a large object')")
+    make_chain(place, 3, large_objects=True)
+    document = command(place, "merge", "chain", "--to", "2", "--drop-earlier", "--yes")
+    assert (document["increment"], document["is_new"]) == (2, True)
+    assert document["dropped"]["increments"] == [0, 1]
+    assert document["dropped"]["objects"] > 0
+    assert document["dropped"]["refused"] == []
+    # The node's archive still has its segments from the cut of increment 2 on.
+    assert place.check().result == VALID
+    place.check_restores(2, 3)
+    for node in place.target.primaries:
+        with psycopg.connect(node.dsn) as connection:
+            rows = connection.execute("SELECT convert_from(lo_get(oid), 'UTF8') FROM pg_largeobject_metadata")
+            assert rows.fetchall() == [("a large object",)]
+    for words in (("restore", "chain", "--increment", "1", "--dry-run"), ("check", "chain", "--increment", "1")):
+        code, document = run_command(place.fleet, *words)
+        assert (code, document["error"]) == (3, "merged-away")
+    assert command(place, "gc", "--grace", "0s", "--dry-run")["objects"] == 0
+    (listed,) = command(place, "list")["snapshots"]
+    assert (listed["state"], listed["begins_at"]) == ("complete", 2)
+    assert [one["number"] for one in listed["increments"]] == [2, 3]
+    assert command(place, "show", "chain")["snapshot"]["name"] == "chain"
+
+    write(place)
+    place.increment()
+    assert place.check().result == VALID
+    assert place.check(since_last=True).result == VALID
+    place.check_restores(4)
+    document = command(place, "merge", "chain", "--drop-earlier", "--yes")
+    assert document["dropped"]["increments"] == [2, 3]
+    place.check_restores(4)
+    write(place)
+    place.increment()
+    place.check_restores(4, 5)
+    assert place.check().result == VALID
+    assert command(place, "gc", "--grace", "0s", "--dry-run")["objects"] == 0
+    again = command(place, "merge", "chain", "--to", "4", "--drop-earlier", "--yes")
+    assert (again["is_new"], again["dropped"]["increments"], again["dropped"]["objects"]) == (False, [], 0)
+
+
+def test_a_copy_that_the_increment_leaves_out_is_carried(place: ChangingFleet) -> None:
+    make_chain(place, 1)
+    place.stop(STANDBYS[0])
+    write(place)
+    assert place.increment().absent
+    report = merge(place)
+    assert report.merge.counts["carried_objects"] > 0
+    place.start(STANDBYS[0])
+    write(place)
+    assert not place.increment().absent
+    assert first_of(place) == 2
+    assert place.check().result == VALID
+    place.check_restores(2, 3)
+
+
+def test_a_fold_by_spark_gives_the_same(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_chain(place, 2)
+    monkeypatch.setattr(limits, "CHANGES_MAX", 0)
+    monkeypatch.setattr(work, "LOCAL_ROWS_MAX", 0)
+    assert merge(place).is_new
+    monkeypatch.undo()
+    place.check_restores(2)
+    assert place.check().result == VALID
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
+    """Let the process die when it has stored the object with this number; yields the keys that it stores."""
+    stored: list[str] = []
+    create = LocalStore.create
+
+    def store(self: LocalStore, key: str, body: bytes) -> None:
+        create(self, key, body)
+        stored.append(key)
+        if len(stored) == at:
+            raise KilledError(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStore, "create", store)
+        # A process that is gone records nothing.
+        patched.setattr(leases, "record_outcome", lambda *_, **__: None)
+        yield stored
+
+
+def test_a_merge_that_dies_anywhere_changes_nothing_and_is_continued(
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_chain(place, 2)
+    monkeypatch.setattr(running, "is_gone", lambda _process: True)
+    number = 0
+    while True:
+        number += 1
+        with dying(monkeypatch, number) as stored:
+            try:
+                report = merge(place)
+            except KilledError as error:
+                is_stored = "/merges/" in str(error)
+                assert first_of(place) == (2 if is_stored else 0)
+                if is_stored:
+                    break
+                continue
+        assert stored == []
+        break
+    # The intent, and for each node an object and a list of it; the merge itself.
+    assert number == 10
+    report = merge(place)
+    assert not report.is_new
+    place.check_restores(1, 2)
+    assert place.check().result == VALID
+    command(place, "gc", "--grace", "0s", "--yes")
+    place.check_restores(1, 2)
+
+
+def test_damage_is_named_and_nothing_is_merged(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_chain(place, 2)
+    store = place.folder / "store"
+    for pattern in ("base/s1/*/*.parquet", "wal/s2-b1/*/*2.parquet"):
+        (path,) = sorted(store.glob(f"snapshots/chain/{pattern}"))[:1]
+        body = path.read_bytes()
+        flip_byte(path)
+        with pytest.raises(SnapshotError) as raised:
+            merge(place)
+        assert str(path.relative_to(store)) in raised.value.message
+        assert raised.value.exit_code in (1, 3)
+        path.write_bytes(body)
+    assert first_of(place) == 0
+
+    written = running.write_base
+
+    def write_less(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
+        base = written(chain, node, operation, work)
+        return replace(base, written=base.written[1:]) if node == "s2" else base
+
+    monkeypatch.setattr(running, "write_base", write_less)
+    with pytest.raises(MergeUnprovenError) as unproven:
+        merge(place)
+    assert unproven.value.exit_code == 1
+    assert "on s2" in unproven.value.message
+    monkeypatch.undo()
+    assert first_of(place) == 0
+    assert merge(place).is_new
+    assert place.check().result == VALID
+
+
+def test_of_two_merges_one_counts(place: ChangingFleet) -> None:
+    make_chain(place, 1)
+    store = place.fleet.store.open()
+
+    def prove(chain: Chain, merged: Chain, work: Work) -> Proof:
+        proof = prove_merge(chain, merged, work)
+        assert merged.beginning is not None
+        # Another machine, whose clock is wrong, has stored the same merge.
+        put_merge(store, structs.replace(merged.beginning.merge, operation=OTHER, proof=proof.digest), 1)
+        return proof
+
+    with pytest.raises(MergeSupersededError):
+        run_merge(place.fleet, plan_merge(place.fleet, "chain", None, Silent()), place.runs.spark, Silent(), prove)
+    assert first_of(place) == 1
+    place.check_restores(1)
+
+
+def test_a_restore_of_an_encrypted_store_begins_with_the_merge(place: ChangingFleet, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(new_key())
+    key.chmod(0o600)
+    text = f"{MORE}\n[encryption]\nkey_file = {json.dumps(str(key))}\n"
+    fleet = configure_fleet(place.servers, tmp_path / "sealed.toml", f"file://{tmp_path}/sealed", more=text)
+    sealed = ChangingFleet(place.servers, place.target, Runs(fleet, place.runs.spark), tmp_path)
+    sealed.runs.init()
+    make_chain(sealed, 2)
+    document = command(sealed, "merge", "chain", "--drop-earlier", "--yes")
+    assert document["increment"] == 2
+    write(sealed)
+    sealed.increment()
+    sealed.check_restores(2, 3)
+    assert sealed.check().result == VALID
+    assert not [path for path in tmp_path.glob("sealed/snapshots/chain/base/*/*/*") if b"PAR1" in path.read_bytes()]

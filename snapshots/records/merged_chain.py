@@ -122,6 +122,8 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         shard = original.parts[entry.node] or entry.node
         if not entry.rows.keys() <= part.definitions(shard).keys():
             raise ValueError(f"object {entry.key} contains rows of an unknown group")
+    if merge.counts != merge.counts | count_base(merge, original):
+        raise ValueError("counts does not match the objects that it lists")
     full = FullSnapshot(
         **{name: getattr(commit, name) for name in KEPT},
         previous=None,
@@ -150,6 +152,16 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         {node: part.copy_positions(node) for node in nodes},
     )
     return Chain(full, beginning=beginning)
+
+
+def count_base(merge: Merge, original: FullSnapshot) -> dict[str, int]:
+    """Count the rows on primaries, and all objects and bytes, of the base that a merge lists."""
+    primaries = set(original.primaries)
+    return {
+        "rows": sum(sum(entry.rows.values()) for entry in merge.entries if entry.node in primaries),
+        "objects": len(merge.objects) + sum(one.objects for one in merge.lists),
+        "bytes": sum(one.size for one in merge.objects) + sum(one.bytes for one in merge.lists),
+    }
 
 
 # The fields in which the beginning of a chain has the values of the increment's commit.

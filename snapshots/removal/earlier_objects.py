@@ -10,18 +10,26 @@ Needs no lock: no create needs what is removed, and a restore that began earlier
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.leases import check_not_in_use
-from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.object_lists import read_chain_lists, read_merge_lists
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import ObjectList, listed_objects
 from cutline.snapshots.records.documents import Kind, ParsedKey, parse_key, seal
-from cutline.snapshots.records.merge_records import Begin, begin_key, first_increment, newest_merge, read_merges
+from cutline.snapshots.records.merge_records import (
+    Begin,
+    Merge,
+    begin_key,
+    first_increment,
+    newest_merge,
+    read_merges,
+)
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import read_as_committed
 from cutline.snapshots.removal.deletion import remove_objects
@@ -42,12 +50,14 @@ class NotMergedError(RefusedError):
 class EarlierObjects:
     """Tells the objects that only states before increment `first` need. `chain` begins at the merge of `first`.
 
-    `operations` are those of the commits up to `first` and of earlier merges.
+    `operations` are those of the commits up to `first` and of earlier merges, and `merged` the keys of the objects that
+    later merges list.
     """
 
     chain: Chain
     first: int
     operations: frozenset[str]
+    merged: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, store: ObjectStore, snapshot: str, first: int | None = None) -> EarlierObjects | None:
@@ -62,15 +72,26 @@ class EarlierObjects:
         if chain.full.increment > merge.increment:
             chain = read_chain_lists(store, read_from_merge(store, snapshot, merge.increment))
         earlier = read_as_committed(store, snapshot, merge.increment)
-        merges = [one.operation for one in read_merges(store, snapshot) if one.increment < merge.increment]
-        operations = frozenset([*(commit.operation for commit in earlier.commits), *merges])
-        return cls(chain, merge.increment, operations)
+        merges = list(read_merges(store, snapshot))
+        operations = [one.operation for one in merges if one.increment < merge.increment]
+        merged = {
+            key
+            for one in merges
+            if one.increment > merge.increment
+            for key in _keys_of(one, read_merge_lists(store, one))
+        }
+        return cls(
+            chain,
+            merge.increment,
+            frozenset([*(commit.operation for commit in earlier.commits), *operations]),
+            frozenset(merged),
+        )
 
     @cached_property
     def kept(self) -> frozenset[str]:
         """The keys of all objects that the chain needs."""
         listed = {entry.key for commit in self.chain.commits for entry in commit.named_and_listed}
-        return frozenset(listed | {original.key for original in self.chain.applied.originals.values()})
+        return frozenset(listed | self.merged | {one.key for one in self.chain.applied.originals.values()})
 
     @cached_property
     def first_segments(self) -> Mapping[str, int]:
@@ -105,9 +126,12 @@ class DropPlan:
         return SizeTotal.of(self.objects)
 
 
-def plan_drop(store: ObjectStore, snapshot: str) -> DropPlan:
-    """Find what lies before the newest merge; raise NotMergedError, and the errors of read_chain."""
-    earlier, known = EarlierObjects.of(store, snapshot), first_increment(store, snapshot)
+def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> DropPlan:
+    """Find what lies before the newest merge, or before the newest that increment `needed` and later ones don't need.
+
+    Raises NotMergedError, and the errors of read_chain.
+    """
+    earlier, known = EarlierObjects.of(store, snapshot, needed), first_increment(store, snapshot)
     if earlier is None or earlier.chain.beginning is None:
         raise NotMergedError(
             f"snapshot {snapshot} has no merge, so every restore point needs its full snapshot",
@@ -123,6 +147,12 @@ def plan_drop(store: ObjectStore, snapshot: str) -> DropPlan:
         tuple(range(known, earlier.first)),
         tuple(entry for entry in listed if _is_earlier(earlier, snapshot, entry.key)),
     )
+
+
+def _keys_of(merge: Merge, lists: Iterable[ObjectList]) -> Iterator[str]:
+    yield from (entry.key for entry in merge.entries)
+    yield from (segment.key for segments in merge.segments.values() for segment in segments)
+    yield from (stored.key for one in lists for stored in listed_objects(one))
 
 
 def _is_earlier(earlier: EarlierObjects, snapshot: str, key: str) -> bool:

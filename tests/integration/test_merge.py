@@ -20,20 +20,29 @@ from cutline.check.merged_base import MergeUnprovenError, prove_merge
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
+from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.merge import running
 from cutline.snapshots.merge.new_base import NewBase
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations import leases
 from cutline.snapshots.operations.committing import MergeSupersededError, put_merge
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.commit import Void
+from cutline.snapshots.records.documents import ManifestError, checking, parse_document, read_body, unseal
+from cutline.snapshots.records.merge_records import Merge, check_merge, merge_key
+from cutline.snapshots.records.merged_chain import begin_with, read_from_merge
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import read_part_at
 from cutline.snapshots.repair import work
 from cutline.snapshots.repair.work import Work
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
+from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command
+from tests.mutations.sealing import seal_document
+from tests.mutations.values import collect_others, mutate, mutations_of
 from tests.servers.dealt import start_fleet
 from tests.stores.damage import flip_byte
 
@@ -258,7 +267,7 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)
     assert [one["number"] for one in listed["increments"]] == [2, 3]
-    assert command(place, "show", "chain")["snapshot"]["name"] == "chain"
+    assert command(place, "show", "chain")["name"] == "chain"
 
     write(place)
     place.increment()
@@ -330,22 +339,18 @@ def test_a_merge_that_dies_anywhere_changes_nothing_and_is_continued(
 ) -> None:
     make_chain(place, 2)
     monkeypatch.setattr(running, "is_gone", lambda _process: True)
-    number = 0
-    while True:
-        number += 1
-        with dying(monkeypatch, number) as stored:
+    died_at: list[str] = []
+    while first_of(place) == 0:
+        with dying(monkeypatch, len(died_at) + 1):
             try:
-                report = merge(place)
+                assert merge(place).is_new
             except KilledError as error:
-                is_stored = "/merges/" in str(error)
-                assert first_of(place) == (2 if is_stored else 0)
-                if is_stored:
-                    break
-                continue
-        assert stored == []
-        break
-    # The intent, and for each node an object and a list of it; the merge itself.
-    assert number == 10
+                died_at.append(str(error))
+                assert first_of(place) == (2 if "/merges/" in died_at[-1] else 0)
+    # The intent first; then bases of nodes, which are continued, or renewals of the lease.
+    assert died_at[0].endswith("/intent.json")
+    assert len({key.split("/")[1] for key in died_at if key.startswith("operations/")}) == 1
+    assert any("/base/" in key for key in died_at)
     report = merge(place)
     assert not report.is_new
     place.check_restores(1, 2)
@@ -385,6 +390,47 @@ def test_damage_is_named_and_nothing_is_merged(place: ChangingFleet, monkeypatch
     assert place.check().result == VALID
 
 
+def test_no_changed_merge_is_read_as_another(place: ChangingFleet) -> None:
+    make_chain(place, 2)
+    prepare(place, "roll-back-later", 9047)
+    write(place)
+    place.increment()
+    stored = merge(place).merge
+    decide(place, "roll-back-later", "ROLLBACK")
+    store = place.fleet.store.open()
+    part = read_part_at(store, "chain", 3)
+    key = merge_key("chain", 3)
+    content = unseal(key, read_body(store, key))[0]
+    documents = {key: json.loads(content)}
+    nodes = tuple(stored.copies)
+
+    def recipe(document: Merge) -> object:
+        chain = begin_with(part, document)
+        sources = sources_of(chain, nodes, store)
+        return sources, [chain.excluded(node) for node in nodes], [chain.segments(node) for node in nodes]
+
+    expected, others, counted = recipe(stored), collect_others(documents), 0
+    for mutation in mutations_of(key, documents[key]):
+        changed = mutate(documents, mutation, others, seed=1)
+        if changed is None:
+            continue
+        counted += 1
+        try:
+            found, digest = unseal(key, seal_document(changed))
+            read: Merge | Void = parse_document(key, found, Merge | Void)
+            with checking(key):
+                check_merge(read)
+            result = recipe(structs.replace(read, digest=digest))
+        except (ManifestError, ObjectDamagedError, ArchiveError):
+            continue
+        # Some values describe the merge, or are proven when the object is read.
+        is_described = mutation.path[0] in ("operation", "made_at", "seconds", "by", "proof", "counts")
+        is_proven = mutation.path[-1] in ("key", "size", "digest", "events_at", "events_digest", "operation", "open")
+        is_proven |= mutation.path[0] == "archived" or "rows" in mutation.path
+        assert is_described or is_proven or result == expected, str(mutation)
+    assert counted > 1000
+
+
 def test_of_two_merges_one_counts(place: ChangingFleet) -> None:
     make_chain(place, 1)
     store = place.fleet.store.open()
@@ -404,7 +450,7 @@ def test_of_two_merges_one_counts(place: ChangingFleet) -> None:
 
 def test_a_restore_of_an_encrypted_store_begins_with_the_merge(place: ChangingFleet, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    key.write_text(new_key())
+    key.write_text("11" * 32)
     key.chmod(0o600)
     text = f"{MORE}\n[encryption]\nkey_file = {json.dumps(str(key))}\n"
     fleet = configure_fleet(place.servers, tmp_path / "sealed.toml", f"file://{tmp_path}/sealed", more=text)

@@ -14,6 +14,7 @@ from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
+from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
@@ -74,11 +75,14 @@ def merge(
             return
         with activity(context, fleet, "merge", name) as shown:
             report = run_merge(fleet, plan_merge(fleet, name, to, shown), spark, shown, prove_merge)
-    document, lines = document_of(report), lines_of(report)
+    document, lines, code = document_of(report), lines_of(report), DONE
     if drop_earlier:
         dropped = _drop(context, fleet, report, confirmation)
         document["dropped"], lines = dropped.to_json(), [*lines, *dropped.lines]
-    emit(context, document, lines)
+        code = REFUSED if dropped.refused else DONE
+    emit(context, document, lines, code=code)
+    if code:
+        raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True)

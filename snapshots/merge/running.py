@@ -38,7 +38,7 @@ from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import Increment, LostList, StoredObject, listed_objects
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
 from cutline.snapshots.records.merge_records import Merge, MergedCopy, MergePart, check_merge, find_merge
 from cutline.snapshots.records.merged_chain import begin_with, merged_copy, needed_segments, read_from_merge
@@ -142,6 +142,12 @@ def plan_merge(fleet: Fleet, name: str, increment: int | None, progress: Progres
             hint=f"take one: snapshot create {name} --incremental",
             details={"snapshot": name},
         )
+    if isinstance(chain.last, Increment) and chain.last.history is None:
+        raise NothingToMergeError(
+            f"increment {chain.last.increment} of {name} was taken by an early version, which recorded no history",
+            hint=f"take an increment, and merge it: snapshot create {name} --incremental",
+            details={"snapshot": name, "increment": chain.last.increment},
+        )
     chain = read_chain_lists(store, chain)
     for entry in (entry for commit in chain.commits for entry in commit.object_lists):
         if isinstance(entry, LostList):
@@ -162,6 +168,8 @@ def run_merge(fleet: Fleet, plan: MergePlan, spark: SparkSource, progress: Progr
     began, store, name = time.monotonic(), fleet.store.open(), plan.chain.name
     if plan.existing is not None:
         return MergeReport(plan, plan.existing, plan.existing.operation, is_new=False)
+    # Executors that can't take part are found before anything is stored.
+    spark.begin(ExecutorNeeds(fleet.store), progress, amount_of_copies(plan.chain, plan.nodes))
     intent, is_resumed = _intent_of(store, plan, progress)
     work = Work(fleet.store, spark, progress)
     held = HeldLease(is_stored=False)
@@ -170,7 +178,6 @@ def run_merge(fleet: Fleet, plan: MergePlan, spark: SparkSource, progress: Progr
             if held.problem is not None:
                 raise _unrecorded_error(name, held.problem) from held.problem
             progress.reached(MergeCrashPoint.INTENT_STORED)
-            spark.begin(ExecutorNeeds(fleet.store), progress, amount_of_copies(plan.chain, plan.nodes))
             merge = _carry_out(work, plan, intent, held, proves, began)
     except KeyboardInterrupt as interrupt:
         raise _stopped_error(plan, intent, held) from interrupt

@@ -217,6 +217,11 @@ class Chain:
                 found.setdefault(node, []).extend(segments)
         return {node: tuple(segments) for node, segments in found.items()}
 
+    def archive_begin(self, node: str) -> Lsn:
+        """Return the position from which the chain has the node's WAL."""
+        segments = self.segments(node) if self.beginning else ()
+        return segments[0].after if segments else self.full.base[node]
+
     def cuts(self, shard: str) -> tuple[NodeCut, ...]:
         """Return the shard's part of each commit's cut, in order; raise KeyError if the cuts do not include it."""
         return self._cuts[shard]

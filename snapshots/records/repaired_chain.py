@@ -58,6 +58,8 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     # A partial chain may lack the commit that lists the last segment of an idle node.
     full = _with_last(chain.full, replacement)
     chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
+    if replacement.merge and (chain.beginning is None or chain.beginning.merge.digest != replacement.merge):
+        return chain
     if chain.beginning is not None and replacement.increment <= full.increment:
         return _apply_to_beginning(chain, replacement)
     commit = next((one for one in chain.commits if one.increment == replacement.increment), None)

@@ -31,8 +31,9 @@ from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.snapshots.records.documents import ManifestError, unseal
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import REPAIR, Intent
-from cutline.snapshots.records.proven_chains import check_name, read_chain
+from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.repair_records import (
     INTACT,
     Repair,
@@ -195,7 +196,7 @@ def _unrecorded_error(name: str, problem: SnapshotError) -> SnapshotError:
 
 def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
     """Read the chain under the lease; raise RepairOutdatedError if it was repaired since the plan was made."""
-    chain = read_chain_lists(store, read_chain(store, planned.name))
+    chain = read_chain_lists(store, read_from_merge(store, planned.name))
     if (
         chain.applied.repairs == planned.applied.repairs
         and next_repair_number(store, planned.name) == plan.number
@@ -254,10 +255,17 @@ def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: R
             if step.method is Method.PUT_BACK:
                 report.put_back.append(_put_back(work, plan.other, step))
             else:
-                report.replaced.append(_replace(work, chain, intent, plan.other, step))
+                report.replaced.append(_of_merge(chain, _replace(work, chain, intent, plan.other, step)))
         except NotRebuildableError as error:
             report.unrepaired += [Unrepairable(damage.key, str(error)) for damage in step.damages]
         work.progress.advance(1)
+
+
+def _of_merge(chain: Chain, replacement: Replacement) -> Replacement:
+    """Return the replacement with the merge that lists the replaced objects, if the chain begins with one."""
+    if chain.beginning is None or replacement.increment > chain.full.increment:
+        return replacement
+    return structs.replace(replacement, merge=chain.beginning.merge.digest)
 
 
 def _put_back(work: Work, other: SecondStore | None, step: RepairStep) -> str:
@@ -335,7 +343,7 @@ def _new_repair(chain: Chain, intent: Intent, number: int, replaced: Iterable[Re
         snapshot=chain.name,
         number=number,
         operation=intent.operation,
-        chain=chain.full.operation,
+        chain=chain.full.chain,
         made_at=current_time(),
         by=own_label(REPAIR, chain.name),
         previous=earlier[-1].digest if earlier else "",

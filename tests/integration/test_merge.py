@@ -301,6 +301,20 @@ def test_a_copy_that_the_increment_leaves_out_is_carried(place: ChangingFleet) -
     place.check_restores(2, 3)
 
 
+def test_damage_of_a_merged_base_is_repaired(place: ChangingFleet) -> None:
+    make_chain(place, 2)
+    operation = merge(place, 1).operation
+    (path, *_) = sorted((place.folder / "store/snapshots/chain/base/s1" / operation).iterdir())
+    flip_byte(path)
+    report = place.check()
+    assert [conflict.object for conflict in report.conflicts if conflict.object] == [
+        str(path.relative_to(place.folder / "store"))
+    ]
+    assert command(place, "repair", "chain", "--yes")["unrepaired"] == []
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+
+
 def test_a_fold_by_spark_gives_the_same(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     make_chain(place, 2)
     monkeypatch.setattr(limits, "CHANGES_MAX", 0)

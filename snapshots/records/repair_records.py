@@ -53,8 +53,8 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     All replaced objects are listed in the same part of the commit. A segment is replaced by a segment with the same
     number and range of WAL. If the chain began with a merge at this increment when it was repaired, `merge` is its
-    digest: then that lists the replaced objects. `copy` is the node from whose copy the new objects were made; if it is "", they have the
-    same content as the replaced objects, and were read from another store.
+    digest: then that lists the replaced objects. `copy` is the node from whose copy the new objects were made; if it is
+    "", they have the same content as the replaced objects, and were read from another store.
     """
 
     increment: Count

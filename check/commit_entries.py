@@ -40,16 +40,17 @@ def check_entries(chain: Chain, findings: Findings) -> None:
     append_only, repaired = append_only_of({}), chain.applied.new_keys
     for number, commit in enumerate(chain.commits):
         if number == 0 or commit.definition_changes:
-            append_only = append_only_of(chain.up_to(number).all_groups)
+            append_only = append_only_of(chain.up_to(commit.increment).all_groups)
         before = chain.commits[number - 1] if number else None
         # A wrong warning that increments repeat is one finding, that of the full snapshot.
         repeats_large = bool(number) and _large_objects_of(commit) == _large_objects_of(chain.full)
         problems = [
             *(("cut", detail) for detail in _check_cut(chain, commit)),
-            *(("operation", detail) for detail in _check_objects(commit, repaired)),
+            *(("operation", detail) for detail in _check_objects(chain, commit, repaired)),
             *(("left-out", detail) for detail in _check_left_out(chain, commit, repeats_large=repeats_large)),
         ]
-        for doubt in _note_operations(before, commit, repaired):
+        # The beginning of a merged chain lists what several operations stored.
+        for doubt in () if commit is chain.full and chain.beginning else _note_operations(before, commit, repaired):
             findings.doubt(doubt)
         named = {(out.node, out.name) for out in commit.left_out if out.kind == LeftOutKind.APPEND_ONLY_TABLE}
         if named != (expected := {(out.node, out.name) for out in append_only}):
@@ -80,7 +81,9 @@ def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
         yield f"it describes the databases of {described} instead of {list_some(sorted(primaries), NAMED_MAX)}"
 
 
-def _check_objects(commit: Commit, repaired: Set[str]) -> Iterator[str]:
+def _check_objects(chain: Chain, commit: Commit, repaired: Set[str]) -> Iterator[str]:
+    if commit is chain.full and chain.beginning:
+        return
     for stored in commit.own_objects:
         if stored.key not in repaired and not stored.key.startswith(f"{_folder(commit, stored)}/"):
             yield f"object {stored.key} does not belong to operation {commit.operation}, which lists it"

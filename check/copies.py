@@ -20,6 +20,8 @@ class Copies:
     and by the place of the column. `fed` are the groups at the
     last commit whose keys come from a sequence. `required` are the places of columns that are NOT NULL at the last
     commit, by group, and `required_since` the positions since which they have been.
+    If it `compares_all`, the rows are compared with those of another chain: all of them are hashed, even if no other
+    copy of the shard has them, or all copies have them in equal objects.
     """
 
     nodes: tuple[str, ...]
@@ -29,6 +31,7 @@ class Copies:
     fed: Mapping[str, Collection[int]] = field(default_factory=dict)
     required: Mapping[str, Mapping[int, frozenset[int]]] = field(default_factory=dict)
     required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] = field(default_factory=dict)
+    compares_all: bool = False
 
     @classmethod
     def of(
@@ -38,11 +41,13 @@ class Copies:
         fed: Mapping[str, Collection[int]] | None = None,
         required: Mapping[str, Mapping[int, frozenset[int]]] | None = None,
         required_since: Mapping[str, Mapping[int, Mapping[int, Lsn]]] | None = None,
+        *,
+        compares_all: bool = False,
     ) -> Copies:
         """Return the copies of `chain`."""
         nodes = chain.present
         shards = {node: chain.shard_of(node) for node in nodes}
-        return cls(nodes, shards, chain, own_types or {}, fed or {}, required or {}, required_since or {})
+        return cls(nodes, shards, chain, own_types or {}, fed or {}, required or {}, required_since or {}, compares_all)
 
     def since(self, node: str) -> Lsn:
         """Return the latest base position of the shard's copies; all copies have the same WAL from there on."""
@@ -73,6 +78,8 @@ class Copies:
 
     @property
     def alone(self) -> frozenset[int]:
-        """The numbers of the nodes whose rows are compared with no other copy of their shard."""
+        """The numbers of the nodes whose rows are compared with no other copy."""
+        if self.compares_all:
+            return frozenset()
         counts = self.counts
         return frozenset(number for number, node in enumerate(self.nodes) if counts[self.shard[node]] == 1)

@@ -74,14 +74,14 @@ def check_cuts(
 ) -> int:
     """Report a conflict for every cut that its archived events don't confirm; stop if a primary's archive is damaged.
 
-    With `after`, only the cuts of later increments are resolved. Returns the number of global transactions that were
-    compared, once for each pair of shards with parts of it. Raises StoreUnreachableError if the store does not answer:
-    that proves nothing about a cut.
+    With `after`, only the cuts of later increments are resolved, and of a merged chain those after its first. Returns
+    the number of global transactions that were compared, once for each pair of shards with parts of it. Raises
+    StoreUnreachableError if the store does not answer: that proves nothing about a cut.
     """
     compared = 0
-    known = () if after is None else chain.commits[: after + 1]
+    known = _known_commits(chain, after)
     progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
-    archives = [_ShardArchive(shard, chain.full.base[shard]) for shard in chain.primaries]
+    archives = [_ShardArchive(shard, chain.first_slots[shard]) for shard in chain.primaries]
     for commit in known:
         _begin_again(archives, commit)
         for archive in archives:
@@ -121,6 +121,16 @@ def check_cuts(
         _end_windows(archives, commit)
         progress.advance(1)
     return compared
+
+
+def _known_commits(chain: Chain, after: int | None) -> tuple[Commit, ...]:
+    """Return the commits whose cuts need not be resolved again: those that an earlier check has compared.
+
+    The cut with which a merged chain begins can't be: the archive before it may be gone.
+    """
+    if after is None:
+        return chain.commits[:1] if chain.beginning else ()
+    return chain.up_to(after).commits
 
 
 def _compare_shared(
@@ -252,9 +262,9 @@ def check_markers(
     for node, contents in markers.items():
         if node in findings.damaged:
             continue
-        idle, known = chain.last.end_of_archive(node), () if after is None else chain.commits[: after + 1]
+        idle, known = chain.last.end_of_archive(node), _known_commits(chain, after)
         was_idle = known[-1].end_of_archive(node) if known else None
-        cuts, first = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True)), chain.begun(node)
+        cuts, first = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True)), chain.first_cut(node)
         earlier = cuts[first : len(known)]
         awaited = [(commit, cut) for commit, cut in earlier if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}

@@ -192,7 +192,7 @@ class _Checking:
 
     def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
         """Check that a full snapshot has DDL and globals of all shards, and that a commit's roles and sequences fit."""
-        if commit.increment == 0 and not self.chain.full.only_cut:
+        if commit is self.chain.full and not self.chain.full.only_cut:
             with_globals = {stored.node for stored in commit.own_objects if stored.kind == GLOBALS}
             for kind, what, listed in (("definition", "DDL", with_ddl), ("roles", "server globals", with_globals)):
                 for shard in sorted(self.shards.keys() - listed):
@@ -411,7 +411,7 @@ def is_plain_role(role: str) -> bool:
 
 def _follows_at_once(chain: Chain, one: int, other: int) -> bool:
     """Whether two cuts were made so shortly after each other that the DDL may have been dumped in the same second."""
-    times = [cut_time(chain.commits[number]) for number in (one, other)]
+    times = [cut_time(chain.commit_of(number)) for number in (one, other)]
     return abs(times[0] - times[1]) < timedelta(seconds=SECONDS_APART)
 
 

@@ -191,7 +191,8 @@ def _check_usable(
     if read.version != own_version() or read.rules != RULES:
         raise UnusableError(f"version {read.version} of Cutline made it, with rules {read.rules} of checking")
     increment = check.point.increment
-    if increment > chain.last.increment or chain.up_to(increment).digest != read.commits:
+    is_in_chain = chain.full.increment <= increment <= chain.last.increment
+    if not is_in_chain or chain.up_to(increment).digest != read.commits:
         raise UnusableError("the chain no longer begins with the commits that were checked, or was repaired since")
     compared_at = datetime.fromisoformat(read.compared_at)
     for other in checks:

@@ -52,7 +52,7 @@ class NewPart:
     @property
     def commits(self) -> tuple[Commit, ...]:
         """The commits that are new."""
-        return self.chain.commits if self.after is None else self.chain.commits[self.after + 1 :]
+        return self.chain.commits if self.after is None else self.chain.commits_after(self.after)
 
     def has(self, commit: Commit) -> bool:
         """Whether the commit is new."""

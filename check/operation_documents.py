@@ -75,11 +75,12 @@ class RecordedPoints:
 
 def check_seen(chain: Chain, points: Mapping[str, CheckedPoint], findings: Findings) -> None:
     """Compare the points of the chain that checks have read, keyed by the operation of the check, with its commits."""
-    second = chain.full.operation.rpartition("-")[0]
+    second = chain.stored_full.operation.rpartition("-")[0]
     for operation, point in points.items():
-        if operation < second or isinstance(point.read, UnsetType) or point.increment > chain.last.increment:
+        is_in_chain = chain.full.increment <= point.increment <= chain.last.increment
+        if operation < second or isinstance(point.read, UnsetType) or not is_in_chain:
             continue
-        maker, read = chain.commits[point.increment].operation, point.read.last_operation
+        maker, read = chain.commit_of(point.increment).operation, point.read.last_operation
         if read != maker:
             detail = f"it read increment {point.increment} of operation {read}, but operation {maker} made that commit"
             findings.conflict(_conflict(operation, detail))
@@ -105,13 +106,13 @@ def check_outcomes(
                 detail = f"it ended at {outcome.ended_at}, before its cut was made at {commit.cut.made_at}"
                 findings.doubt(Doubt(OPERATION, detail, object=operation_key(operation, "outcome")))
     # Ids from different seconds sort by time. Earlier operations may belong to an earlier chain.
-    second = chain.full.operation.rpartition("-")[0]
+    second = chain.stored_full.operation.rpartition("-")[0]
     for operation, outcome in outcomes.items():
         number = outcome.increment
         if operation < second or operation in commits or outcome.snapshot != chain.name or outcome.state == FAILED:
             continue
-        if isinstance(number, int) and number <= chain.last.increment:
-            maker = chain.commits[number].operation
+        if isinstance(number, int) and chain.full.increment <= number <= chain.last.increment:
+            maker = chain.commit_of(number).operation
             detail = f"it committed increment {number} according to its outcome, but operation {maker} made that commit"
             findings.conflict(_conflict(operation, detail))
 
@@ -138,7 +139,7 @@ def _contradictions(commit: Commit, outcome: Outcome) -> Iterator[str]:
 
 def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
     """Compare the intent of the full snapshot's operation, which names its slots, with its commit."""
-    operation = chain.full.operation
+    operation = chain.stored_full.operation
     try:
         intent = read_intent(store, operation)
     except ObjectMissingError:
@@ -169,7 +170,7 @@ def _of_intent(intent: Intent) -> dict[str, object]:
 
 def _of_commit(chain: Chain) -> dict[str, object]:
     """Return the fields that the intent of a chain's full snapshot should have, according to its commit."""
-    full = chain.full
+    full = chain.stored_full
     return {
         "kind": CREATE,
         "snapshot": full.snapshot,

@@ -113,8 +113,8 @@ def hash_partitions(
                 forms[shard],
                 store,
                 required.get(number),
-                is_compared=counts[shard] > 1,
-                is_everywhere=len(objects) == counts[shard],
+                is_compared=counts[shard] > 1 or copies.compares_all,
+                is_everywhere=len(objects) == counts[shard] and not copies.compares_all,
             )
 
         tasks = map(hash_task, equal_bases(bases, shards))

@@ -242,7 +242,7 @@ def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
         return [last] if after < last else []
     ends: list[int] = []
     size = 0
-    for commit in chain.commits[after + 1 :]:
+    for commit in chain.commits_after(after):
         size += commit.counts.get("bytes", 0)
         if size >= PART_BYTES or commit.increment == last:
             ends.append(commit.increment)

@@ -149,7 +149,7 @@ def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
 
 
 def _has_new_ddl(chain: Chain, shard: str, increment: int) -> bool:
-    changes = chain.commits[increment].definition_changes
+    changes = chain.commit_of(increment).definition_changes
     return changes is not None and shard in changes.fingerprints
 
 

@@ -646,7 +646,7 @@ def hash_streams(
             ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
             decided[segment.source.node],
             before[segment.source.key].open if segment.source.key in before else None,
-            copies.chain.bases[segment.source.node],
+            copies.chain.slot_position(segment.source.node),
             with_deletes,
             required.get(copies.shard[segment.source.node]),
             segment.source.number not in alone,

@@ -15,6 +15,7 @@ from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import LostChain, lost_key, read_marks
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     commit_key,
@@ -22,7 +23,6 @@ from cutline.snapshots.records.proven_chains import (
     increment_numbers,
     increments_pruned_error,
     point_label,
-    read_chain,
     snapshot_names,
 )
 from cutline.snapshots.records.store_identity import FLEET_KEY, foreign_snapshot_error
@@ -115,8 +115,8 @@ def _read_intact(
     last = increment
     while True:
         try:
-            return read_chain_lists(store, read_chain(store, name, last)), conflicts
-        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
+            return read_chain_lists(store, read_from_merge(store, name, last)), conflicts
+        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError, MergedAwayError):
             raise
         except SnapshotError as error:
             # If a mark can't be read, `error` says so, and is reported below.
@@ -160,7 +160,7 @@ def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: Snaps
 def _check_lost(chain: Chain, recorded: Mapping[str, int]) -> list[Conflict]:
     # Ids from different seconds sort by time. Operations that are older than the full snapshot belong to an earlier
     # chain.
-    second = chain.full.operation.rpartition("-")[0]
+    second = chain.stored_full.operation.rpartition("-")[0]
     numbers = {number for operation, number in recorded.items() if operation >= second}
     return [
         Conflict(

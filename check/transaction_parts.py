@@ -72,7 +72,7 @@ class ShardCuts:
     @classmethod
     def of(cls, chain: Chain, shard: str) -> ShardCuts:
         """Return the cuts of a shard in a chain."""
-        cuts, begun, began_at = chain.cuts(shard), chain.begun(shard), chain.bases[shard]
+        cuts, begun, began_at = chain.cuts(shard), chain.first_cut(shard), chain.bases[shard]
         end = cuts[-1].position
         late = {
             entry.lsn: number + 1
@@ -200,8 +200,9 @@ class PartRules:
             if copies[shard] > 1
         }
         cuts = tuple(ShardCuts.of(chain, shard) for shard in shards)
-        compared = NONE_COMPARED if after is None else after
-        first = max(map(chain.begun, shards))
+        # In place of the increments that were compared, the numbers of cuts. The first cut of a merged chain is known.
+        compared = (NONE_COMPARED if not chain.beginning else 0) if after is None else after - chain.full.increment
+        first = max(map(chain.first_cut, shards))
         return cls(nodes, shard_of, others | shard_of, cuts, since, Buckets.of(chain), compared, first)
 
     @property

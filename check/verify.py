@@ -49,6 +49,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
@@ -127,7 +128,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
-            fulls += [chain.full] if chain.full.fleet_id == fleet_id else []
+            fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
                 _check_chain(check, request, checks)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
@@ -230,6 +231,8 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
 def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     if is_deleted(store, chain.name):
         return Skipped(f"snapshot {chain.name}", "it was deleted during the check")
+    if (first := first_increment(store, chain.name)) > chain.full.increment:
+        return Skipped(f"what lies before increment {first} of {chain.name}", "it was given up during the check")
     if chain.increments and is_only_full(store, chain.name):
         return Skipped(f"increments of {chain.name}", "they were pruned during the check")
     return None

@@ -106,6 +106,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "repair": CommandEntry(
         "cutline.cli.commands.repair", "repair", "Replace damaged objects, from another copy or from another store."
     ),
+    "merge": CommandEntry(
+        "cutline.cli.commands.merge", "merge", "Let a chain begin at an increment, from the store alone."
+    ),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
@@ -141,7 +144,7 @@ COMMANDS: dict[str, CommandEntry] = {
 # The sections in the `--help` output.
 SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
-    "Take snapshots": ("create", "watch", "resume"),
+    "Take snapshots": ("create", "watch", "merge", "resume"),
     "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
     "Verify and repair": ("check", "repair"),
     "Inspect": ("list", "show", "status", "history", "report"),

@@ -247,6 +247,7 @@ class RetentionTable(Record, frozen=True):
     keep_days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] | None = None
     keep_increments: Annotated[int, Meta(ge=0)] | None = None
     gc_grace: Duration = GC_GRACE
+    merge: Interval = NEVER
 
 
 class GroupsTable(Record, frozen=True):
@@ -566,13 +567,15 @@ class Retention:
 
     `keep_full`: keep this many of the newest snapshots. `keep_days`: keep snapshots with a restore point younger than
     this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` does not remove
-    anything younger than its grace period.
+    anything younger than its grace period. `watch` merges the chain that it continues once per `merge_seconds` (0:
+    never).
     """
 
     keep_full: int | None = None
     keep_days: int | None = None
     keep_increments: int | None = None
     gc_grace_seconds: float = GC_GRACE
+    merge_seconds: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -718,7 +721,13 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),
         standby_wait_seconds=file.copies.wait,
-        retention=Retention(retention.keep_full, retention.keep_days, retention.keep_increments, retention.gc_grace),
+        retention=Retention(
+            retention.keep_full,
+            retention.keep_days,
+            retention.keep_increments,
+            retention.gc_grace,
+            retention.merge,
+        ),
     )
 
 

@@ -33,7 +33,7 @@ from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
-from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chain import summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, safe_time
@@ -150,11 +150,14 @@ def _chosen(listing: Listing, name: str | None) -> list[Entry]:
 
 def _first_shown(entry: Entry, last: int | None) -> int:
     """Return the number of the first increment to show: the newest `last` are shown, or all if `last` is None."""
-    return 1 if last is None else max(len(entry.summaries) - last, 0) + 1
+    return max(entry.first, 1) if last is None else max(len(entry.summaries) - last + 1, entry.first, 1)
 
 
 def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
-    """Return a snapshot as JSON, with its increments from `first` on. `base` is the full snapshot's operation."""
+    """Return a snapshot as JSON, with its increments from `first` on. `base` is the full snapshot's operation.
+
+    `begins_at` is the increment at which the chain begins for good, after a merge; 0 is the full snapshot.
+    """
     chain = entry.chain
     if chain is None:
         return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
@@ -173,11 +176,14 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
         "type": "only-cut" if chain.full.only_cut else "full",
-        "bytes": chain_bytes(chain, entry.summaries),
+        "bytes": entry.bytes,
+        "begins_at": entry.first,
         "comment": chain.full.comment,
         "terminal": chain.full.terminal,
-        "increments_left_out": sum(summary.increment < first for summary in entry.summaries),
-        "increments": [increment_document(summary) for summary in entry.summaries if summary.increment >= first],
+        "increments_left_out": sum(entry.first <= summary.increment < first for summary in entry.summaries),
+        "increments": [
+            increment_document(summary) for summary in entry.summaries if summary.increment >= max(first, entry.first)
+        ],
     }
 
 
@@ -217,11 +223,6 @@ def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
     return {field: check.to_json() if check else None for field, check in ended_checks.items()}
 
 
-def chain_bytes(chain: Chain, increments: Iterable[CommitSummary]) -> int:
-    """Return the total size, in bytes, of the objects in the full snapshot and in these increments."""
-    return chain.full.counts["bytes"] + sum(increment.bytes for increment in increments)
-
-
 def lines_of(
     listing: Listing, now: datetime, wanted: str | None = None, last: int | None = None
 ) -> list[str | RenderableType]:
@@ -238,7 +239,7 @@ def lines_of(
     if len(unknown) > NODES_NAMED_MAX:
         lines.append(f"retained WAL is also unknown for other reasons: {len(unknown) - NODES_NAMED_MAX}; see --json")
     lines += [open_operation.text for open_operation in listing.open_operations]
-    if cut := [entry.name for entry in chosen if _first_shown(entry, last) > 1]:
+    if cut := [entry.name for entry in chosen if _first_shown(entry, last) > max(entry.first, 1)]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
     lines += [
         f"node {database.node}: database {database.database}, set aside by a restore"
@@ -267,16 +268,20 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
             continue
         first, newest = _first_shown(entry, last), entry.summaries[-1].increment if entry.summaries else 0
         shown = [summary for summary in reversed(entry.summaries) if summary.increment >= first]
-        for summary in (*shown, summary_of(entry.chain.full)):
+        # The row of the base is the last one: that of the full snapshot, or of the increment at which the chain begins.
+        base = next((one for one in entry.summaries if entry.first and one.increment == entry.first), None)
+        base = base or summary_of(entry.chain.full)
+        for summary in (*(one for one in shown if one.increment != base.increment), base):
             made_at, is_newest = cut_time(summary), summary.increment == newest
             # A full snapshot consists of rows; a 0 in these columns would make it look empty.
             has_changes = bool(summary.increment or summary.changes or summary.transactions)
-            if summary.increment == 0 and first > 1:
-                rows.append(("", "…", f"{count_text(first - 1)} more", *[""] * (len(COLUMNS) - 3)))
+            left = first - base.increment - 1
+            if summary is base and left > 0:
+                rows.append(("", "…", f"{count_text(left)} more", *[""] * (len(COLUMNS) - 3)))
             rows.append(
                 (
                     entry.name if is_newest else "",
-                    str(summary.increment)
+                    f"{summary.increment}{' (base)' if summary is base else ''}"
                     if summary.increment
                     else "only cut"
                     if entry.chain.full.only_cut

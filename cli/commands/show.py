@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cutline.cli.commands.list import chain_bytes, entry_document
+from cutline.cli.commands.list import entry_document
 from cutline.cli.commands.report import figures_document
 from cutline.cli.output.arguments import (
     Increment,
@@ -249,7 +249,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
         + f"of {moment_text(cut_time(full))}, {quantity_text(len(chain.increments), 'increments')}, "
-        + f"{size_text(chain_bytes(chain, entry.summaries))}"
+        + f"{size_text(entry.bytes)}"
         + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",

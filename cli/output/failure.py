@@ -42,14 +42,15 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts, repair left damaged objects, or an assertion failed in a drill",
+    CONFLICTS: "check found conflicts, repair left damaged objects, a merge could not be proven, or an assertion failed"
+    " in a drill",
     USAGE: "usage error, in the arguments or in fleet.toml; also if a command needs confirmation, --yes is missing, and"
     " there is no terminal to ask at",
     REFUSED: "refused: a precondition does not hold, or the question at the terminal was not answered with yes, and"
     " nothing was changed; or the store refused to delete objects",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
-    " settles it, and for a repair the next repair or gc",
+    " settles it, and for a repair or merge its repetition or gc",
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its work now (for example, its disk is full)"
     ", or the command or an executor ran out of memory, threads or open files",
     BUSY: "another operation is running",

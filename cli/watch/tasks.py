@@ -31,6 +31,7 @@ from cutline.snapshots.operations.ended_operations import EndedReader, read_chec
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.merge_records import newest_merge
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
@@ -39,6 +40,8 @@ from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 # The exit codes of checks and drills that found something. Such checks and drills did not fail, and are not repeated
 # soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
+# The slug of the error of a merge if the snapshot has no increment yet.
+NOTHING_TO_MERGE = "nothing-to-merge"
 
 
 class CommandFailedError(SnapshotError):
@@ -76,7 +79,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check or a drill that runs while increments are taken; `what` describes it."""
+    """A check, a drill or a merge that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
@@ -122,8 +125,35 @@ def start_drill(source: FleetSource, name: str) -> RunningCommand:
         return start_command(source.copy, ["drill", name])
 
 
+def start_merge(source: FleetSource, name: str) -> RunningCommand:
+    """Start a merge of the snapshot to its newest increment."""
+    with _raising_not_started("merge"):
+        return start_command(source.copy, ["merge", name])
+
+
+def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
+    """Return the result of a task that ran while increments were taken; raise CommandFailedError."""
+    if beside.kind is not TaskKind.MERGE:
+        return verdict_of(beside.what, ended, fleet)
+    if ended.code and ended.document.get("error") == NOTHING_TO_MERGE:
+        return TaskResult("")
+    document = _document(ended)
+    if not document["is_new"]:
+        return TaskResult("")
+    return TaskResult(
+        f"{beside.what}: it begins at increment {document['increment']} now, {size_text(document['bytes'])},"
+        f" {seconds_text(document['seconds'])}"
+    )
+
+
+def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
+    """Return when the snapshot was last merged; None if never. Raises the store's errors."""
+    merge = newest_merge(open_own_store(fleet), snapshot)
+    return datetime.fromisoformat(merge.made_at) if merge else None
+
+
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check or a drill of the snapshot that this watch did not start is running."""
+    """Raise BusyError if a check, drill or merge of the snapshot that this watch did not start is running."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill

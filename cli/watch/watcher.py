@@ -20,6 +20,7 @@ from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
 from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state_of, told_failures
 from cutline.cli.watch.schedule import (
     BESIDE,
+    JUDGING,
     OF_CHAIN,
     Task,
     TaskKind,
@@ -41,6 +42,12 @@ TICK_SECONDS = 1.0
 BUSY_SECONDS = 15.0
 # The pause after a task was cancelled: the user does not want it to start again at once.
 CANCELLED_SECONDS = 300.0
+
+STARTS = {
+    TaskKind.CHECK: work.start_check,
+    TaskKind.DRILL: work.start_drill,
+    TaskKind.MERGE: work.start_merge,
+}
 
 Log = Callable[..., None]
 
@@ -80,7 +87,12 @@ class Watcher:
         self.following.find()
         self.plan()
         self.following.plan()
-        for task, finding in adopt(self.source.fleet, self.chain.name if self.chain else "", self.tasks):
+        name = self.chain.name if self.chain else ""
+        if self.chain is not None and self.tasks[TaskKind.MERGE].interval_seconds > 0:
+            # The full snapshot of the chain is as good as a merge.
+            merged_at = work.last_merge(self.source.fleet, name) or self.chain.began_at
+            self.tasks[TaskKind.MERGE] = self.tasks[TaskKind.MERGE].last_done(merged_at)
+        for task, finding in adopt(self.source.fleet, name, self.tasks):
             self._tell("failed", task, finding)
         if not self.had_turn:
             told = told_failures(self.source.open_store(), self.operation, self._told)
@@ -118,13 +130,13 @@ class Watcher:
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """Settle the concurrent check or drill if it has ended."""
+        """Settle the concurrent check, drill or merge if it has ended."""
         if self._beside is None:
             return
         beside, ended = self._beside, self._beside.running.result()
         if ended is not None:
             self._beside = None
-            self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended, self.source.fleet))
+            self._settle(self.tasks[beside.kind], lambda: work.result_of(beside, ended, self.source.fleet))
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
@@ -138,11 +150,10 @@ class Watcher:
         self._settle(task, run)
 
     def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
-        start = work.start_check if kind is TaskKind.CHECK else work.start_drill
         work.check_not_running(self.source, kind, name)
-        if verdict := newer_verdict(self.source.fleet, name, self.tasks[kind]):
+        if kind in JUDGING and (verdict := newer_verdict(self.source.fleet, name, self.tasks[kind])):
             return verdict
-        self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
+        self._beside = Beside(kind, f"{kind} of {name}", STARTS[kind](self.source, name))
         self.log(f"{self._beside.what} begins", task=kind)
         return None
 
@@ -287,7 +298,7 @@ class Watcher:
         self._told, self.had_turn = self.state(), False
         for kind, task in self.tasks.items():
             # The results of checks and drills are in the store.
-            if kind not in BESIDE:
+            if kind not in JUDGING:
                 self.tasks[kind] = replace(task, failing_since=None, problem="")
 
     def state(self) -> WatchState:

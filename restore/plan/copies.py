@@ -29,6 +29,7 @@ from cutline.snapshots.records.commit import (
     LARGE_OBJECTS,
     ReadList,
 )
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import increment_label, read_chain
 from cutline.snapshots.records.tombstones import SnapshotDeletedError
 from cutline.spark.spark_jobs import Dealing, raise_first, run_many, shared_problem
@@ -241,7 +242,7 @@ def _damage_error(
     lost, damages = found
     # Later increments may have more damage, which must not prevent the hint from listing the restorable increments.
     try:
-        longest = read_chain_lists(store, read_chain(store, chain.name))
+        longest = read_chain_lists(store, (read_from_merge if chain.beginning else read_chain)(store, chain.name))
     except SnapshotDeletedError:
         # The objects are deleted, not damaged.
         raise

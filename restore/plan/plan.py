@@ -42,6 +42,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.operations.operation import current_time, list_decided, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -280,7 +281,11 @@ def plan_restore(
     operations = read_open_operations(store, request.name, documents=documents)
     open_operations = tuple(operation for operation in operations if operation.id != own)
     with naming_open_operations(open_operations):
-        whole = read_restorable(store, request.name, request.increment)
+        whole = _read_whole(store, request, resumed)
+        following: datetime | None = None
+        while request.at and whole.beginning and cut_time(whole.full) > request.at:
+            following = cut_time(whole.full)
+            whole = read_restorable(store, request.name, whole.full.increment - 1)
         whole = read_chain_lists(store, whole)
         chain = chain_at(whole, request.at) if request.at else whole
     check_of_fleet(chain, identity)
@@ -311,11 +316,19 @@ def plan_restore(
     _check_tables(plan)
     plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master)
     if request.at:
-        plan = replace(plan, next_cut=next_cut_time(whole, chain))
+        plan = replace(plan, next_cut=next_cut_time(whole, chain) or following)
     if resumed:
         return plan
-    is_newest = request.increment is None and len(chain.commits) == len(whole.commits)
+    is_newest = request.increment is None and not following and chain.last.increment == whole.last.increment
     return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
+
+
+def _read_whole(store: ObjectStore, request: RestoreRequest, resumed: DatabaseRecord | None) -> Chain:
+    """Read the chain. A restore that is resumed reads it from where it began, even if it was merged since."""
+    whole = chain = read_restorable(store, request.name, request.increment)
+    while resumed is not None and chain.beginning and chain.digest != resumed.digest:
+        chain = read_from_merge(store, request.name, request.increment, chain.full.increment - 1)
+    return chain if resumed is not None and chain.digest == resumed.digest else whole
 
 
 def _choose_copies(

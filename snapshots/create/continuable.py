@@ -6,7 +6,7 @@ logical decoding, slots, tables, the objects in the store. No check changes anyt
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject
+from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -243,6 +245,9 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
         archives = [archive_prefix(chain.name, node, chain.archive(node)) for node in nodes]
     folders = [f"snapshots/{chain.name}/{copies}", *archives, f"snapshots/{chain.name}/schema"]
     sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
+    if not _expected_keys(chain, nodes) <= sizes.keys() and first_increment(store, chain.name):
+        # What lies before the merge may be gone.
+        chain = read_from_merge(store, chain.name)
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
@@ -267,6 +272,12 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
                     ends_chain=ChainEnd.PERHAPS,
                     details={"object": key, "increment": commit.increment},
                 )
+
+
+def _expected_keys(chain: Chain, nodes: Collection[str]) -> set[str]:
+    """Return the keys to check, in a partial chain also those of the segments that it does not list."""
+    keys = {entry.key for commit in chain.commits for entry in _entries_to_check(commit, nodes)}
+    return keys.union(_segment_keys(chain, nodes)) if chain.is_partial else keys
 
 
 def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import BytesColumn, Flags, Ints, from_arrow, gather, partition_of, runs
 from cutline.columns.lines import NULL_MARK, TAB, find_byte
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.groups import Group, copy_line
 from cutline.snapshots.records.chain import Chain
 from cutline.wal.segments.segments import DELETE, INSERT, NO_GROUP, PARTIAL, UPSERT, are_of
@@ -123,12 +123,15 @@ class SchemaMapping:
 
     Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
     rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that was
-    taken there contains the earlier changes.
+    taken there contains the earlier changes. In a chain that begins with a merge, changes of all tables count only from
+    `counted_from` on, except those of the transactions at `pending`.
     """
 
     unchanged: frozenset[int]
     conversions: Mapping[int, Conversion] = field(default_factory=dict)
     since: Mapping[int, Lsn] = field(default_factory=dict)
+    counted_from: Lsn = ORIGIN
+    pending: frozenset[Lsn] = frozenset()
 
     def number_of(self, stored: int) -> int | None:
         """Return the number at the cut for rows stored under `stored`; None if they are skipped."""
@@ -157,7 +160,9 @@ def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> Schema
         # A copy that began again after the table was copied begins with the table, too.
         theirs, base = chain.copy_positions(other), chain.bases[other]
         positions = {number: max(position, theirs.get(number, base)) for number, position in positions.items()}
-    return schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
+    mapping = schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
+    counted_from, pending = chain.counted_from(node)
+    return replace(mapping, counted_from=counted_from, pending=pending) if counted_from else mapping
 
 
 def schema_mapping(
@@ -206,6 +211,10 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     has_changes = "lsn" in table.column_names
     if has_changes and mapping.since:
         counts &= to_numpy(table["lsn"]) >= lookup.since[group]
+    if has_changes and mapping.counted_from:
+        lsn = to_numpy(table["lsn"])
+        is_late = np.isin(lsn, np.fromiter(mapping.pending, np.int64)) if mapping.pending else False
+        counts &= (lsn >= mapping.counted_from) | is_late | (group == NO_GROUP)
     if not mapping.conversions:
         yield _choose_rows(table, counts)
         return

@@ -26,6 +26,8 @@ from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, read_marks
+from cutline.snapshots.records.merge_records import first_increment, newest_merge
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -53,7 +55,8 @@ class Entry:
 
     `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
     was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
-    if the increments were pruned. `summaries` describe the increments.
+    if the increments were pruned. `summaries` describe the increments, including those before `first`, at which the
+    chain begins for good if that is not 0: a base of `base_bytes` replaces them.
     """
 
     name: str
@@ -64,6 +67,16 @@ class Entry:
     retained: tuple[Retained, ...] = ()
     is_only_full: bool = False
     summaries: tuple[CommitSummary, ...] = ()
+    first: int = 0
+    base_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The total size of the objects that the restore points need, according to the commits."""
+        if self.chain is None:
+            return 0
+        base = self.chain.stored_full.counts.get("bytes", 0) if self.base_bytes is None else self.base_bytes
+        return base + sum(summary.bytes for summary in self.summaries if summary.increment > self.first)
 
     @property
     def state(self) -> str:
@@ -92,14 +105,16 @@ COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
 def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
-    """Read a chain as read_chain does; if a commit is damaged or missing, the hint lists the increments before it."""
+    """Read a chain as read_from_merge does; if a commit is damaged or missing, the hint lists those before it."""
     try:
-        return read_chain(store, name, increment)
+        return read_from_merge(store, name, increment)
+    except MergedAwayError:
+        raise
     except (ManifestError, SnapshotMissingError) as error:
         if found := COMMIT_FILE.search(str(error.details.get("object", ""))):
             last = int(found[1]) - 1
             with suppress(SnapshotError):
-                read_chain(store, name, last)
+                read_from_merge(store, name, last)
                 error.hint += (
                     f"\nincrements that can still be restored: 0 to {last}; to restore the newest:"
                     f" {restore_command(name)} --increment {last}"
@@ -313,6 +328,8 @@ def read_entry(
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
     """Read the entry of a readable chain; raises the errors of read_summaries."""
     summaries, marks = read_summaries(store, chain), read_marks(store, chain.name, chain.full.chain)
+    first = first_increment(store, chain.name)
+    merge = newest_merge(store, chain.name, first) if first else None
     return Entry(
         chain.name,
         chain,
@@ -321,6 +338,8 @@ def entry_of(store: ObjectStore, chain: Chain) -> Entry:
         lost=marks.lost,
         is_only_full=marks.is_only_full,
         summaries=summaries,
+        first=first,
+        base_bytes=merge.counts["bytes"] if merge else None,
     )
 
 

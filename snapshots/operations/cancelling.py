@@ -25,11 +25,11 @@ from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.open_operations import RESTORE, is_open
 from cutline.snapshots.operations.operation import CANCELLED, current_time, exclusive
-from cutline.snapshots.operations.settling import settle_operations, settle_repair
+from cutline.snapshots.operations.settling import settle_in_store, settle_operations
 from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
 from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import FAILED, REPAIR, CancelRequest, Outcome, read_any_outcome
+from cutline.snapshots.records.operation_records import FAILED, IN_STORE, CancelRequest, Outcome, read_any_outcome
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, UnreachableError
@@ -187,10 +187,10 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
             yield _hanging(store, fleet, way) or forget(store, way, progress)
         elif way.intent.kind == RESTORE:
             yield Cancelled(way, CancelResult.REFUSED, f"{SILENT}; {way.remedy}")
-        elif way.intent.kind == REPAIR:
-            settle_repair(store, way.intent, progress)
+        elif way.intent.kind in IN_STORE:
+            settle_in_store(store, way.intent, progress)
             yield _settled(store, way, None)
-    under_lock = [way for way in dead if way.intent is not None and way.intent.kind not in (RESTORE, REPAIR)]
+    under_lock = [way for way in dead if way.intent is not None and way.intent.kind not in (RESTORE, *IN_STORE)]
     if not under_lock:
         return
     problem: BusyError | RefusedError | UnreachableError | None = None

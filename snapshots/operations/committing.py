@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
 from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal
-from cutline.snapshots.records.operation_records import CREATE, REPAIR, Intent
+from cutline.snapshots.records.merge_records import Merge, merge_key, read_merge_turn
+from cutline.snapshots.records.operation_records import CREATE, MERGE, REPAIR, Intent
 from cutline.snapshots.records.proven_chains import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
@@ -260,8 +261,58 @@ def _check_repair_stored(store: ObjectStore, repair: Repair, error: SnapshotErro
         ) from error
 
 
+class MergeSupersededError(BusyError):
+    """Another merge at the same increment was stored in the meantime."""
+
+
+def put_merge(store: ObjectStore, merge: Merge, turn: int) -> None:
+    """Store the merge, with which the chain begins from then on.
+
+    Raises MergeSupersededError if another merge has its place, OperationSettledError if another command settled this
+    operation, CommitIndeterminateError if it is not known whether the merge was stored.
+    """
+    key = merge_key(merge.snapshot, merge.increment, turn)
+    label = f"the merge of {merge.snapshot} at increment {merge.increment}"
+    try:
+        body = seal(merge)
+    except DocumentTooLargeError as error:
+        raise CommitTooLargeError(
+            f"{label} is too large: {error.message}",
+            hint="take a new full snapshot: snapshot create NAME",
+            details={"snapshot": merge.snapshot},
+        ) from error
+
+    def is_ours() -> bool:
+        stored = read_merge_turn(store, key)
+        if isinstance(stored, Void):
+            raise operation_settled_error(merge.operation)
+        if stored.operation != merge.operation:
+            raise MergeSupersededError(
+                f"operation {stored.operation} has merged {merge.snapshot} at increment {merge.increment} in the"
+                " meantime; this operation changed nothing",
+                hint="nothing is left to do; to remove what this operation has stored: snapshot gc",
+                details={"snapshot": merge.snapshot, "operation": stored.operation},
+            )
+        return True
+
+    try:
+        store.create(key, body)
+    except (ObjectExistsError, AnswerLostError) as error:
+        # The object may be ours: the store client may have retried this put after an answer was lost.
+        at_once = isinstance(error, ObjectExistsError)
+        if not read_back(is_ours, (*INCONCLUSIVE, ManifestError), at_once=at_once):
+            raise CommitIndeterminateError(
+                f"it is not known whether {label} was stored: the store's answer was lost",
+                hint=f"once the store answers, repeat: snapshot merge {merge.snapshot} --to {merge.increment}",
+                details={"snapshot": merge.snapshot, "operation": merge.operation, "object": key},
+            ) from error
+    except EncryptionIgnoredError:
+        # The merge is stored. The next conditional put raises the same error.
+        return
+
+
 def has_committed(store: ObjectStore, intent: Intent) -> bool:
-    """Whether the operation's commit or repair is in the store now; a late put may still store it."""
+    """Whether the operation's commit, repair or merge is in the store now; a late put may still store it."""
     key = key_of(intent)
     if key is None or is_deleted(store, intent.snapshot):
         return False
@@ -272,7 +323,7 @@ def has_committed(store: ObjectStore, intent: Intent) -> bool:
 
 
 def decide(store: ObjectStore, intent: Intent) -> bool:
-    """Return whether the operation has stored its commit or repair; if not, ensure that it never can.
+    """Return whether the operation has stored its commit, repair or merge; if not, ensure that it never can.
 
     Raises UndecidedError if the store's answers are lost, ManifestError if the stored document can't be read.
     """
@@ -302,16 +353,21 @@ def key_of(intent: Intent) -> str | None:
     """Return the key of the document that makes the operation's results exist; None if it stores no such document."""
     if intent.kind == CREATE:
         return commit_key(intent.snapshot, intent.increment, intent.turn)
+    if intent.kind == MERGE:
+        return merge_key(intent.snapshot, intent.increment, intent.turn)
     if intent.kind == REPAIR and isinstance(intent.repair, int):
         return repair_key(intent.snapshot, intent.repair)
     return None
 
 
 def _writer_of(store: ObjectStore, intent: Intent, key: str) -> str:
-    """Return the operation that wrote the commit or repair at `key`, "" for a void; see operation_of."""
+    """Return the operation that wrote the commit, repair or merge at `key`, "" for a void; see operation_of."""
     if intent.kind == REPAIR and isinstance(intent.repair, int):
         turn = read_repair(store, intent.snapshot, intent.repair)
         return "" if isinstance(turn, RepairVoid) else turn.operation
+    if intent.kind == MERGE:
+        merge = read_merge_turn(store, key)
+        return "" if isinstance(merge, Void) else merge.operation
     return operation_of(store, key)
 
 

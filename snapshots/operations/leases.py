@@ -1,4 +1,4 @@
-"""Leases: a restore or repair records in the store that it is reading a snapshot, which protects it from deletion.
+"""Leases: a restore, repair or merge records in the store that it reads a snapshot, which protects it from deletion.
 
 A lease is an operation's intent with an expiry time; each renewal is a new object. A restore stores its lease and then
 looks for a tombstone; a deletion stores its tombstone and then looks for leases. So if the two overlap, the second
@@ -25,6 +25,8 @@ from cutline.snapshots.operations.open_operations import RESTORE, read_open_inte
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.operation_records import (
+    IN_STORE,
+    MERGE,
     REPAIR,
     Intent,
     LeaseRenewal,
@@ -48,11 +50,11 @@ LEASE_FILE = re.compile(r"lease-(\d+)\.json")
 
 
 # The kinds of operations that hold a lease while they read a snapshot.
-LEASED = (RESTORE, REPAIR)
+LEASED = (RESTORE, *IN_STORE)
 
 
 class SnapshotInUseError(BusyError):
-    """A restore or repair is reading the snapshot."""
+    """A restore, repair or merge is reading the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Lease:
     @property
     def what(self) -> str:
         """What is being done with the snapshot."""
-        return "repaired" if self.operation.kind == REPAIR else "restored"
+        return {REPAIR: "repaired", MERGE: "merged"}.get(self.operation.kind, "restored")
 
     def details(self) -> dict[str, object]:
         """Return snapshot, operation, owner and expiry, for the details of an error."""
@@ -94,10 +96,10 @@ class HeldLease:
 
     The holder sets `stays_open` if no outcome may be recorded when the process ends with an error, and `is_done` when
     the work is complete, even if the process is interrupted afterwards. It sets `is_committing` before it stores a
-    repair: from then on, only the store shows whether the work is done. If the block raises, `hold_lease` finds out,
-    sets `is_done` if the repair was stored, and clears `is_committing`, unless the store does not answer. `figures` are
-    the measurements to record, and `is_typical` allows estimates for other restores to use them; `volumes` are those of
-    a repair. `code` is the exit code of a complete command, if it is not 0.
+    repair or merge: from then on, only the store shows whether the work is done. If the block raises, `hold_lease`
+    finds out, sets `is_done` if it was stored, and clears `is_committing`, unless the store does not answer. `figures`
+    are the measurements to record, and `is_typical` allows estimates for other restores to use them; `volumes` are
+    those of a repair. `code` is the exit code of a complete command, if it is not 0.
     """
 
     is_stored: bool
@@ -131,7 +133,7 @@ def hold_lease(
 
     An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is already stored, and
     only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note; a
-    repair gets no note, because it has to raise the error (`problem`).
+    repair or merge gets no note, because it has to raise the error (`problem`).
     Raises SnapshotDeletedError, even if the snapshot is deleted only while it is being read, and SnapshotMissingError
     if the increment was pruned.
     """
@@ -147,7 +149,7 @@ def hold_lease(
         held.is_stored = True
     except (UnreachableError, StoreUnfitError, IndeterminateError) as error:
         is_unsure, held.problem = isinstance(error, IndeterminateError), error
-        if intent.kind != REPAIR:
+        if intent.kind not in IN_STORE:
             progress.note(
                 f"snapshot {intent.snapshot} is not protected from deletion while it is read, and history and metrics"
                 f" may not show this {'drill' if intent.is_drill else intent.kind}: its lease could not be stored"

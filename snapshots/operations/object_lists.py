@@ -43,6 +43,7 @@ from cutline.snapshots.records.documents import (
     seal,
     unseal,
 )
+from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.records.proven_chains import check_distinct, check_listed, commit_key
 from cutline.snapshots.records.repaired_chain import without_replaced
 from cutline.storage.store import ObjectStore
@@ -195,6 +196,15 @@ def _read_lists(reading: _ListReading, commit: C) -> C:
     return commit
 
 
+def read_merge_lists(store: ObjectStore, merge: Merge) -> tuple[ReadList, ...]:
+    """Return the object lists of a merge with their contents; raise ObjectDamagedError or ManifestError."""
+    found: list[ReadList] = []
+    for object_list in merge.lists:
+        content, _ = _read_list(store, merge, object_list)
+        found.append(ReadList(**structs.asdict(object_list), content=compress_content(content)))
+    return tuple(found)
+
+
 def lost_list_error(one: LostList) -> ObjectDamagedError:
     """Return the error for a list that is missing or altered."""
     return ObjectDamagedError(key=one.key, kind=one.damage, node=one.node, detail=one.detail)
@@ -242,11 +252,14 @@ def _with_totals(object_list: ObjectList, listed: ListedObjects) -> ObjectList:
     return structs.replace(object_list, objects=len(listed.objects), bytes=total, rows=dict(rows))
 
 
-def _read_list(store: ObjectStore, commit: Commit, object_list: ObjectList) -> tuple[bytes, ListedObjects]:
+def _read_list(store: ObjectStore, commit: Commit | Merge, object_list: ObjectList) -> tuple[bytes, ListedObjects]:
     body = read_listed(store, object_list.node, object_list.key, (object_list.size, object_list.digest))
     content, _ = unseal(object_list.key, body)
     listed: ListedObjects = parse_document(object_list.key, content, ListedObjects)
-    check_about(object_list.key, (listed.snapshot, listed.operation), (commit.snapshot, commit.operation))
+    # A merge, and the beginning of its chain, which is a full snapshot with a number, have objects of any operation.
+    is_merged = isinstance(commit, Merge) or (isinstance(commit, FullSnapshot) and commit.increment > 0)
+    operation = listed.operation if is_merged else commit.operation
+    check_about(object_list.key, (listed.snapshot, listed.operation), (commit.snapshot, operation))
     with checking(object_list.key):
-        check_listed(commit, object_list, listed.objects)
+        check_listed(commit, object_list, listed.objects, allows_any_operation=is_merged)
     return content, listed

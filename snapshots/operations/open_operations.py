@@ -26,6 +26,8 @@ from cutline.snapshots.records.operation_records import (
     CREATE,
     DRILL,
     FAILED,
+    IN_STORE,
+    MERGE,
     OUTCOMES,
     REPAIR,
     Intent,
@@ -233,7 +235,7 @@ class OpenOperation:
         if made and self.committed:
             return f"{what} has no outcome yet: its commit is in the store, so {made} exists"
         if self.committed:
-            return f"{what} has no outcome yet: its repair is in the store"
+            return f"{what} has no outcome yet: its {intent.kind} is in the store"
         if self.is_running:
             return f"{what} is running{self._where}; to follow it: snapshot status"
         lacks = f", and has not committed {made}" if made else ""
@@ -266,6 +268,8 @@ class OpenOperation:
                 "the snapshot can be repaired again at once; its lease keeps delete, prune and gc from the snapshot for"
                 " up to 15 minutes, and then the next repair of the snapshot, or gc, settles it"
             )
+        if intent.kind == MERGE:
+            return f"to continue it: snapshot merge {intent.snapshot} --to {intent.increment}"
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
@@ -292,7 +296,7 @@ class OpenOperation:
             "databases": _databases_of(one) if one else [],
             "servers": _servers_of(one) if one else [],
             "terminal": one.is_terminal if one else None,
-            "committed": self.committed if one and one.kind in (CREATE, REPAIR) and not self.problem else None,
+            "committed": self.committed if one and one.kind in (CREATE, *IN_STORE) and not self.problem else None,
             "problem": self.problem or None,
         }
 

@@ -21,7 +21,7 @@ from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import REPAIR, Intent, read_failure, read_intent, read_outcome
+from cutline.snapshots.records.operation_records import IN_STORE, MERGE, Intent, read_failure, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label, read_full
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.clock import utc_now
@@ -55,7 +55,7 @@ def settle_operations(
             if operation.kind == RESTORE:
                 restores.append(operation)
                 continue
-            if operation.kind == REPAIR:
+            if operation.kind in IN_STORE:
                 # Nothing waits for a repair, and a create may not store voids in the place of repairs.
                 continue
             if operation.kind != "create":
@@ -151,16 +151,20 @@ def _read_chain_slot(store: ObjectStore, operation: Intent) -> str:
         return ""
 
 
-def settle_repair(store: ObjectStore, operation: Intent, progress: Progress) -> None:
-    """Record the outcome of a repair whose lease has expired; if it stored no repair, a void ensures that it never can.
+REPAIRED = ("had repaired", "ended without repairing")
 
-    Needs no lock: the worst that a wrong clock can do is to make a running repair fail. Raises ManifestError,
+
+def settle_in_store(store: ObjectStore, operation: Intent, progress: Progress) -> None:
+    """Record the outcome of a repair or merge whose lease has expired; if it stored none, a void ensures that it can't.
+
+    Needs no lock: the worst that a wrong clock can do is to make a running repair or merge fail. Raises ManifestError,
     UndecidedError.
     """
     if read_lease(store, operation).is_running(utc_now()):
         return
     is_done = decide(store, operation)
-    found = "had repaired" if is_done else "ended without repairing"
+    done, undone = ("had merged", "ended without merging") if operation.kind == MERGE else REPAIRED
+    found = done if is_done else undone
     progress.note(News(f"operation {operation.id} {found} snapshot {operation.snapshot}"))
     record_outcome(store, operation, "done" if is_done else "failed", "found after its lease had expired")
     clear_signs(store, operation.id)

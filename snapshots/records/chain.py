@@ -38,9 +38,10 @@ from cutline.snapshots.records.commit import (
     Sequence,
     StoredObject,
 )
+from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.records.repair_records import Repair
 from cutline.storage.digest import digest
-from cutline.wal.cut.cut_values import NodeCut
+from cutline.wal.cut.cut_values import NodeCut, Undecided
 from cutline.wal.segments.archive import Segment, check_contiguous
 
 T = TypeVar("T")
@@ -66,10 +67,33 @@ class AppliedRepairs:
         return frozenset(new.key for repair in self.repairs for one in repair.replacements for new in one.new)
 
 
+@dataclass(frozen=True, slots=True)
+class MergedBeginning:
+    """What the beginning of a chain was made of, if that is a merge (snapshots/records/merged_chain.py).
+
+    `commit` is that of the increment, and `original` that of the full snapshot, as stored. `archives` and `slots` are
+    `archive` and `slot_position` of each node before the merge. Rows may still be stored under definitions that had
+    `ended` before the cut; `successions` and `copied_at` are those of all definitions, as `successions` and
+    `copy_positions` of a Chain. `ended` and `successions` are keyed by shard, `copied_at` by node.
+    """
+
+    merge: Merge
+    commit: Increment
+    original: FullSnapshot
+    archives: Mapping[str, str]
+    slots: Mapping[str, Lsn]
+    ended: Mapping[str, tuple[Group, ...]] = field(default_factory=dict)
+    successions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    copied_at: Mapping[str, Mapping[int, Lsn]] = field(default_factory=dict)
+
+
 # No slots: a cached property needs a dictionary.
 @dataclass(frozen=True)
 class Chain:
     """A full snapshot and its increments up to a given number, from which a state is folded.
+
+    With a `beginning`, `full` is not the commit of a full snapshot: it describes the state at the cut of the merge's
+    increment, has its number, and lists the merge's base and segments.
 
     A partial chain contains only the newest increment and the increments that changed definitions or DDL, which is
     enough to continue it. Its `segments`, `excluded` and `up_to` raise RuntimeError; `commits` and `increments` have
@@ -86,6 +110,7 @@ class Chain:
     increments: tuple[Increment, ...] = ()
     is_partial: bool = False
     applied: AppliedRepairs = field(default_factory=AppliedRepairs)
+    beginning: MergedBeginning | None = None
 
     @property
     def name(self) -> str:
@@ -114,15 +139,29 @@ class Chain:
         """The newest commit."""
         return self.increments[-1] if self.increments else self.full
 
+    def commit_of(self, increment: int) -> Commit:
+        """Return the commit of an increment; raise IndexError if the chain begins later or ends before."""
+        self._check_whole()
+        if increment < self.full.increment:
+            raise IndexError(f"chain {self.name} begins at increment {self.full.increment}")
+        return self.commits[increment - self.full.increment]
+
+    def commits_after(self, increment: int) -> tuple[Commit, ...]:
+        """Return the commits of the chain after an increment."""
+        self._check_whole()
+        return self.commits[max(increment + 1 - self.full.increment, 0) :]
+
     @property
     def digest(self) -> str:
-        """A digest of everything from which the state is folded: the commits, and the repairs of their objects."""
+        """A digest of everything from which the state is folded: the commits, and what has replaced their objects."""
         number = self.last.increment
         repairs = [
             repair.digest
             for repair in self.applied.repairs
             if any(replacement.increment <= number for replacement in repair.replacements)
         ]
+        if self.beginning is not None:
+            repairs.insert(0, self.beginning.merge.digest)
         return digest("\n".join([self.last.digest, *repairs]).encode()) if repairs else self.last.digest
 
     def original(self, segment: Segment) -> Segment:
@@ -149,6 +188,10 @@ class Chain:
         """Return the number of the commit with which the node's copy begins: 0, or the increment that renewed it."""
         return self.renewals[node][0].increment if node in self.renewals else 0
 
+    def first_cut(self, node: str) -> int:
+        """Return the index in `commits` of the commit with which the node's copy begins."""
+        return max(self.begun(node) - self.full.increment, 0)
+
     @cached_property
     def parts(self) -> Mapping[str, str | None]:
         """The primary of each standby, by node; None for a primary."""
@@ -170,7 +213,9 @@ class Chain:
 
     def archive(self, node: str) -> str:
         """Return the operation that began the node's archive, as in its keys (wal/segments/archive.py)."""
-        return self.renewals[node][0].operation if node in self.renewals else self.full.chain
+        if node in self.renewals:
+            return self.renewals[node][0].operation
+        return self.beginning.archives[node] if self.beginning else self.full.chain
 
     @property
     def absent(self) -> Mapping[str, AbsentCopy]:
@@ -206,7 +251,9 @@ class Chain:
     def up_to(self, increment: int) -> Chain:
         """Return the chain as of `increment`."""
         self._check_whole()
-        return replace(self, increments=self.increments[:increment])
+        if increment < self.full.increment:
+            raise IndexError(f"chain {self.name} begins at increment {self.full.increment}")
+        return replace(self, increments=self.increments[: increment - self.full.increment])
 
     def segments(self, node: str) -> tuple[Segment, ...]:
         """Return the node's archived segments since its copy began."""
@@ -221,6 +268,11 @@ class Chain:
                 if commit.increment >= self.begun(node):
                     found.setdefault(node, []).extend(segments)
         return {node: tuple(segments) for node, segments in found.items()}
+
+    def archive_begin(self, node: str) -> Lsn:
+        """Return the position from which the chain has the node's WAL."""
+        segments = self.segments(node) if self._merge_of(node) else ()
+        return segments[0].after if segments else self.bases[node]
 
     def cuts(self, shard: str) -> tuple[NodeCut, ...]:
         """Return the shard's part of each commit's cut, in order; raise KeyError if the cuts do not include it."""
@@ -248,7 +300,8 @@ class Chain:
         """Return the position up to which the chain covers the node's WAL: for an idle node, the last finish marker."""
         if node in self.last.absent:
             return self.last.absent[node].last.through
-        segments = self.last.segments[node]
+        # The beginning of a merged chain also lists segments of idle nodes.
+        segments = () if node in self.last.idle else self.last.segments[node]
         return segments[-1].through if segments else self.last.cut.of(self.shard_of(node)).finish
 
     def _check_whole(self) -> None:
@@ -259,19 +312,22 @@ class Chain:
     def next_history(self) -> ChainHistory:
         """The history that the next increment's commit will record."""
         last, number = self.last, self.last.increment + 1
+        full_digest = self.stored_full.digest
+        if self.beginning is not None and last is self.full:
+            last = self.beginning.commit
         if isinstance(last, FullSnapshot):
-            return ChainHistory(last.digest)
+            return ChainHistory(full_digest)
         if last.history is None:
             self._check_whole()
             redefinitions = {
                 increment.increment: increment.digest for increment in self.increments if increment.definition_changes
             }
             recent = tuple(map(_brief, self.increments[first_summarized(number) - 1 :]))
-            return ChainHistory(self.full.digest, redefinitions, recent)
+            return ChainHistory(full_digest, redefinitions, recent)
         redefinitions = last.history.redefinitions | ({number - 1: last.digest} if last.definition_changes else {})
         summaries, first = (*last.history.recent, _brief(last)), first_summarized(number)
         recent = tuple(summary for summary in summaries if summary.increment >= first)
-        return ChainHistory(self.full.digest, redefinitions, recent)
+        return ChainHistory(full_digest, redefinitions, recent)
 
     def position(self, node: str) -> Lsn:
         """Return the end of the node's part of the state: the position of its primary at the last cut."""
@@ -281,9 +337,38 @@ class Chain:
         """Return the positions of the transactions before `position` that are not part of the state."""
         self._check_whole()
         shard = self.shard_of(node)
-        # Cuts before a renewal of the shard have positions in WAL that may not be the shard's any more.
-        cuts = self.cuts(shard)[self.begun(shard) :]
-        return frozenset({entry.lsn for entry in cuts[-1].undecided}.union(*(cut.rolled_back for cut in cuts)))
+        cuts, merge = self.cuts(shard)[self.first_cut(shard) :], self._merge_of(node)
+        earlier = merge.copies[node].rolled_back if merge else ()
+        return frozenset({entry.lsn for entry in cuts[-1].undecided}.union(earlier, *(cut.rolled_back for cut in cuts)))
+
+    def undecided(self, node: str) -> tuple[Undecided, ...]:
+        """Return the transactions that the last cut leaves undecided on the node's shard."""
+        return self.last.cut.of(self.shard_of(node)).undecided
+
+    def counted_from(self, node: str) -> tuple[Lsn, frozenset[Lsn]]:
+        """Return the position from which the node's changes count, and those of earlier transactions that count too."""
+        if (merge := self._merge_of(node)) is None:
+            return ORIGIN, frozenset()
+        copy = merge.copies[node]
+        return copy.counted_from, frozenset(copy.pending)
+
+    @property
+    def stored_full(self) -> FullSnapshot:
+        """The commit of the full snapshot, even if the chain begins with a merge."""
+        return self.beginning.original if self.beginning else self.full
+
+    @property
+    def first_slots(self) -> Mapping[str, Lsn]:
+        """The positions at which the slots were created of the nodes with which the chain begins."""
+        return self.beginning.slots if self.beginning else self.full.base
+
+    def slot_position(self, node: str) -> Lsn:
+        """Return the position at which the node's slot was created."""
+        return self.renewals[node][1].base if node in self.renewals else self.first_slots[node]
+
+    def _merge_of(self, node: str) -> Merge | None:
+        """Return the merge with which the node's copy begins, if any."""
+        return self.beginning.merge if self.beginning and node not in self.renewals else None
 
     @cached_property
     def definition_changes(self) -> tuple[DefinitionChanges, ...]:
@@ -293,7 +378,12 @@ class Chain:
     def definitions(self, node: str) -> dict[int, Group]:
         """Return all definitions, current and ended, under which the node's rows may be stored, keyed by number."""
         shard = self.shard_of(node)
-        lists = [self.full.groups[shard], *(changes.groups.get(shard, ()) for changes in self.definition_changes)]
+        ended = self.beginning.ended.get(shard, ()) if self.beginning else ()
+        lists = [
+            ended,
+            self.full.groups[shard],
+            *(changes.groups.get(shard, ()) for changes in self.definition_changes),
+        ]
         return {group.number: group for groups in lists for group in groups}
 
     def groups(self, node: str) -> tuple[Group, ...]:
@@ -301,6 +391,8 @@ class Chain:
         shard = self.shard_of(node)
         if shard not in self._groups:
             ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
+            if self.beginning is not None:
+                ended |= {group.number for group in self.beginning.ended.get(shard, ())}
             groups = [group for number, group in self.definitions(node).items() if number not in ended]
             self._groups[shard] = tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
         return self._groups[shard]
@@ -313,7 +405,8 @@ class Chain:
     def successions(self, node: str) -> dict[int, int]:
         """Return each continued definition's number, keyed by the number of the definition that continues it."""
         shard = self.shard_of(node)
-        return {
+        earlier = self.beginning.successions.get(shard, {}) if self.beginning else {}
+        return dict(earlier) | {
             new: old for changes in self.definition_changes for new, old in changes.successions.get(shard, {}).items()
         }
 
@@ -331,7 +424,8 @@ class Chain:
     def copy_positions(self, node: str) -> dict[int, Lsn]:
         """For tables that were copied again, return the positions from which their changes count, keyed by number."""
         successions = self.successions(node)
-        positions = {
+        positions = dict(self.beginning.copied_at.get(node, {})) if self.beginning and self._merge_of(node) else {}
+        positions |= {
             number: at
             for commit in self.commits
             if commit.definition_changes and commit.increment >= self.begun(node)
@@ -446,7 +540,10 @@ class Chain:
             has_all = self.last.end_of_archive(node) is None
             finish = self.last.cut.of(self.shard_of(node)).finish if has_all else ORIGIN
             begin, first = self.bases[node], 1
-            if self.is_partial:
+            if self._merge_of(node) and not segments:
+                # No segment of the node has been stored since the full snapshot.
+                continue
+            if self.is_partial or self._merge_of(node):
                 begin, first = segments[0].after, segments[0].number
             check_contiguous(node, begin, segments, finish, first)
 

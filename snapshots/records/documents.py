@@ -44,6 +44,7 @@ class Kind(StrEnum):
     SEGMENT = "wal"
     COMMIT = "commit"
     REPAIR = "repair"
+    MERGE = "merge"
     MARK = "mark"
     RECORD = "record"
     PROBE = "probe"
@@ -62,7 +63,12 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
         re.compile(r"increments/(?P<number>\d{16})(\.\d+)?\.json"),
     ),
     Kind.REPAIR: (re.compile(r"repairs/\d{16}\.json"),),
-    Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
+    Kind.MERGE: (re.compile(r"merges/(?P<number>\d{16})(\.\d+)?\.json"),),
+    Kind.MARK: (
+        re.compile(r"only-full\.json"),
+        re.compile(r"begins/\d{16}\.json"),
+        re.compile(rf"lost/{_OWNER}\.json"),
+    ),
 }
 
 

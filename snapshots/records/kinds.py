@@ -15,6 +15,7 @@ import msgspec
 from cutline.fleet.record import Count, Record, json_schema
 from cutline.snapshots.records.commit import FullSnapshot, Increment, ListedObjects, Void
 from cutline.snapshots.records.lost_chains import LostChain
+from cutline.snapshots.records.merge_records import Begin, Merge, MergePart
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
     Decision,
@@ -88,6 +89,9 @@ KINDS = (
     DocumentKind("increment", (Increment, Void)),
     DocumentKind("objects", (ListedObjects,)),
     DocumentKind("repair", (Repair, RepairVoid)),
+    DocumentKind("merge", (Merge, Void)),
+    DocumentKind("begin", (Begin,)),
+    DocumentKind("merge-part", (MergePart,)),
     DocumentKind("lost", (LostChain,)),
     DocumentKind("deleted", (Mark,)),
     DocumentKind("intent", (Intent,), is_always_sealed=False),

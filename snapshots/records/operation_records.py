@@ -57,6 +57,9 @@ FAILED: Literal["failed"] = "failed"
 DRILL = "drill"
 CREATE: Final = "create"
 REPAIR: Final = "repair"
+MERGE: Final = "merge"
+# The kinds of operations that change a chain in the store alone: they need no lock, but must be recorded.
+IN_STORE = (REPAIR, MERGE)
 
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
@@ -74,17 +77,17 @@ Rate: TypeAlias = Annotated[float, Meta(ge=0, le=1e18)]
 class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     """The intent of an operation, stored before it changes anything.
 
-    `turn` is the turn of the commit that the operation will write, and `slot` is the slot that a full create will use.
-    `by` is the label of the command and `process` identifies its process, where the system allows it
+    `turn` is the turn of the commit or merge that the operation will write, and `slot` is the slot that a full create
+    will use. `by` is the label of the command and `process` identifies its process, where the system allows it
     (fleet.own_process). If `terminal`, the operation may leave the fleet read-only.
 
     Only creates have `fleet_id`, the id of the store's fleet, `only_cut`, which marks a restore point, and `renews`,
     the nodes on which an increment creates the chain's slot again. Only repairs have `repair`, the number of the repair
-    that they will store, if any. `expires_at` is the first expiry of the lease of a restore or repair. Only restores
-    have the other fields. `targets` are the databases that the restore creates, as `system identifier/name`. `servers`
-    are the addresses of their servers, as `host:port` or `folder of the socket:port`. `started` are the start times of
-    these servers, because a physical copy of a server has the same system identifier. If `only_nodes`, the restore was
-    limited to `nodes`.
+    that they will store, if any. `expires_at` is the first expiry of the lease of a restore, repair or merge. Only
+    restores have the other fields. `targets` are the databases that the restore creates, as `system identifier/name`.
+    `servers` are the addresses of their servers, as `host:port` or `folder of the socket:port`. `started` are the start
+    times of these servers, because a physical copy of a server has the same system identifier. If `only_nodes`, the
+    restore was limited to `nodes`.
     """
 
     operation: str

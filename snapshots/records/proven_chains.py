@@ -65,6 +65,7 @@ from cutline.snapshots.records.documents import (
     read_body,
     unseal,
 )
+from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_known_only_full, is_only_full
 from cutline.storage.errors import ChainEnd, RefusedError, UsageError
@@ -419,13 +420,16 @@ def _check_absent(commit: Commit) -> None:
             )
 
 
-def check_objects(commit: Commit) -> None:
-    """Raise ValueError unless every object is listed once, under a key for its node and kind."""
+def check_objects(commit: Commit, *, allows_any_operation: bool = False) -> None:
+    """Raise ValueError unless every object is listed once, under a key for its node and kind.
+
+    Unless it `allows_any_operation`, as the beginning of a merged chain does, its lists must be those of the commit's.
+    """
     check_distinct("objects", "key", [entry.key for entry in commit.named])
     for stored in commit.own_objects:
         check_object(commit.snapshot, stored)
     for object_list in commit.object_lists:
-        _check_list(commit, object_list)
+        _check_list(commit, object_list, allows_any_operation=allows_any_operation)
     archives = Counter((stored.node, stored.kind) for stored in commit.own_objects if stored.kind in WITHOUT_ROWS)
     by_commit = 2 if isinstance(commit, FullSnapshot) and commit.definition_changes else 1
     for (node, kind), times in archives.items():
@@ -433,7 +437,7 @@ def check_objects(commit: Commit) -> None:
             raise ValueError(f"objects lists {kind} of {node} twice")
 
 
-def _check_list(commit: Commit, entry: ObjectList) -> None:
+def _check_list(commit: Commit, entry: ObjectList, *, allows_any_operation: bool) -> None:
     """Raise ValueError unless the list is not empty and its key matches its node, kind and operation."""
     if entry.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
@@ -441,12 +445,19 @@ def _check_list(commit: Commit, entry: ObjectList) -> None:
         raise ValueError(
             f"object list {entry.key}: its counts are not possible: {entry.objects} objects, {entry.size} bytes"
         )
-    if not entry.key.startswith(f"{list_prefix(commit.snapshot, entry.node, commit.operation)}/{entry.kind}-"):
+    folder = list_prefix(commit.snapshot, entry.node, "" if allows_any_operation else commit.operation)
+    is_of_kind = entry.key.rpartition("/")[2].startswith(f"{entry.kind}-")
+    if not is_of_kind or not entry.key.startswith(folder if allows_any_operation else f"{folder}/"):
         raise ValueError(f"object list {entry.key}: its key does not match kind {entry.kind} and node {entry.node}")
 
 
-def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObject]) -> None:
-    """Raise ValueError unless the objects match the list's entry in the commit."""
+def check_listed(
+    commit: Commit | Merge, entry: ObjectList, listed: Iterable[StoredObject], *, allows_any_operation: bool = False
+) -> None:
+    """Raise ValueError unless the objects match the list's entry in the commit.
+
+    The lists of a merge, which `allows_any_operation`, may contain objects of earlier base copies.
+    """
     listed = list(listed)
     check_distinct("objects", "key", [stored.key for stored in listed])
     rows: Counter[int] = Counter()
@@ -455,7 +466,8 @@ def check_listed(commit: Commit, entry: ObjectList, listed: Iterable[StoredObjec
         check_object(commit.snapshot, stored)
         if (stored.node, stored.kind) != (entry.node, entry.kind):
             raise ValueError(f"object {stored.key} does not match its list's kind {entry.kind} and node {entry.node}")
-        if not stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/"):
+        is_own = stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/")
+        if not is_own and not allows_any_operation:
             raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, but its list does")
         rows.update(stored.rows)
     if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
@@ -1067,7 +1079,7 @@ def chain_at(chain: Chain, moment: datetime) -> Chain:
             hint=f"its first cut was made at {_shown(cut_time(chain.full))}; for other snapshots: snapshot list",
             details={"snapshot": chain.name},
         )
-    return replace(chain, increments=chain.increments[: numbers[-1]])
+    return chain.up_to(numbers[-1])
 
 
 def next_cut_time(whole: Chain, chain: Chain) -> datetime | None:
@@ -1120,7 +1132,7 @@ def read_as_committed(store: ObjectStore, name: str, increment: int | None = Non
 def _read_whole(store: ObjectStore, full: FullSnapshot, increment: int | None = None) -> Chain:
     """Read the increments that follow `full`, up to `increment` (None: all); raise the errors of read_chain."""
     name, chain = full.snapshot, Chain(full)
-    chain = replace(chain, increments=tuple(_increments(store, chain, increment)))
+    chain = replace(chain, increments=tuple(read_following(store, chain, increment)))
     last = len(chain.increments)
     if increment in (None, last):
         return chain
@@ -1142,14 +1154,18 @@ def read_readable_part(store: ObjectStore, name: str) -> Chain:
     chain, increments = Chain(read_full(store, name)), list[Increment]()
     if not is_known_only_full(store, name):
         with suppress(ManifestError, RefusedError):
-            increments.extend(_increments(store, chain, None))
+            increments.extend(read_following(store, chain, None))
     return replace(chain, increments=tuple(increments))
 
 
-def _increments(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
-    """Yield the increments that follow a full snapshot, up to `increment` (None: all), each after verifying it."""
+def read_following(store: ObjectStore, chain: Chain, increment: int | None) -> Iterator[Increment]:
+    """Yield the increments that follow a chain, up to `increment` (None: all), each after verifying it.
+
+    Raises the errors of read_chain.
+    """
     groups = definition_counts(chain)["groups"]
-    for number, place in enumerate(_places(store, chain.name, increment), start=1):
+    first = chain.last.increment + 1
+    for number, place in enumerate(_places(store, chain.name, increment, first), start=first):
         commit = commit_at(place, chain.name, number)
         if not isinstance(commit, Increment):
             raise RuntimeError("check_commit lets only a full snapshot have number 0")
@@ -1224,26 +1240,45 @@ def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = No
     return with_repairs(store, _read_newest_part(store, full, is_continued=True))
 
 
+def read_part_at(store: ObjectStore, name: str, increment: int) -> Chain:
+    """Read a chain up to an increment, without its repairs: only the commits with which its definitions are known.
+
+    Reads the whole chain up to the increment if its commit has no history. Raises the errors of read_chain.
+    """
+    check_not_deleted(store, check_name(name))
+    full, commit = read_full(store, name), read_commit(store, name, increment)
+    if not isinstance(commit, Increment) or commit.history is None:
+        return read_as_committed(store, name, increment)
+    return _read_part(store, full, commit, commit.history)
+
+
 def _read_newest_part(store: ObjectStore, full: FullSnapshot, *, is_continued: bool = False) -> Chain:
     """Read the newest part of the chain; `is_continued` is as in read_continued: named commits are not proven again."""
-    name = full.snapshot
-    newest = _find_newest(store, name)
+    newest = _find_newest(store, full.snapshot)
     if newest is None or newest.history is None:
         return _read_whole(store, full)
-    if newest.chain != full.chain:
-        raise _foreign_error(newest, commit_key(name, newest.increment))
-    _check_named(full, newest.history.full, newest)
-    chain = Chain(full, is_partial=True)
-    redefinitions = newest.history.redefinitions
-    for number, commit in _read_increments(store, name, redefinitions, are_proven=is_continued).items():
-        _check_named(commit, redefinitions[number], newest)
-        chain = chain.followed_by(commit) if is_continued else _continued(chain, commit)
-    chain = _continued(chain, newest)
+    chain = _read_part(store, full, newest, newest.history, is_continued=is_continued)
     # The next cut needs every segment beyond the last cut's position. Earlier commits may list some of them.
     reaches_back = all(
         (segments := chain.newest_segments(node)) and segments[0].after <= chain.position(node) for node in chain.parts
     )
     return chain if reaches_back else _read_whole(store, full)
+
+
+def _read_part(
+    store: ObjectStore, full: FullSnapshot, newest: Increment, history: ChainHistory, *, is_continued: bool = False
+) -> Chain:
+    """Return the partial chain that ends with `newest`; `is_continued` is as in read_continued."""
+    name = full.snapshot
+    if newest.chain != full.chain:
+        raise _foreign_error(newest, commit_key(name, newest.increment))
+    _check_named(full, history.full, newest)
+    chain = Chain(full, is_partial=True)
+    redefinitions = history.redefinitions
+    for number, commit in _read_increments(store, name, redefinitions, are_proven=is_continued).items():
+        _check_named(commit, redefinitions[number], newest)
+        chain = chain.followed_by(commit) if is_continued else _continued(chain, commit)
+    return _continued(chain, newest)
 
 
 def _find_newest(store: ObjectStore, name: str) -> Increment | None:
@@ -1323,16 +1358,17 @@ def _check_named(commit: Commit, digest: str, by: Increment) -> None:
     )
 
 
-def _places(store: ObjectStore, name: str, increment: int | None) -> Iterator[CommitPlace]:
-    """Yield the locations of the increments, starting at 1, up to `increment` or to the first that is not taken.
+def _places(store: ObjectStore, name: str, increment: int | None, first: int = 1) -> Iterator[CommitPlace]:
+    """Yield the locations of the increments, starting at `first`, up to `increment` or to the first that is not taken.
 
     Increments that a listing shows are read in parallel, up to the first gap, since each takes a request. A stray
     object with a high number therefore causes no extra reads.
     """
-    numbers = [number for at, number in enumerate(listed_numbers(store, name, first=1), start=1) if number == at]
-    number = 0
+    listed = enumerate(listed_numbers(store, name, first), start=first)
+    numbers = [number for at, number in listed if number == at and (increment is None or number <= increment)]
+    number = first - 1
     with ThreadPoolExecutor(ASKING_THREADS_MAX) as threads:
-        for place in threads.map(lambda number: find_place(store, name, number), numbers[:increment]):
+        for place in threads.map(lambda number: find_place(store, name, number), numbers):
             if place.commit is None:
                 # The commit is voided or gone: the loop below determines which.
                 break

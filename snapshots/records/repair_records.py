@@ -52,14 +52,16 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
     """New objects that supersede objects of a node in the commit of `increment`, whose digest is `commit`.
 
     All replaced objects are listed in the same part of the commit. A segment is replaced by a segment with the same
-    number and range of WAL. `copy` is the node from whose copy the new objects were made; if it is "", they have the
-    same content as the replaced objects, and were read from another store.
+    number and range of WAL. If the chain began with a merge at this increment when it was repaired, `merge` is its
+    digest: then that lists the replaced objects. `copy` is the node from whose copy the new objects were made; if it is
+    "", they have the same content as the replaced objects, and were read from another store.
     """
 
     increment: Count
     commit: str
     node: str
     copy: str = ""
+    merge: str = ""
     replaced: tuple[ReplacedObject, ...]
     objects: tuple[StoredObject, ...] = ()
     lists: tuple[ObjectList, ...] = ()

@@ -45,7 +45,7 @@ def apply_repairs(chain: Chain, repairs: tuple[Repair, ...]) -> Chain:
     """Apply the repairs in order, except for commits that the chain does not contain; see with_repairs."""
     for repair in repairs:
         with checking(repair_key(chain.name, repair.number)):
-            if repair.chain != chain.full.operation:
+            if repair.chain != chain.full.chain:
                 raise ValueError("it belongs to another chain")
             for replacement in repair.replacements:
                 chain = _apply(chain, replacement)
@@ -58,6 +58,10 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     # A partial chain may lack the commit that lists the last segment of an idle node.
     full = _with_last(chain.full, replacement)
     chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
+    if replacement.merge and (chain.beginning is None or chain.beginning.merge.digest != replacement.merge):
+        return chain
+    if chain.beginning is not None and replacement.increment <= full.increment:
+        return _apply_to_beginning(chain, replacement)
     commit = next((one for one in chain.commits if one.increment == replacement.increment), None)
     if commit is None:
         return chain
@@ -70,6 +74,28 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
         return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
     increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
     return replace(chain, increments=increments, applied=applied)
+
+
+def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
+    """Replace objects that a merge carries; it lists those of earlier repairs itself.
+
+    New objects have the rows of all objects that they replace, so they can only replace all of them together.
+    """
+    full = chain.full
+    parts = parts_of(full)
+    if replacement.segments:
+        # Segments are replaced one by one, and the merge lists only the last ones of an archive.
+        replaced = tuple(one for one in replacement.replaced if one.key in parts)
+        numbers = {entry.number for one in replaced if isinstance(entry := parts[one.key][1], Segment)}
+        kept = tuple(segment for segment in replacement.segments if segment.number in numbers)
+        replacement = structs.replace(replacement, replaced=replaced, segments=kept)
+    if not replacement.replaced:
+        return chain
+    if not all((one.list or one.key) in parts for one in replacement.replaced):
+        return chain
+    old = _find_replaced(full, replacement)
+    _check_new(replacement, old)
+    return replace(chain, full=_replaced(full, replacement, old), applied=_note(chain.applied, replacement, old))
 
 
 @dataclass(frozen=True, slots=True)

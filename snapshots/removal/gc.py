@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from cutline.nodes.lock import FleetBusyError
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, read_checks, standing_check
 from cutline.snapshots.operations.leases import open_leases
-from cutline.snapshots.operations.object_lists import read_lists
+from cutline.snapshots.operations.object_lists import read_lists, read_merge_lists
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
     OpenOperation,
@@ -50,17 +51,19 @@ from cutline.snapshots.operations.open_operations import (
     read_recorded_commits,
 )
 from cutline.snapshots.operations.operation import exclusive, record_outcome
-from cutline.snapshots.operations.settling import settle_operations, settle_repair
+from cutline.snapshots.operations.settling import settle_in_store, settle_operations
 from cutline.snapshots.operations.signs import request_numbers, sign_numbers
-from cutline.snapshots.records.commit import Commit, Increment, Void
+from cutline.snapshots.records.commit import Commit, Increment, Void, listed_objects
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey, parse_key
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
+from cutline.snapshots.records.merge_records import Merge, first_increment, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import (
     CREATE,
     DONE,
     IDLE_OUTCOME,
+    IN_STORE,
+    MERGE,
     OUTCOMES,
-    REPAIR,
     Intent,
     read_any_outcome,
     read_intent,
@@ -81,6 +84,7 @@ from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_re
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.removal.deletion import open_removals
+from cutline.snapshots.removal.earlier_objects import EarlierObjects
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
@@ -163,17 +167,33 @@ class GarbageRules:
             self.is_only_full = is_only_full(store, snapshot)
         except ManifestError as error:
             self._unclear = GarbageVerdict(GarbageReason.UNCLEAR, error.message)
-        self._kept_by_restore = self._find_restore() if self.is_deleted or self.is_only_full else None
+        self._first = 0 if self.is_deleted else first_increment(store, snapshot)
+        is_removed = self.is_deleted or self.is_only_full or self._first
+        self._kept_by_restore = self._find_restore() if is_removed else None
         self._owners: dict[str, Judge] = {}
 
     def judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         """Judge an object, regardless of its age."""
+        verdict = self._judge(key, parsed)
+        if verdict.why is GarbageReason.NEEDED and self._earlier is not None and self._earlier.has(key, parsed):
+            return self._pruned_verdict()
+        return verdict
+
+    @cached_property
+    def _earlier(self) -> EarlierObjects | None:
+        """The objects before the beginning of the chain, if it begins at a merge for good and can be read."""
+        if self._first and not self.is_only_full:
+            with suppress(RefusedError):
+                return EarlierObjects.of(self.store, self.snapshot, self._first)
+        return None
+
+    def _judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         if self.is_deleted:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if self._unclear:
             return self._unclear
-        # A void in the place of a repair makes a late put fail.
-        if parsed.kind in (Kind.MARK, Kind.REPAIR):
+        # A void in the place of a repair or merge makes a late put fail.
+        if parsed.kind in (Kind.MARK, Kind.REPAIR, Kind.MERGE):
             return NEEDED
         if parsed.kind is Kind.COMMIT:
             # A void is needed as much as a commit, because it makes a late put fail.
@@ -202,8 +222,8 @@ class GarbageRules:
     def _judge_of_owner(self, owner: str) -> Judge:
         """Return the judge for the objects of an attempt or a chain, according to the outcome of its operation."""
         try:
-            if repair := read_repair_intent(self.store, self.snapshot, owner):
-                return self._judge_of_repair(repair)
+            if intent := read_intent_in_store(self.store, self.snapshot, owner):
+                return self._judge_of_merge(intent) if intent.kind == MERGE else self._judge_of_repair(intent)
             outcome = create_outcome(self.store, self.snapshot, owner)
             if self.is_only_full and outcome.is_of_increment:
                 # The commit was removed before the other objects of the increment.
@@ -238,6 +258,28 @@ class GarbageRules:
             return self._pruned_verdict() if self.is_only_full and increments[key] else NEEDED
 
         return judge
+
+    def _judge_of_merge(self, intent: Intent) -> Judge:
+        """Return the judge for the objects that a merge stored: those that its document lists are needed.
+
+        The outcome is read before the document.
+        """
+        has_ended = read_outcome(self.store, intent.operation) is not None
+        turn: Merge | Void | None = None
+        with suppress(ObjectMissingError):
+            turn = read_merge_turn(self.store, merge_key(self.snapshot, intent.increment, intent.turn))
+        if turn is None and not has_ended:
+            verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {intent.operation} has no outcome")
+            return lambda _key, _parsed: verdict
+        if not isinstance(turn, Merge) or turn.operation != intent.operation:
+            return lambda _key, _parsed: GarbageVerdict(GarbageReason.FAILED)
+        if self.is_only_full:
+            return lambda _key, _parsed: self._pruned_verdict()
+        merged = read_merge_lists(self.store, turn)
+        objects = {entry.key for entry in turn.entries}.union(
+            stored.key for one in merged for stored in listed_objects(one)
+        )
+        return lambda key, _parsed: NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
 
     def _judge_of_full(self, full: Commit) -> Judge:
         objects = full.object_sizes.keys()
@@ -325,13 +367,13 @@ class GarbageRules:
         return judge
 
 
-def read_repair_intent(store: ObjectStore, snapshot: str, owner: str) -> Intent | None:
-    """Return the intent of `owner` if it is a repair of the snapshot; otherwise None. Raises ManifestError."""
+def read_intent_in_store(store: ObjectStore, snapshot: str, owner: str) -> Intent | None:
+    """Return the intent of `owner` if it is a repair or merge of the snapshot; otherwise None. Raises ManifestError."""
     try:
         intent = read_intent(store, owner)
     except ObjectMissingError:
         return None
-    return intent if (intent.kind, intent.snapshot) == (REPAIR, snapshot) else None
+    return intent if intent.kind in IN_STORE and intent.snapshot == snapshot else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,9 +706,9 @@ def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
                 note_clocks(sessions.clocks, progress)
                 is_time_known = True
         for lease in leases:
-            if lease.operation.kind == REPAIR:
+            if lease.operation.kind in IN_STORE:
                 if is_time_known:
-                    settle_repair(store, lease.operation, progress)
+                    settle_in_store(store, lease.operation, progress)
                 continue
             # Until then, the restore can be resumed and `list` shows it. This machine's clock alone is not trusted.
             if is_time_known and not lease.is_running(utc_now() - timedelta(seconds=RESUMABLE_SECONDS)):
@@ -757,7 +799,7 @@ class _GarbageSearch:
         running = [
             open_operation.operation for open_operation in self._report.open_operations if open_operation.operation
         ]
-        snapshots = {intent.snapshot: intent.id for intent in running if intent.kind in (CREATE, REPAIR)}
+        snapshots = {intent.snapshot: intent.id for intent in running if intent.kind in (CREATE, *IN_STORE)}
         oldest = min((datetime.fromisoformat(intent.began_at) for intent in running), default=None)
         if len(running) < len(self._report.open_operations):
             # An operation whose intent can't be read may have begun at any time.

@@ -205,7 +205,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         elif surveyed.is_only_full and (verdict.name in being_pruned or surveyed.of_increments.objects):
             mark = _unfinished_mark(store, surveyed)
             steps.append(PruneStep(PRUNE, mark, mark.slots, is_resumed=True))
-        elif verdict.fate is RetentionFate.ONLY_FULL:
+        elif verdict.fate is RetentionFate.ONLY_FULL and not surveyed.first:
             mark = _only_full_mark(surveyed)
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
     steps = [replace(step, left_behind=slots_left_behind(store, fleet, step.mark)) for step in steps]
@@ -218,9 +218,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
 def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
     """Return the snapshots as input to the rules, each with its standing check."""
     by_snapshot = checks.by_snapshot
-    standing = {
-        name: standing_check(by_snapshot.get(name, ()), len(snapshot.points)) for name, snapshot in surveys.items()
-    }
+    standing = {name: standing_check(by_snapshot.get(name, ()), snapshot.count) for name, snapshot in surveys.items()}
     return {
         name: HeldSnapshot(
             name, snapshot.moments, snapshot.is_whole, snapshot.is_only_cut, standing[name], snapshot.is_continuable

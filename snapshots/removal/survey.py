@@ -16,6 +16,8 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
+from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import cut_time, listed_numbers, read_chain
 from cutline.snapshots.records.repair_records import Repair
 from cutline.snapshots.records.tombstones import RestorePoint
@@ -79,7 +81,8 @@ class SurveyedSnapshot:
     `unreadable` is the reason why the rest can't be read, and `marks` show how the chain ended, if known. `restorable`
     counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a missing object
     of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in the snapshot's
-    folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not need.
+    folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not need. `first`
+    is the increment at which the chain begins for good, if that is a merge; otherwise 0.
     """
 
     name: str
@@ -90,6 +93,12 @@ class SurveyedSnapshot:
     objects: SizeTotal
     of_increments: SizeTotal
     marks: ChainMarks = field(default_factory=ChainMarks)
+    first: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of restore points that were made, up to the last that can be read."""
+        return self.chain.last.increment + 1 if self.chain else 0
 
     @property
     def is_only_full(self) -> bool:
@@ -137,11 +146,12 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     """Survey one snapshot."""
     objects = store.inventory(f"snapshots/{name}")
     total = SizeTotal.of(objects)
+    first = first_increment(store, name)
     chain, unreadable = _read_newest(store, name)
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal())
     marks = read_marks(store, name, chain.full.chain)
-    is_of_increments = of_increments(chain.full, chain.applied.repairs)
+    is_of_increments = of_increments(chain.stored_full, chain.applied.repairs)
     to_prune = SizeTotal.of(stored_object for stored_object in objects if is_of_increments(stored_object.key))
     try:
         restorable, lack = _count_restorable(read_chain_lists(store, chain), objects)
@@ -149,7 +159,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
         restorable, lack = 0, error.message
     if chain.full.only_cut:
         restorable = 0
-    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, marks)
+    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, marks, first)
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
@@ -159,14 +169,16 @@ def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
 
 def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
     """Read the longest readable part of the chain; also return the reason why the rest can't be read."""
+    # Once what lies before a merge is given up, it may be gone.
+    read = read_from_merge if first_increment(store, name) else read_chain
     try:
-        return read_chain(store, name), ""
+        return read(store, name), ""
     except (ManifestError, RefusedError, ObjectMissingError) as error:
         problem = error.message
 
     def is_broken(number: int) -> bool:
         try:
-            read_chain(store, name, number)
+            read(store, name, number)
         except (ManifestError, RefusedError, ObjectMissingError):
             return True
         return False
@@ -174,7 +186,7 @@ def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
     # A chain has no gaps, so it is no longer than the listing, even if names have higher numbers.
     numbers = range(len(listed_numbers(store, name, first=1)) + 1)
     readable = bisect_left(numbers, x=True, key=is_broken)
-    return (read_chain(store, name, readable - 1) if readable else None), problem
+    return (read(store, name, readable - 1) if readable else None), problem
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
@@ -190,7 +202,7 @@ def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:
             if sizes[key] != size:
                 return number, f"object {key} is {sizes[key]} bytes long instead of {size}"
         try:
-            chain.up_to(number).check_archive()
+            chain.up_to(commit.increment).check_archive()
         except ArchiveError as error:
             return number, error.message
     return len(chain.commits), ""

@@ -35,13 +35,8 @@ from cutline.columns.python_workers import local_frame, map_batches
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some
 from cutline.nodes.groups import Group
-from cutline.snapshots.base_copy.copy_ranges import (
-    BASE_SCHEMA,
-    CHUNK_BYTES,
-    OBJECT_BYTES,
-    OBJECT_RAW_BYTES,
-    ObjectWriter,
-)
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, OBJECT_BYTES
+from cutline.snapshots.base_copy.row_writer import RowWriter
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, overlays, read_bases
 from cutline.snapshots.fold.changes import find_last
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Source, read_tables
@@ -650,46 +645,10 @@ class _WriteReport:
     problem: ErrorReport | None = None
 
 
-@dataclass(slots=True)
-class _StoredRows:
-    """Collects rows until there are enough for a row group of the current object."""
-
-    objects: ObjectWriter
-    waiting: list[pa.Table] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, location: StoreLocation, node: str, beginning: str) -> _StoredRows:
-        """Collect rows for objects of the node."""
-        store = location.open()
-        return cls(ObjectWriter(store, BASE_SCHEMA, BASE, node, beginning, OBJECT_BYTES, OBJECT_RAW_BYTES))
-
-    def add(self, table: pa.Table) -> None:
-        """Add rows (BASE_SCHEMA)."""
-        groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
-        for number, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            self.objects.count(number, count, table.nbytes * count // len(table))
-        self.waiting.append(table)
-        if sum(one.nbytes for one in self.waiting) > CHUNK_BYTES:
-            self.flush()
-        if self.objects.is_full:
-            self.close()
-
-    def flush(self) -> None:
-        """Write the rows as a row group."""
-        if self.waiting:
-            self.objects.write(pa.concat_tables(self.waiting))
-            self.waiting = []
-
-    def close(self) -> None:
-        """Store the object if it has rows."""
-        self.flush()
-        self.objects.close()
-
-
 def _write_rows(task: _WriteTask) -> _WriteReport:
     """Write the wanted rows of the task's objects to new objects."""
     rules, wanted, changed = task.known.value
-    rows = _StoredRows.of(task.location, task.node, task.beginning)
+    rows = RowWriter.of(task.location, task.node, task.beginning)
     try:
         for base in task.bases:
             for table in read_tables(task.location.open(), base.source, BASE_SCHEMA):
@@ -702,7 +661,7 @@ def _write_rows(task: _WriteTask) -> _WriteReport:
         rows.close()
     except SnapshotError as error:
         return _WriteReport(problem=report_of(error))
-    return _WriteReport(tuple(rows.objects.objects))
+    return _WriteReport(rows.stored)
 
 
 def _write(
@@ -720,12 +679,12 @@ def _write(
     size, count = sum(source.source.size for source in sources), sum(sum(source.rows.values()) for source in sources)
     known = (window.rules, wanted, dict(window.changed))
     reports = work.run(_write_rows, tasks, known, lambda task: task.size, is_local=work.is_local(size, count))
-    rows = _StoredRows.of(work.location, node, f"{beginning}-000000")
+    rows = RowWriter.of(work.location, node, f"{beginning}-000000")
     for table in _extra_rows(window, wanted):
         if len(table):
             rows.add(table)
     rows.close()
-    return (*rows.objects.objects, *(stored for report in reports for stored in report.objects))
+    return (*rows.stored, *(stored for report in reports for stored in report.objects))
 
 
 def _share(sources: Sequence[BaseSource], wanted: _Wanted) -> list[tuple[BaseSource, ...]]:

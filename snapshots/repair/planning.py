@@ -33,6 +33,7 @@ from cutline.snapshots.records.commit import (
     listed_objects,
 )
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     find_place,
@@ -178,7 +179,7 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
     other = SecondStore.of(fleet, request.other) if request.other else None
     progress.step(f"read {request.name}")
     try:
-        chain = read_chain(store, request.name)
+        chain = read_from_merge(store, request.name)
     except SnapshotMissingError:
         if other is None:
             raise

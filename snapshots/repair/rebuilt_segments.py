@@ -37,13 +37,13 @@ def find_overlapping(chain: Chain, segment: Segment, copy: str) -> tuple[Segment
     They reach from its beginning to its end; if transactions continue in other segments, some more follow. Raises
     NotRebuildableError if the archive does not cover the segment's range of WAL.
     """
-    begin: int = chain.bases[copy]
+    begin: int = chain.archive_begin(copy)
     if begin > segment.after:
         raise NotRebuildableError(
             f"the archive of {copy} begins at {Lsn(begin)}, after the beginning of the segment at {segment.after}"
         )
     others, before = chain.segments(copy), segment_before(chain, segment)
-    ended = max((other.through for other in others), default=chain.bases[copy])
+    ended = max((other.through for other in others), default=chain.archive_begin(copy))
     if ended < segment.through:
         raise NotRebuildableError(f"the archive of {copy} ends at {ended}, before the segment at {segment.through}")
     # A segment that ends inside a transaction ends, like all that contain parts of the transaction, where it begins.

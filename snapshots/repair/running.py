@@ -27,12 +27,13 @@ from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
-from cutline.snapshots.operations.settling import settle_repair
+from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.snapshots.records.documents import ManifestError, unseal
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import REPAIR, Intent
-from cutline.snapshots.records.proven_chains import check_name, read_chain
+from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.repair_records import (
     INTACT,
     Repair,
@@ -109,7 +110,7 @@ def settle_repairs(fleet: Fleet, name: str, progress: Progress) -> None:
     read_identity(store, fleet)
     for intent in read_open_intents(store, skips_unreadable=True):
         if (intent.kind, intent.snapshot) == (REPAIR, name):
-            settle_repair(store, intent, progress)
+            settle_in_store(store, intent, progress)
 
 
 def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Progress) -> RepairReport:
@@ -195,7 +196,7 @@ def _unrecorded_error(name: str, problem: SnapshotError) -> SnapshotError:
 
 def _read_again(store: ObjectStore, plan: RepairPlan, planned: Chain) -> Chain:
     """Read the chain under the lease; raise RepairOutdatedError if it was repaired since the plan was made."""
-    chain = read_chain_lists(store, read_chain(store, planned.name))
+    chain = read_chain_lists(store, read_from_merge(store, planned.name))
     if (
         chain.applied.repairs == planned.applied.repairs
         and next_repair_number(store, planned.name) == plan.number
@@ -254,10 +255,17 @@ def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: R
             if step.method is Method.PUT_BACK:
                 report.put_back.append(_put_back(work, plan.other, step))
             else:
-                report.replaced.append(_replace(work, chain, intent, plan.other, step))
+                report.replaced.append(_of_merge(chain, _replace(work, chain, intent, plan.other, step)))
         except NotRebuildableError as error:
             report.unrepaired += [Unrepairable(damage.key, str(error)) for damage in step.damages]
         work.progress.advance(1)
+
+
+def _of_merge(chain: Chain, replacement: Replacement) -> Replacement:
+    """Return the replacement with the merge that lists the replaced objects, if the chain begins with one."""
+    if chain.beginning is None or replacement.increment > chain.full.increment:
+        return replacement
+    return structs.replace(replacement, merge=chain.beginning.merge.digest)
 
 
 def _put_back(work: Work, other: SecondStore | None, step: RepairStep) -> str:
@@ -335,7 +343,7 @@ def _new_repair(chain: Chain, intent: Intent, number: int, replaced: Iterable[Re
         snapshot=chain.name,
         number=number,
         operation=intent.operation,
-        chain=chain.full.operation,
+        chain=chain.full.chain,
         made_at=current_time(),
         by=own_label(REPAIR, chain.name),
         previous=earlier[-1].digest if earlier else "",

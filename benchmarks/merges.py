@@ -1,0 +1,112 @@
+"""Measure merges over 1, 10, 100 … increments, and restores before and after: seconds, processor time, peak memory.
+
+There is one shard with a standby, with realistic rows of which nine in ten never change. Before every increment, some
+rows of the rest change. Every command is a process of its own, so its memory is its own as well. The memory is that of
+its largest process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psycopg
+
+from cutline.embedded.fleet import start_fleet, stop_fleet
+
+SIZES = (1, 10, 100)
+NAME, ROWS, CHANGED = "chain", 1_000_000, 5000
+COMMAND = (sys.executable, "-c", "from cutline.cli.main import main; main()")
+TABLES = f"""
+CREATE TABLE item (id int PRIMARY KEY, n int, text text);
+INSERT INTO item SELECT n, 0, repeat(md5(n::text), 3) FROM generate_series(1, {ROWS}) AS n;
+CREATE TABLE log (id int, text text);
+ALTER TABLE log REPLICA IDENTITY FULL;
+INSERT INTO log SELECT n, md5(n::text) FROM generate_series(1, {ROWS // 10}) AS n;
+"""
+
+
+def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
+    """Take increments until the chain reaches the last size; at each size, yield one row per command.
+
+    A merge removes what lies before it, so each is over the increments since the one before.
+    """
+    with tempfile.TemporaryDirectory(prefix="cutline-merges-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        servers = start_fleet(folder / "fleet", shards=1, backups=1, settings={"fsync": "off"})
+        try:
+            (dsn,) = servers.dsns()
+            _execute(dsn, TABLES)
+            fleet = servers.fleet_toml
+            target = fleet.with_name("target.toml")
+            target.write_text(fleet.read_text().replace("/bank", "/back"))
+            _run(fleet, "init")
+            _run(fleet, "create", NAME)
+            number = 0
+            for size in sizes:
+                for _ in range(size):
+                    number += 1
+                    _change(dsn, number)
+                    _run(fleet, "create", NAME, "--incremental")
+                restore = ("restore", NAME, "--to", str(target), "--replace", "--yes")
+                for label, words in (
+                    ("restore before", restore),
+                    ("merge", ("merge", NAME)),
+                    ("restore after", restore),
+                    ("check after", ("check", NAME)),
+                    ("drop", ("merge", NAME, "--drop-earlier", "--yes")),
+                ):
+                    yield {"increments": size, "command": label, **_run(fleet, *words)}
+        finally:
+            stop_fleet(folder / "fleet", delete=True)
+
+
+def _change(dsn: str, number: int) -> None:
+    # The rows of one in ten pages change, again and again.
+    first = (number * CHANGED) % (ROWS // 10)
+    _execute(dsn, f"UPDATE item SET n = {number} WHERE id BETWEEN {first} AND {first + CHANGED - 1}")
+    _execute(dsn, f"INSERT INTO log SELECT {number}, md5(n::text) FROM generate_series(1, 500) AS n")
+
+
+def _run(fleet: Path, *words: str) -> dict[str, object]:
+    """Run a command; return its seconds, its processor time, and the peak memory of its largest process."""
+    began = time.monotonic()
+    with subprocess.Popen(
+        [*COMMAND, "--fleet", str(fleet), "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        output = process.stdout.read() if process.stdout else b""
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    document = json.loads(output)
+    if process.returncode not in (0, 4):
+        raise RuntimeError(f"{' '.join(words)}: {document}")
+    counted = {name: document[name] for name in ("objects", "carried_objects", "bytes") if name in document}
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "CPU seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "peak MiB": usage.ru_maxrss >> 10,
+        **(counted if words[0] == "merge" else {}),
+    }
+
+
+def _execute(dsn: str, statements: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(statements.encode())
+
+
+def main() -> None:
+    """Print a row for each command and size; the optional argument limits the number of increments."""
+    most = int(sys.argv[1]) if len(sys.argv) > 1 else SIZES[-1]
+    for row in measure_merges([size for size in SIZES if size <= most]):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

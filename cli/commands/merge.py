@@ -1,0 +1,200 @@
+"""`snapshot merge`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from cutline.check.merged_base import prove_merge
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.output.activity import activity
+from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
+from cutline.cli.output.failure import DONE, REFUSED
+from cutline.cli.output.results import answer, emit, progress, show_preview
+from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.config import Fleet
+from cutline.snapshots.fold.amounts import amount_of_copies
+from cutline.snapshots.merge.running import MergePlan, MergeReport, plan_merge, run_merge
+from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects, plan_drop
+from cutline.spark.on_demand import SparkOnDemand
+
+SCHEMA = "cutline/merge/1"
+
+
+@or_in_background
+def merge(
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=complete_snapshots,
+            help="The full name of the snapshot; templates are not accepted.",
+        ),
+    ],
+    *,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", metavar="N", min=0, help="The increment at which to begin. Default: the newest."),
+    ] = None,
+    drop_earlier: Annotated[
+        bool,
+        typer.Option(
+            "--drop-earlier",
+            help="Then give up all restore points before the newest merge, and remove the objects that only they need.",
+        ),
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a full snapshot of an increment from the store alone, so that later restores begin there.
+
+    The chain is folded to the increment, and a base of every copy is written. It is read back, and compared with the
+    chain. Only then does the chain begin at the increment: restores and checks of it, and of later increments, no
+    longer read what lies before. Earlier increments can still be restored, unless --drop-earlier removes what they
+    need. Needs the store, but no node.
+
+    Exit codes: 0 if the chain begins at the increment now, or did so before; 1 if the new base is not equal to the
+    chain, or an object can't be read; 3 if there is nothing to merge. Except for 0, nothing was changed.
+    """
+    confirmation = require_confirmation(context, "merge", yes=yes or dry_run or not drop_earlier)
+    fleet = command_context(context).load_fleet()
+    with SparkOnDemand(fleet, f"merge {name}") as spark:
+        if dry_run:
+            with progress(context) as shown:
+                plan = plan_merge(fleet, name, to, shown)
+            lines = plan_lines(plan)
+            if drop_earlier:
+                lines.append(f"give up the restore points before increment {plan.increment}, and remove their objects")
+            answer(context, plan_document(plan), [*lines, "nothing was changed"])
+            return
+        with activity(context, fleet, "merge", name) as shown:
+            report = run_merge(fleet, plan_merge(fleet, name, to, shown), spark, shown, prove_merge)
+    document, lines, code = document_of(report), lines_of(report), DONE
+    if drop_earlier:
+        dropped = _drop(context, fleet, report, confirmation)
+        document["dropped"], lines = dropped.to_json(), [*lines, *dropped.lines]
+        code = REFUSED if dropped.refused else DONE
+    emit(context, document, lines, code=code)
+    if code:
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """What was removed, and the reasons for which the store refused to remove objects, by key."""
+
+    plan: DropPlan
+    refused: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        total = self.plan.total
+        return {
+            "increments": list(self.plan.points),
+            "objects": total.objects - len(self.refused),
+            "bytes": total.size_bytes,
+            "refused": [{"object": key, "why": why} for key, why in self.refused.items()],
+        }
+
+    @property
+    def lines(self) -> list[str]:
+        done = f"removed: {_drop_text(self.plan)}"
+        return [done, *(f"warning: {key} could not be removed: {why}" for key, why in self.refused.items())]
+
+
+def _drop_text(plan: DropPlan) -> str:
+    objects, size = quantity_text(plan.total.objects, "objects"), size_text(plan.total.size_bytes)
+    return f"{quantity_text(len(plan.points), 'restore points')} before increment {plan.first}, {objects} ({size})"
+
+
+def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> _Dropped:
+    """Remove what lies before the newest merge, after a confirmation at a terminal."""
+    store, name = fleet.store.open(), report.merge.snapshot
+    plan = plan_drop(store, name)
+    line = f"remove: {_drop_text(plan)}; they can't be restored any more"
+    if confirmation.is_given:
+        show_preview(context, [line])
+    else:
+        confirmation.ask([line], f"permanently remove these from {name}?")
+    with progress(context) as shown:
+        return _Dropped(plan, drop_earlier_objects(store, plan, report.operation, shown))
+
+
+def plan_document(plan: MergePlan) -> dict[str, Any]:
+    """Return the JSON output of `--dry-run`."""
+    chain = plan.chain
+    return {
+        "schema": SCHEMA,
+        "dry_run": True,
+        "snapshot": chain.name,
+        "increment": plan.increment,
+        "from_increment": chain.full.increment,
+        "is_merged": plan.existing is not None,
+        "nodes": list(plan.nodes),
+        "absent": sorted(chain.absent),
+        **_read_of(plan),
+    }
+
+
+def _read_of(plan: MergePlan) -> dict[str, int]:
+    segments = [segment for node in plan.nodes for segment in plan.chain.segments(node)]
+    amount = amount_of_copies(plan.chain, plan.nodes)
+    return {"segments": len(segments), "changes": sum(segment.changes for segment in segments), "rows": amount.rows}
+
+
+def plan_lines(plan: MergePlan) -> list[str]:
+    """Return the human-readable plan."""
+    chain, number = plan.chain, plan.increment
+    if plan.existing is not None:
+        return [f"{chain.name} begins at increment {number} already: operation {plan.existing.operation}"]
+    found = _read_of(plan)
+    first = chain.full.increment
+    base = f"the merge at increment {first}" if first else "the full snapshot"
+    lines = [
+        f"merge {chain.name} to increment {number}, from {base} on: {quantity_text(len(plan.nodes), 'copies')} with"
+        f" {quantity_text(found['changes'], 'changes')} in {quantity_text(found['segments'], 'segments')}"
+    ]
+    if chain.absent:
+        lines.append(f"carried as they are, because the increment leaves them out: {', '.join(sorted(chain.absent))}")
+    return lines
+
+
+def document_of(report: MergeReport) -> dict[str, Any]:
+    """Return the command's JSON output."""
+    merge = report.merge
+    counts = merge.counts
+    return {
+        "schema": SCHEMA,
+        "dry_run": False,
+        "snapshot": merge.snapshot,
+        "increment": merge.increment,
+        "operation": report.operation,
+        "is_new": report.is_new,
+        "seconds": round(report.seconds, 3),
+        "rows": counts["rows"],
+        "bytes": counts["bytes"],
+        "objects": counts["objects"],
+        "carried_objects": counts["carried_objects"],
+        "carried_bytes": counts["carried_bytes"],
+    }
+
+
+def lines_of(report: MergeReport) -> list[str]:
+    """Return the human-readable output."""
+    merge = report.merge
+    counts = merge.counts
+    if not report.is_new:
+        return [f"{merge.snapshot} begins at increment {merge.increment} already: operation {report.operation}"]
+    objects, rows = quantity_text(counts["objects"], "objects"), quantity_text(counts["rows"], "rows")
+    carried = f"{counts['carried_objects']:,} ({size_text(counts['carried_bytes'])})"
+    return [
+        f"{merge.snapshot} begins at increment {merge.increment} now: {rows} in {objects}"
+        f" ({size_text(counts['bytes'])}), of which {carried} are those of earlier base copies;"
+        f" {seconds_text(report.seconds)}",
+        f"to check it: snapshot check {merge.snapshot} --increment {merge.increment}",
+    ]

@@ -1,0 +1,300 @@
+"""Write the base of one node's copy at a chain's last cut.
+
+An object of an earlier base copy is carried, that is, listed again, if all of its rows are part of the state. Of other
+objects, the rows that are still part of the state are written to new objects, in the schema at the cut; so are the rows
+that changes have produced. An object whose tables have not changed is not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.python_workers import map_batches
+from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, OBJECT_BYTES
+from cutline.snapshots.base_copy.row_writer import RowWriter
+from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
+from cutline.snapshots.fold.fold import Fold, fold, fold_in_driver, long_image_reader
+from cutline.snapshots.fold.sources import (
+    PROBLEM,
+    BaseSource,
+    Sources,
+    converted_to_cut,
+    open_object,
+    problem_of,
+    read_row_group,
+    sources_of,
+)
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import StoredObject
+from cutline.snapshots.records.documents import base_prefix
+from cutline.snapshots.repair.work import Work
+from cutline.spark.sent_values import broadcast
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# The rows that changes have produced are written by one Spark task for this many changes.
+CHANGES_PER_TASK = 1_000_000
+# An object is written again if so few of its rows are still in tables that exist.
+LIVE_SHARE_MIN = 0.5
+WRITTEN_ROWS = "object string"
+WRITTEN_SCHEMA = pa.schema([("object", pa.string())])
+
+
+class ChangesIncompleteError(RefusedError):
+    """A change needs an earlier image of its row, and the chain does not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBase:
+    """The objects of a node's base: those that were `written`, and those of earlier base copies that are `carried`."""
+
+    written: tuple[StoredObject, ...]
+    carried: tuple[StoredObject, ...]
+
+    @property
+    def objects(self) -> tuple[StoredObject, ...]:
+        """All objects of the base."""
+        return (*self.carried, *self.written)
+
+
+def write_base(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
+    """Store the base of the node at the chain's last cut, under keys of `operation`.
+
+    Raises ObjectDamagedError if an object can't be read, ChangesIncompleteError, and any error of the store.
+    """
+    sources = sources_of(chain, (node,), work.location.open())
+    folded = fold_in_driver(sources, work.location) or fold(work.session(), sources, work.location)
+    try:
+        if folded.problems:
+            raise error_of(folded.problems[0])
+        changed = dict(folded.changed.get(0, {}))
+        carried, to_read = _choose(sources, changed)
+        beginning = f"{base_prefix(chain.name, node, operation)}/part"
+        written = list(_write_images(chain, node, folded, sources, work, f"{beginning}-images"))
+        for report in _rewrite(work, node, beginning, changed, to_read):
+            written += report.written
+            carried += report.carried
+    finally:
+        folded.release()
+    return NewBase(tuple(written), tuple(carried))
+
+
+def _choose(sources: Sources, changed: Mapping[int, Keys]) -> tuple[list[StoredObject], list[BaseSource]]:
+    """Return the objects that are carried without reading them, and those that have to be read.
+
+    Objects of tables that no longer exist, or were copied again, are in neither.
+    """
+    carried: list[StoredObject] = []
+    to_read: list[BaseSource] = []
+    for base in sources.bases:
+        if not base.groups:
+            continue
+        if base.groups.isdisjoint(changed.keys() | base.truncated) and _is_mostly_live(base):
+            carried.append(_stored(base))
+        else:
+            to_read.append(base)
+    return carried, to_read
+
+
+def _is_mostly_live(base: BaseSource) -> bool:
+    """Whether most of the object's rows are in tables that exist at the cut."""
+    if base.mapping is None:
+        return True
+    live = sum(count for number, count in base.rows.items() if base.mapping.number_of(number) is not None)
+    return live >= LIVE_SHARE_MIN * sum(base.rows.values())
+
+
+def _stored(base: BaseSource) -> StoredObject:
+    source = base.source
+    return StoredObject(source.key, BASE_KIND, source.node, source.size, source.digest, dict(base.rows))
+
+
+BASE_KIND = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class _RewriteTask:
+    """Objects to read, and the beginning of the keys of new objects; `changed` is a broadcast of the changed keys."""
+
+    bases: tuple[BaseSource, ...]
+    changed: Any
+    node: str
+    beginning: str
+    location: StoreLocation
+
+    @property
+    def size(self) -> int:
+        """The bytes of the objects to read."""
+        return sum(base.source.size for base in self.bases)
+
+
+@dataclass(frozen=True, slots=True)
+class _RewriteReport:
+    """The new objects and the carried ones, or the error that ended the task."""
+
+    written: tuple[StoredObject, ...] = ()
+    carried: tuple[StoredObject, ...] = ()
+    problem: ErrorReport | None = None
+
+
+def _rewrite(
+    work: Work, node: str, beginning: str, changed: Mapping[int, Keys], bases: Sequence[BaseSource]
+) -> list[_RewriteReport]:
+    size = sum(base.source.size for base in bases)
+    rows = sum(sum(base.rows.values()) for base in bases)
+
+    def tasks(known: Any) -> list[_RewriteTask]:
+        shares = enumerate(_share(bases), start=1)
+        return [_RewriteTask(some, known, node, f"{beginning}-{number:06d}", work.location) for number, some in shares]
+
+    return work.run(_rewrite_objects, tasks, dict(changed), lambda task: task.size, is_local=work.is_local(size, rows))
+
+
+def _share(bases: Sequence[BaseSource]) -> list[tuple[BaseSource, ...]]:
+    """Divide the objects so that each share has about the bytes of one object."""
+    size = sum(base.source.size for base in bases)
+    count = min(max(size // OBJECT_BYTES, 1), max(len(bases), 1))
+    largest_first = sorted(bases, key=lambda base: (-base.source.size, base.source.key))
+    return [share for number in range(count) if (share := tuple(largest_first[number::count]))]
+
+
+def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
+    """Write the rows of the task's objects that are part of the state, unless all rows of an object are."""
+    rows, carried = RowWriter.of(task.location, task.node, task.beginning), list[StoredObject]()
+    store, changed = task.location.open(), task.changed.value
+    try:
+        for base in task.bases:
+            file = open_object(store, base.source)
+            if _is_mostly_live(base) and _is_unchanged(file, base, changed):
+                carried.append(_stored(base))
+                continue
+            for batch in _batches(file, base):
+                valid = find_valid_rows(batch, base, changed)
+                if valid.any():
+                    rows.add(pa.Table.from_batches([batch]).filter(to_mask(valid)))
+        rows.close()
+    except SnapshotError as error:
+        return _RewriteReport(problem=report_of(error))
+    return _RewriteReport(rows.stored, tuple(carried))
+
+
+def _is_unchanged(file: Any, base: BaseSource, changed: Mapping[int, Keys]) -> bool:
+    return all(find_valid_rows(batch, base, changed).all() for batch in _batches(file, base))
+
+
+def _batches(file: Any, base: BaseSource) -> Iterator[pa.RecordBatch]:
+    """Read an object from `open_object` in the schema at the cut; compare its rows with its entry."""
+    counted: dict[int, int] = {}
+    for number in range(file.num_row_groups):
+        table = read_row_group(file, number, base.source, BASE_SCHEMA)
+        groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
+        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            counted[group] = counted.get(group, 0) + count
+        for converted in converted_to_cut(table, base):
+            yield from converted.to_batches()
+    if counted != {group: count for group, count in base.rows.items() if count}:
+        detail = f"it contains rows {counted} instead of {dict(base.rows)}"
+        raise ObjectDamagedError(key=base.source.key, kind="rows", node=base.source.node, detail=detail)
+
+
+def _write_images(
+    chain: Chain, node: str, folded: Fold, sources: Sources, work: Work, beginning: str
+) -> Iterator[StoredObject]:
+    """Write the rows that changes have produced."""
+    if folded.local is not None:
+        rows = RowWriter.of(work.location, node, beginning)
+        for table in _parts(folded.local):
+            _check_images(chain, node, table)
+            rows.add(table.select(BASE_SCHEMA.names).cast(BASE_SCHEMA))
+        rows.close()
+        yield from rows.stored
+    reader, columns = long_image_reader(sources, work.location), [*BASE_SCHEMA.names]
+    frames: list[DataFrame] = []
+    if folded.images is not None:
+        count = max(sources.changes // CHANGES_PER_TASK, 1)
+        ordered = folded.images.select(*columns).repartition(count, "group", "partition").sortWithinPartitions("group")
+        frames.append(map_batches(ordered, _writing(work.location, node, beginning), WRITTEN_ROWS))
+    if folded.long_images is not None:
+        sent = broadcast(folded.long_images.sparkSession, reader)
+        write = _writing(work.location, node, f"{beginning}-long")
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from write(batch.select(columns) for batch in sent.value.read_images(batches))
+
+        frames.append(map_batches(folded.long_images, read, WRITTEN_ROWS))
+    for frame in frames:
+        with work.showing_stages():
+            found = [json.loads(row["object"]) for row in frame.collect()]  # bounded by the objects
+        for one in found:
+            if "problem" in one:
+                raise error_of(one["problem"])
+            if "group" in one:
+                raise _incomplete_error(chain, node, one["group"], one["rows"])
+        for one in found:
+            yield StoredObject(**{**one, "rows": {int(number): rows for number, rows in one["rows"].items()}})
+
+
+PART_ROWS = 1 << 17
+
+
+def _parts(table: pa.Table) -> Iterator[pa.Table]:
+    for first in range(0, len(table), PART_ROWS):
+        yield table.slice(first, PART_ROWS)
+
+
+def _check_images(chain: Chain, node: str, table: pa.Table) -> None:
+    problems = table.filter(pc.equal(table["group"], PROBLEM))
+    for row in problems.slice(0, 1).to_pylist():
+        if (report := problem_of(row["row"])) is not None:
+            raise error_of(report)
+        raise _incomplete_error(chain, node, row["partition"], len(problems))
+
+
+def _incomplete_error(chain: Chain, node: str, number: int, rows: int) -> ChangesIncompleteError:
+    names = {group.number: group.name for group in chain.groups(node)}
+    table = names.get(number, f"number {number}")
+    return ChangesIncompleteError(
+        f"node {node}: the earlier images that are needed to apply the changes to {rows:,} rows of table {table} are"
+        " missing from the snapshot; nothing was merged",
+        hint=f"see what is wrong: snapshot check {chain.name}",
+        details={"snapshot": chain.name, "node": node, "group": table},
+    )
+
+
+def _writing(location: StoreLocation, node: str, beginning: str) -> Any:
+    """Return a function for a task that writes images (BASE_SCHEMA) to objects, and yields what it has stored."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = RowWriter.of(location, node, beginning)
+        found: list[dict[str, Any]] = []
+        try:
+            for batch in batches:
+                table = pa.Table.from_batches([batch]).cast(BASE_SCHEMA)
+                problems = table.filter(pc.equal(table["group"], PROBLEM))
+                for row in problems.slice(0, 1).to_pylist():
+                    report = problem_of(row["row"])
+                    found.append({"problem": report} if report else {"group": row["partition"], "rows": len(problems)})
+                if len(table) and not found:
+                    rows.add(table)
+            if not found:
+                rows.close()
+        except SnapshotError as error:
+            found.append({"problem": report_of(error)})
+        if not found:
+            found = [{name: getattr(stored, name) for name in StoredObject.__struct_fields__} for stored in rows.stored]
+        texts = pa.array([json.dumps(one) for one in found], pa.string())
+        yield pa.record_batch([texts], schema=WRITTEN_SCHEMA)
+
+    return write

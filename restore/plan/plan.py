@@ -70,7 +70,8 @@ class RestorePlan:
     `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
     obstacles. `next_cut`: the time of the first cut after the requested time. `exact`: the state of `chain`, unless it
     is that of a cut. `doubts`: reasons in the records not to trust the snapshot. `superusers`: the superusers who do
-    what the restoring role may not; None if that role does everything. `decided`: the earlier restores with a decision, newest first. `spark_master`: where jobs run.
+    what the restoring role may not; None if that role does everything. `decided`: the earlier restores with a decision,
+    newest first. `spark_master`: where jobs run.
     """
 
     request: RestoreRequest

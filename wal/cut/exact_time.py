@@ -13,11 +13,12 @@ the lowest positions that satisfy it. So it never needs WAL beyond the later cut
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
@@ -100,8 +101,22 @@ def resolve_at(
         for node, cut in earlier.items()
     }
     cut = resolve(windows)
+    cut = replace(cut, nodes=tuple(_without_rolled_back(one, earlier[one.node]) for one in cut.nodes))
     nodes = tuple(_describe(windows[one.node], one, earlier[one.node], microseconds, moment) for one in cut.nodes)
     return CutAtTime(cut, nodes)
+
+
+def _without_rolled_back(cut: NodeCut, earlier: NodeCut) -> NodeCut:
+    """Correct what is in doubt: the earlier cut left out what was rolled back before its finish marker.
+
+    A ROLLBACK PREPARED may come after the position, although it comes before that marker. No other cut's position
+    precedes the marker of the cut before it.
+    """
+    rolled_back = set(earlier.rolled_back)
+    in_doubt = tuple(
+        structs.replace(one, is_included=one.is_included and one.lsn not in rolled_back) for one in cut.in_doubt
+    )
+    return structs.replace(cut, in_doubt=in_doubt)
 
 
 def position_at(events: pa.Table, earlier: Lsn, later: Lsn, microseconds: int) -> Lsn:

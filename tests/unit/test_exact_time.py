@@ -34,8 +34,8 @@ Event = tuple[str, int, int] | tuple[str, int, int, str]
 def events(*found: Event) -> pa.Table:
     rows = [
         {
-            "lsn": lsn, "end_lsn": lsn + 10, "seq": at, "xid": number, "global_id": gid[0] if gid else None,
-            "op": ord(op), "group": 0, "partition": -1, "key": b"", "row": b"",
+            "lsn": lsn, "end_lsn": lsn + 10, "seq": at, "xid": ord(gid[0]) if gid else 1000 + number,
+            "global_id": gid[0] if gid else None, "op": ord(op), "group": 0, "partition": -1, "key": b"", "row": b"",
         }
         for number, (op, lsn, at, *gid) in enumerate(found)
     ]  # fmt: skip
@@ -119,7 +119,7 @@ def chain_of(*times: tuple[float, float]) -> Chain:
 
 
 def found(chain: Chain, number: float) -> ExactPoint:
-    return find_exact_point(InMemoryStore(), chain, minute(number))
+    return find_exact_point(InMemoryStore("memory://timed"), chain, minute(number))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.exact_time import CutAtTime, NodeAtTime, resolve_at
+from cutline.wal.cut.resolve import GlobalIdReusedError
 from cutline.wal.cut.safe_time import later, safe_time_of_nodes
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, read_events
@@ -89,7 +90,11 @@ def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> Exac
     chain = whole.up_to(after.increment)
     earlier, later_cuts = before.cut.by_node, after.cut.by_node
     events = _read_events(store, chain, earlier, later_cuts)
-    resolved = resolve_at(earlier, later_cuts, events, moment)
+    try:
+        resolved = resolve_at(earlier, later_cuts, events, moment)
+    except GlobalIdReusedError as error:
+        error.hint = f"restore another time, or an increment without --exact; for later snapshots: {error.hint}"
+        raise
     between = chain.commits[before.increment :]
     skew_seconds = max(commit.cut.skew_seconds for commit in between)
     commit = _commit_at(after, resolved, moment, skew_seconds)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cutline.cli.output.tables import FittingTable, count_text, quantity_text
+from cutline.cli.output.tables import FittingTable, count_text, quantity_text, time_text
 from cutline.fleet.messages import list_some
 from cutline.fleet.record import Time
 from cutline.snapshots.records.proven_chains import cut_time, point_label
@@ -59,8 +59,9 @@ def exact_plan_lines(point: ExactPoint) -> list[str]:
     """Return the lines of a restore's plan: which state it is, and what limits its exactness."""
     before, after = point.before, point.after
     return [
-        f"state: at {exact_text(point.moment)} by each node's clock, between {point_label(before.increment)}"
-        f" ({exact_text(cut_time(before))}) and {point_label(after.increment)} ({exact_text(cut_time(after))})",
+        f"state: at {exact_text(point.moment)} by each node's clock",
+        f"between the cuts of {point_label(before.increment)}, {time_text(cut_time(before))}, and"
+        f" {point_label(after.increment)}, {time_text(cut_time(after))}",
         *limit_lines(point),
     ]
 
@@ -109,9 +110,10 @@ def exact_lines(point: ExactPoint) -> list[str | RenderableType]:
         )
         for node in point.nodes
     ]
-    state, *limits = exact_plan_lines(point)
+    state, between, *limits = exact_plan_lines(point)
     lines: list[str | RenderableType] = [
         f"{name}, {state}",
+        between,
         "",
         FittingTable(TITLES, rows, NUMBERS, IMPORTANT),
         "",

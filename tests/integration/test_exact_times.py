@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
 
 NAME, BACK = "timed", "timed_back"
-INCREMENTS = 12 if SOAK_SECONDS else 3
+INCREMENTS, BACKUPS = (12, 1) if SOAK_SECONDS else (2, 0)
 # How many times are folded, and how many of these are also restored.
 FOLDED, RESTORED = (200, 5) if SOAK_SECONDS else (6, 1)
 TEARS_TRIED = 200
@@ -177,17 +177,25 @@ class Folding:
         return found
 
     def fold(self, point: ExactPoint) -> list[Lines]:
-        return [
-            self.stored[node].at(point.chain.position(node), point.chain.excluded(node))
-            for node in point.chain.full.primaries
-        ]
+        return [self._fold(point, node) for node in point.chain.full.primaries]
+
+    def check_standbys(self, point: ExactPoint, shards: list[Lines]) -> None:
+        """Assert that the standbys' copies have the same rows as their primaries'."""
+        expected = dict(zip(point.chain.full.primaries, shards, strict=True))
+        standbys = {node: primary for node, primary in point.chain.full.parts.items() if primary}
+        assert len(standbys) == BACKUPS * len(shards)
+        for node, primary in standbys.items():
+            assert self._fold(point, node) == expected[primary], node
+
+    def _fold(self, point: ExactPoint, node: str) -> Lines:
+        return self.stored[node].at(point.chain.position(node), point.chain.excluded(node))
 
 
-@pytest.mark.timeout(max(600, SOAK_SECONDS + 900))
+@pytest.mark.timeout(3600 if SOAK_SECONDS else 600)
 def test_states_at_random_times_tear_nothing_and_have_what_was_committed_by_then(
     fleet_factory: FleetFactory, tmp_path: Path, spark: SparkSession
 ) -> None:
-    embedded = fleet_factory(shards=2, settings={"track_commit_timestamp": "on"})
+    embedded = fleet_factory(shards=2, backups=BACKUPS, settings={"track_commit_timestamp": "on"})
     fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     runs, dsns, chance = Runs(fleet, Ready(spark)), embedded.dsns(), random.Random(SEED)
     for dsn in dsns:
@@ -204,7 +212,7 @@ def test_states_at_random_times_tear_nothing_and_have_what_was_committed_by_then
             workload.calendar.cuts += 1
     store = fleet.store.open()
     chain = read_chain_lists(store, read_chain(store, NAME))
-    folding = Folding(store, chain, {node: StoredShard.read(store, chain, node) for node in chain.full.primaries})
+    folding = Folding(store, chain, {node: StoredShard.read(store, chain, node) for node in chain.full.parts})
     times = [commit_times(dsn) for dsn in dsns]
 
     def steady(moment: datetime) -> float:
@@ -215,6 +223,7 @@ def test_states_at_random_times_tear_nothing_and_have_what_was_committed_by_then
     for number, moment in enumerate(draw_moments(chain, chance, FOLDED)):
         point = folding.point(moment)
         shards = folding.fold(point)
+        folding.check_standbys(point, shards)
         state = chains_of(shards)
         found = [*find_faults(state), *bank_faults(shards), *time_faults(point, shards, times)]
         faults += [f"CUTLINE_SEED={SEED}: {moment.isoformat()}: {fault}" for fault in found]

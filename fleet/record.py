@@ -42,6 +42,11 @@ class Time(str):
         return cls.parse(moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"))
 
     @classmethod
+    def exactly(cls, moment: datetime) -> Time:
+        """Format `moment` to the microsecond, as PostgreSQL does; raise ValueError if it has no time zone."""
+        return cls.parse(moment.isoformat(timespec="microseconds").replace("+00:00", "Z"))
+
+    @classmethod
     def parse(cls, text: str) -> Time:
         """Parse the time in `text`; raise ValueError if it is invalid."""
         return _parse_time(text)

@@ -15,6 +15,7 @@ from cutline.cli.output.arguments import (
     AllowRefusedDdl,
     At,
     CreateRoles,
+    Exact,
     Increment,
     NoOwner,
     RoleMap,
@@ -54,6 +55,7 @@ def drill(
     *,
     increment: Increment = None,
     at: At = None,
+    exact: Exact = False,
     to: OwnServers = None,
     create_roles: CreateRoles = False,
     no_owner: NoOwner = False,
@@ -76,7 +78,7 @@ def drill(
             hint="omit them: the temporary servers get the snapshot's roles",
         )
     own = load_target(to, source) if to else None
-    name, moment = newest_name(source, name), parse_at(at, increment)
+    name, moment = newest_name(source, name), parse_at(at, increment, exact=exact)
     request = RestoreRequest(
         name,
         increment,
@@ -85,6 +87,7 @@ def drill(
         use_backup_copies=use_backup_copies,
         allow_refused_ddl=allow_refused_ddl,
         scope=RestoreScope(no_owner=no_owner, role_map=roles),
+        exact=exact,
     )
     check_options(request)
     with naming_target(to, name), leaving_metrics(context, source, "drill", metrics):

@@ -19,6 +19,7 @@ from cutline.cli.output.arguments import (
     CreateRoles,
     DataOnly,
     DryRun,
+    Exact,
     GroupsOrMoves,
     Increment,
     NoDatabaseSettings,
@@ -64,6 +65,7 @@ def restore(
     *,
     increment: Increment = None,
     at: At = None,
+    exact: Exact = False,
     to: To = None,
     group: GroupsOrMoves = None,
     schema: Schemas = None,
@@ -104,9 +106,19 @@ def restore(
         analyze=analyze,
         no_database_settings=no_database_settings,
     )
-    name, moment = newest_name(source, name), parse_at(at, increment)
+    name, moment = newest_name(source, name), parse_at(at, increment, exact=exact)
     request = RestoreRequest(
-        name, increment, moment, groups, routes, replace, create_roles, use_backup_copies, allow_refused_ddl, scope
+        name,
+        increment,
+        moment,
+        groups,
+        routes,
+        replace,
+        create_roles,
+        use_backup_copies,
+        allow_refused_ddl,
+        scope,
+        exact=exact,
     )
     check_options(request)
     with naming_target(to, name):
@@ -206,7 +218,7 @@ def _run_restore(
         error.details["file"] = path
         error.hint = f"{line}\n{error.hint}"
         raise
-    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd())
+    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd(), report.exact)
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
     others = list(in_doubt)

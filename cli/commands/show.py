@@ -12,6 +12,7 @@ import typer
 from cutline.cli.commands.list import entry_document
 from cutline.cli.commands.report import figures_document
 from cutline.cli.output.arguments import (
+    ExactAt,
     Increment,
     RecoveryPlan,
     SnapshotName,
@@ -20,7 +21,9 @@ from cutline.cli.output.arguments import (
     Transactions,
     Verifiers,
     command_context,
+    parse_at,
 )
+from cutline.cli.output.exact_point import exact_document, exact_lines
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.recovery import plan_lines, transaction_lines
 from cutline.cli.output.renewed import renewed_document, renewed_lines
@@ -51,7 +54,7 @@ from cutline.restore.targets.databases import without_record
 from cutline.snapshots.ddl.extension_tables import ConfigurationRows, read_extension_rows
 from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.listing.figures import read_figures_of
-from cutline.snapshots.listing.listing import Entry, show_snapshot
+from cutline.snapshots.listing.listing import Entry, read_restorable, show_snapshot
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_recovery
 from cutline.snapshots.records.chain import Chain
@@ -64,6 +67,8 @@ from cutline.storage.store import ObjectStore
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from cutline.snapshots.listing.exact_point import ExactPoint
 
 SCHEMA = "cutline/show/1"
 # Matches a quoted name or constant. Its quantifiers are possessive: a constant may be many megabytes long, and a
@@ -92,6 +97,7 @@ def show(
     name: SnapshotName,
     *,
     increment: Increment = None,
+    at: ExactAt = None,
     transactions: Transactions = False,
     recovery_plan: RecoveryPlan = False,
     statements: Statements = False,
@@ -105,8 +111,20 @@ def show(
     Increments: "took" is the duration of the command, and "cut" is that of the cut; "changes" and "transactions" come
     from the WAL; "global" counts the transactions with a global id, and "in flight" those that were in flight at the
     cut; "positions" are the WAL positions of the cut.
+
+    With --at: the state that `restore --at TIME --exact` restores. "position" is the WAL position of the state, "last
+    commit" the time of the last commit before it. "early" counts transactions that are included although the node
+    committed them later: other nodes had committed them, or they precede such a transaction. "late" counts transactions
+    that are not included although the node's clock showed TIME or less, because they follow one with a later time.
+    "undecided" counts prepared transactions that are not included.
     """
     options = command_context(context)
+    moment = parse_at(at, increment)
+    if moment and (statements or timeline):
+        raise UsageError(
+            "--at shows a state between two cuts, which has no statements and no timeline of its own",
+            hint="use --at without --statements and --timeline, or --increment N with them",
+        )
     fleet = options.load_fleet()
     details = show_snapshot(fleet, newest_name(fleet, name), increment)
     entry, chain, open_operations = details.entry, details.chain, details.open_operations
@@ -114,14 +132,20 @@ def show(
         "open_operations": [open_operation.to_json() for open_operation in open_operations]
     }
     lines: list[str | RenderableType] = []
+    exact = _find_exact(fleet, chain, moment) if moment else None
+    shown = exact.chain if exact else chain
+    if exact:
+        document["exact"] = exact_document(exact)
     if transactions:
-        listed = in_doubt_transactions(chain.last)
+        listed = in_doubt_transactions(shown.last)
         document["transactions"] = [transaction.to_json() for transaction in listed]
-        lines += transaction_lines(chain.last, listed)
+        lines += transaction_lines(shown.last, listed, exact)
     if recovery_plan:
-        nodes = plan_recovery(chain)
+        nodes = plan_recovery(shown)
         document["recovery_plan"] = [node.to_json() for node in nodes]
-        lines += plan_lines(chain.last, nodes)
+        lines += plan_lines(shown.last, nodes, exact)
+    if exact and not lines:
+        lines = exact_lines(exact)
     if verifiers and not statements:
         raise UsageError("--verifiers needs --statements", hint=f"snapshot show {name} --statements --verifiers")
     if statements:
@@ -135,6 +159,16 @@ def show(
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(open_operation.text for open_operation in open_operations)]
     answer(context, document, lines)
+
+
+def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
+    # Imported here: showing commits alone needs no Arrow.
+    from cutline.snapshots.listing.exact_point import find_exact_point
+
+    store, last = fleet.store.open(), chain.last.increment
+    while chain.beginning and cut_time(chain.full) > moment:
+        chain = read_restorable(store, chain.name, last, chain.full.increment - 1)
+    return find_exact_point(store, chain, moment)
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:

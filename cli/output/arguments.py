@@ -111,6 +111,14 @@ At = Annotated[
     str | None,
     typer.Option("--at", metavar="TIME", help="The latest cut at or before this time, such as 2026-11-20T10:00Z."),
 ]
+ExactAt = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="Show what restore --at TIME --exact restores."),
+]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="With --at: the state at that time itself, from the WAL between two cuts."),
+]
 Groups = Annotated[
     list[str] | None,
     typer.Option(
@@ -205,10 +213,12 @@ def parse_moment(option: str, text: str) -> datetime:
     )
 
 
-def parse_at(at: str | None, increment: int | None) -> datetime | None:
-    """Parse the value of --at; raise UsageError if --increment is given, too."""
+def parse_at(at: str | None, increment: int | None, *, exact: bool = False) -> datetime | None:
+    """Parse the value of --at; raise UsageError if --increment is given, too, or --exact without --at."""
     if at is not None and increment is not None:
         raise UsageError("--increment and --at are mutually exclusive", hint="use only one of them")
+    if exact and at is None:
+        raise UsageError("--exact needs --at", hint="for example: --at 2026-11-20T10:00Z --exact")
     return None if at is None else parse_moment("--at", at)
 
 

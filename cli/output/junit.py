@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cutline.check.report import CheckReport, SnapshotReport
+from cutline.cli.output.exact_point import exact_text
 from cutline.cli.output.tables import printable
 from cutline.cli.process.unfinished_reports import UNFINISHED
 from cutline.fleet.own_files import replaced_file
@@ -38,7 +39,8 @@ def junit_of_drill(report: DrillReport) -> str:
     """Return the report on a drill as XML."""
     restored, suites = report.restored, ElementTree.Element("testsuites", name=DRILL, time=f"{report.seconds:.3f}")
     outcomes = [assertion.holds for assertion in report.assertions]
-    name = f"{restored.snapshot} at increment {restored.increment}"
+    point = exact_text(restored.exact.moment) if restored.exact else f"increment {restored.increment}"
+    name = f"{restored.snapshot} at {point}"
     refused = restored.refused
     counts = {"tests": 1 + len(refused) + max(len(outcomes), 1), "failures": outcomes.count(False)}
     counts["skipped"] = len(refused) + outcomes.count(None) + int(not outcomes)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cutline.cli.output.exact_point import exact_text
 from cutline.cli.output.tables import FittingTable
 from cutline.fleet.own_files import replaced_file
 from cutline.snapshots.listing.recovery_plan import InDoubtTransaction, NodeRecovery, state_of
@@ -17,16 +18,20 @@ from cutline.storage.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cutline.snapshots.listing.exact_point import ExactPoint
+
 TRANSACTIONS_SCHEMA = "cutline/transactions/1"
 WARNING = "warning: "
 AFTERWARDS = "once every node is promoted and its statements have run, applications may connect"
 
 
-def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]) -> list[str | RenderableType]:
-    """Return the transactions in doubt as a table."""
+def transaction_lines(
+    commit: Commit, transactions: Sequence[InDoubtTransaction], exact: ExactPoint | None = None
+) -> list[str | RenderableType]:
+    """Return the transactions in doubt at the cut of a commit, or at an exact point, as a table."""
     label = increment_label(commit.snapshot, commit.increment)
     if not transactions:
-        return [f"no transaction was in doubt at the cut of {label}"]
+        return [f"no transaction was in doubt at {exact_text(exact.moment) if exact else f'the cut of {label}'}"]
     rows = [
         (*((transaction.global_id, transaction.decision) if number == 0 else ("", "")), node, state_of(part), part.gid)
         for transaction in transactions
@@ -35,10 +40,14 @@ def transaction_lines(commit: Commit, transactions: Sequence[InDoubtTransaction]
     return [FittingTable(("global id", "decision", "node", "at the cut", "gid"), rows)]
 
 
-def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | RenderableType]:
+def plan_lines(
+    commit: Commit, nodes: Sequence[NodeRecovery], exact: ExactPoint | None = None
+) -> list[str | RenderableType]:
     """Return a recovery plan as text to paste: everything except settings and statements is a comment."""
-    label = increment_label(commit.snapshot, commit.increment)
-    lines: list[str | RenderableType] = [f"# {label}, cut {commit.cut.id}"]
+    label = f"{increment_label(commit.snapshot, commit.increment)}, cut {commit.cut.id}"
+    if exact:
+        label = f"snapshot {commit.snapshot} at {exact_text(exact.moment)}"
+    lines: list[str | RenderableType] = [f"# {label}"]
     for node in nodes:
         lines += [
             "",
@@ -53,11 +62,15 @@ def plan_lines(commit: Commit, nodes: Sequence[NodeRecovery]) -> list[str | Rend
 
 
 def write_transactions(
-    label: tuple[str, int], transactions: Sequence[InDoubtTransaction] | None, folder: Path
+    label: tuple[str, int],
+    transactions: Sequence[InDoubtTransaction] | None,
+    folder: Path,
+    exact: ExactPoint | None = None,
 ) -> list[str]:
     """Write the transactions in doubt at the cut of an increment to a file in `folder`; return lines that name it.
 
-    Writes nothing if no transaction was in doubt, or if that is unknown (None).
+    With `exact`, they are in doubt at that point, and the increment is the first after it. Writes nothing if no
+    transaction was in doubt, or if that is unknown (None).
     """
     name, increment = label
     if not transactions:
@@ -66,11 +79,15 @@ def write_transactions(
         "schema": TRANSACTIONS_SCHEMA,
         "snapshot": name,
         "increment": increment,
+        "exact_at": exact_text(exact.moment) if exact else None,
         "transactions": [transaction.to_json() for transaction in transactions],
     }
     path = folder / f"{name}-{increment}-transactions.json"
-    what = f"transactions in doubt at the cut of {increment_label(name, increment)}: {len(transactions)}"
-    again = f"; list them with snapshot show {name} --increment {increment} --transactions"
+    where, option = f"the cut of {increment_label(name, increment)}", f"--increment {increment}"
+    if exact:
+        where, option = exact_text(exact.moment), f"--at {exact_text(exact.moment)}"
+    what = f"transactions in doubt at {where}: {len(transactions)}"
+    again = f"; list them with snapshot show {name} {option} --transactions"
     try:
         with replaced_file(path) as write:
             write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")

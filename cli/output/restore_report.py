@@ -12,6 +12,7 @@ import typer
 from msgspec import UNSET
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.exact_point import exact_document, exact_plan_lines, exact_text
 from cutline.cli.output.junit import NO_ASSERTIONS
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.results import show_preview, write_document
@@ -59,15 +60,19 @@ def plan_lines(plan: RestorePlan, preview: RestorePreview) -> list[str]:
     chain, volumes, now = plan.chain, preview.volumes, utc_now()
     made_at = cut_time(chain.last)
     number = f"increment {chain.last.increment}" if chain.last.increment else "the full snapshot"
-    lines = [
-        f"source: {chain.name} at {number}, from {plan.store.open().url}",
-        f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
-    ]
+    if plan.exact:
+        lines = [f"source: {chain.name}, from {plan.store.open().url}", *exact_plan_lines(plan.exact)]
+    else:
+        lines = [
+            f"source: {chain.name} at {number}, from {plan.store.open().url}",
+            f"cut: {time_text(made_at)}, {age_text(made_at, now=now)}",
+        ]
     if plan.request.at and plan.request.at > utc_now():
         lines.append("warning: --at is in the future, so the newest cut is restored; check the UTC offset")
     if plan.next_cut:
         after = chain.last.increment + 1
         lines.append(f"the next cut, that of increment {after}, is after --at: {time_text(plan.next_cut)}")
+        lines.append("to restore the state at --at itself, add --exact")
     where = "into the tables of" if plan.request.scope.data_only else "to"
     for target in plan.targets:
         begun = preview.begun.get(target.shard)
@@ -197,6 +202,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "increment": report.increment,
         "cut_at": time_text(report.cut_at) if report.cut_at else None,
         "safe_at": report.safe_at,
+        "exact": exact_document(report.exact) if report.exact else None,
         "operation": report.operation,
         "seconds": round(report.seconds, 3),
         "rows": report.rows,
@@ -335,7 +341,14 @@ def _slot_left_lines(name: str) -> list[str]:
 
 
 def _label(report: RestoreReport) -> str:
-    return f"{report.snapshot} at increment {report.increment} ({size_text(report.bytes)} stored) is restored"
+    return f"{state_label(report)} ({size_text(report.bytes)} stored) is restored"
+
+
+def state_label(report: RestoreReport) -> str:
+    """Return the name of the restored state."""
+    if report.exact:
+        return f"{report.snapshot} at {exact_text(report.exact.moment)}"
+    return f"{report.snapshot} at increment {report.increment}"
 
 
 def preview_document(plan: RestorePlan, preview: RestorePreview) -> dict[str, Any]:
@@ -428,6 +441,7 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "result": report.result,
         "snapshot": restored.snapshot,
         "increment": restored.increment,
+        "exact": exact_document(restored.exact) if restored.exact else None,
         "seconds": round(report.seconds, 3),
         "rows": restored.rows,
         "bytes": restored.bytes,
@@ -460,7 +474,7 @@ def drill_lines(report: DrillReport) -> list[str]:
         quantity_text(restored.rows, "rows"),
         seconds_text(restored.seconds),
     )
-    lines = [f"{restored.snapshot} at increment {restored.increment} ({size} stored): {rows} restored in {seconds}"]
+    lines = [f"{state_label(restored)} ({size} stored): {rows} restored in {seconds}"]
     lines += [f"{node.node}: {quantity_text(node.rows, 'rows')}" for node in restored.nodes]
     lines += borrowed_lines(restored)
     lines += refused_lines("refused", restored.refused)

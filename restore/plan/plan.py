@@ -29,6 +29,7 @@ from cutline.restore.targets.target import Connections, Superusers, Target, find
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.fold.amounts import amount_of_copies
+from cutline.snapshots.listing.exact_point import ExactPoint, check_same_definitions, find_exact_point
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
 from cutline.snapshots.operations.object_damage import find_listed_damage
@@ -68,9 +69,10 @@ class RestorePlan:
     """A restore that has not started: the snapshot and its parts, the store, the targets, and the operation.
 
     `damage`: the error for needed objects that a listing shows to be missing, reported together with all other
-    obstacles. `next_cut`: the time of the first cut after the requested time. `doubts`: reasons in the records not to
-    trust the snapshot. `superusers`: the superusers who do what the restoring role may not; None if that role does
-    everything. `decided`: the earlier restores with a decision, newest first. `spark_master`: where jobs run.
+    obstacles. `next_cut`: the time of the first cut after the requested time. `exact`: the state of `chain`, unless it
+    is that of a cut. `doubts`: reasons in the records not to trust the snapshot. `superusers`: the superusers who do
+    what the restoring role may not; None if that role does everything. `decided`: the earlier restores with a decision,
+    newest first. `spark_master`: where jobs run.
     """
 
     request: RestoreRequest
@@ -84,6 +86,7 @@ class RestorePlan:
     damage: ObjectDamagedError | None = None
     topology: Topology | None = None
     next_cut: datetime | None = None
+    exact: ExactPoint | None = None
     doubts: tuple[str, ...] = ()
     superusers: Superusers | None = None
     decided: tuple[str, ...] = ()
@@ -193,6 +196,7 @@ class RestorePlan:
             remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
             cut_at=cut_time(self.chain.last),
             safe_at=safe_time(self.chain.last),
+            exact=self.exact,
         )
 
 
@@ -232,6 +236,8 @@ def plan_resumed(
         use_backup_copies=bool(record.borrowed),
         allow_refused_ddl=record.allow_refused_ddl or allow_refused_ddl,
         scope=record.scope,
+        at=datetime.fromisoformat(record.exact_at) if record.exact_at else None,
+        exact=record.exact_at is not None,
     )
     try:
         plan = plan_restore(source, target, request, record)
@@ -272,7 +278,8 @@ def plan_restore(
     divide the rows.
 
     Raises UsageError if such rows have no route or no group matches; also SourcesDifferError,
-    LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl.
+    LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl; for an exact time, any error of
+    find_exact_point and check_same_definitions.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -285,13 +292,19 @@ def plan_restore(
         following: datetime | None = None
         while request.at and whole.beginning and cut_time(whole.full) > request.at:
             following = cut_time(whole.full)
-            whole = read_restorable(store, request.name, whole.full.increment - 1)
+            # The increment after an exact time may be the one of the merge.
+            last = request.increment if request.exact else whole.full.increment - 1
+            whole = read_restorable(store, request.name, last, whole.full.increment - 1)
         whole = read_chain_lists(store, whole)
-        chain = chain_at(whole, request.at) if request.at else whole
+        chain = chain_at(whole, request.at) if request.at and not request.exact else whole
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
-    chain.check_archive()
     shards = choose_nodes(request.scope.nodes, chain.primaries, f"snapshot {request.name}")
+    exact = find_exact_point(store, whole, request.exact_at) if request.exact_at else None
+    if exact:
+        check_same_definitions(exact, shards)
+        chain = exact.chain
+    chain.check_archive()
     for shard in shards:
         find_ddl(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
@@ -314,8 +327,8 @@ def plan_restore(
         damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
     _check_tables(plan)
-    plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master)
-    if request.at:
+    plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master, exact=exact)
+    if request.at and not request.exact:
         plan = replace(plan, next_cut=next_cut_time(whole, chain) or following)
     if resumed:
         return plan

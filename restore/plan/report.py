@@ -19,6 +19,7 @@ from cutline.restore.scope.scope import WHOLE, RestoreScope
 from cutline.restore.targets.databases import OwnerChange
 from cutline.restore.targets.target import Target
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
+from cutline.snapshots.listing.exact_point import ExactPoint
 from cutline.snapshots.listing.recovery_plan import InDoubtTransaction
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.open_operations import OpenOperation
@@ -105,7 +106,8 @@ class RestoreReport:
     `moved`: renamed tables, as `node: name=other`. `routes`: how the rows of each table were divided if the targets are
     not the snapshot's shards; `remarks`: the consequences of that division. `scope`: the scope of the request.
     `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut was made,
-    `safe_at`: its safe time; both None if the snapshot could not be read. `wal` is None if this process loaded no rows
+    `safe_at`: its safe time; both None if the snapshot could not be read. `exact`: the restored state, unless it is
+    that of a cut; `increment` is then the first increment after it. `wal` is None if this process loaded no rows
     and so did not read the archived WAL.
     """
 
@@ -135,6 +137,7 @@ class RestoreReport:
     scope: RestoreScope = WHOLE
     cut_at: datetime | None = None
     safe_at: Time | None = None
+    exact: ExactPoint | None = None
     wal: WalPhase | None = None
     refused: list[RefusedStatement] = field(default_factory=list)
     role_differences: list[str] = field(default_factory=list)

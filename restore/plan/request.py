@@ -20,8 +20,9 @@ from cutline.storage.errors import UsageError
 class RestoreRequest:
     """A request to restore a snapshot, or only the tables that match `groups` or are in a schema of `scope`.
 
-    `increment` selects that increment; `at` selects the latest cut at or before that time. Without either, the newest
-    increment is restored.
+    `increment` selects that increment; `at` selects the latest cut at or before that time or, if the request is
+    `exact`, the state at that time itself (snapshots/listing/exact_point.py). Without either, the newest increment is
+    restored.
 
     `routes` (restore/scope/table_routes.py) divide the rows of tables among targets that are not the snapshot's shards.
 
@@ -42,10 +43,16 @@ class RestoreRequest:
     allow_refused_ddl: bool = False
     scope: RestoreScope = WHOLE
     is_drill: bool = False
+    exact: bool = False
+
+    @property
+    def exact_at(self) -> datetime | None:
+        """The time whose exact state is restored; None if a cut is restored."""
+        return self.at if self.exact else None
 
     @property
     def command(self) -> str:
-        """The command for this request, without --increment, --at, --use-backup-copies and --to."""
+        """The command for this request, without --increment, --at, --exact, --use-backup-copies and --to."""
         scope = self.scope
         words = [word for node in scope.nodes for word in ("--node", node)]
         words += [
@@ -74,8 +81,9 @@ class RestoreRequest:
         if not self.tables.is_partial or scope.moves or self.routes or self.is_drill:
             return ""
         only = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
-        words = ["--increment", str(self.increment)] if self.increment is not None else []
+        words = ["--increment", str(self.increment)] if self.increment is not None and not self.exact else []
         words += ["--at", self.at.isoformat()] if self.at else []
+        words += ["--exact"] if self.exact else []
         words += ["--use-backup-copies"] if self.use_backup_copies else []
         return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
 
@@ -87,6 +95,8 @@ class RestoreRequest:
         if self.routes or self.scope.moves or self.is_drill:
             return None
         number, scope = ["--increment", str(increment)], self.scope
+        if self.exact_at:
+            number = ["--at", self.exact_at.isoformat(), "--exact"]
         ddl = structs.replace(scope, schema_only=True, data_only=False, schemas=(), analyze=False)
         first = replace(self, groups=(), allow_refused_ddl=False, scope=ddl)
         rows = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)

@@ -16,6 +16,7 @@ from msgspec import structs
 from cutline.fleet.config import Node
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
+from cutline.fleet.record import Time
 from cutline.nodes.clocks import ClockReading, note_clocks, read_clock
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.sessions import in_parallel, let_end
@@ -229,6 +230,7 @@ class RestoreRun(LockedTargets):
             create_roles=plan.request.create_roles,
             allow_refused_ddl=plan.request.allow_refused_ddl,
             scope=plan.request.scope,
+            exact_at=Time.exactly(plan.request.exact_at) if plan.request.exact_at else None,
             in_store=self.in_store,
             phase=Phase.CREATED,
             shards=tuple(target.shard for target in plan.targets),

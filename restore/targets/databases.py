@@ -129,7 +129,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     restore continues without the statements that the target refuses, and `refused` names them. `owner` ("" keeps the
     owner), `comment` and `is_template` are set when the restore ends; `own_privileges` are the privileges that the
     owner then grants to the restoring role. `borrowed` maps standbys to the numbers of the groups whose rows are taken
-    from their copies.
+    from their copies. `exact_at` is the time whose exact state is restored; None if it is a cut's.
     """
 
     operation: str
@@ -162,6 +162,7 @@ class DatabaseRecord(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     own_privileges: tuple[DatabasePrivilege, ...] = ()
     borrowed: dict[str, tuple[Count, ...]] = msgspec.field(default_factory=dict)
     scope: RestoreScope = WHOLE
+    exact_at: Time | None = None
 
     @property
     def resume_command(self) -> str:

@@ -195,7 +195,7 @@ class UnfinishedRestore:
         if record is None:
             return f"a restore (…{self.suffix})"
         return (
-            f"restore {record.operation} of {record.snapshot} at increment {record.increment},"
+            f"restore {record.operation} of {record.snapshot} at {record.exact_at or f'increment {record.increment}'},"
             f" begun {record.began_at} ({record.by})"
         )
 

@@ -104,10 +104,10 @@ class Entry:
 COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
 
 
-def read_restorable(store: ObjectStore, name: str, increment: int | None) -> Chain:
+def read_restorable(store: ObjectStore, name: str, increment: int | None, merge_max: int | None = None) -> Chain:
     """Read a chain as read_from_merge does; if a commit is damaged or missing, the hint lists those before it."""
     try:
-        return read_from_merge(store, name, increment)
+        return read_from_merge(store, name, increment, merge_max)
     except MergedAwayError:
         raise
     except (ManifestError, SnapshotMissingError) as error:

@@ -81,6 +81,7 @@ LONG = (
     "tests/integration/test_demo.py",
     "tests/integration/test_drain_killed.py",
     "tests/integration/test_causal_chains.py",
+    "tests/integration/test_exact_times.py",
     "tests/integration/test_fencing.py",
     "tests/spark/test_changed_definitions.py",
     "tests/spark/test_rebuilt_in_jobs.py",

@@ -45,6 +45,7 @@ class Kind(StrEnum):
     COMMIT = "commit"
     REPAIR = "repair"
     MARK = "mark"
+    PIN = "pin"
     RECORD = "record"
     PROBE = "probe"
     UNFINISHED = "unfinished"
@@ -63,6 +64,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
     ),
     Kind.REPAIR: (re.compile(r"repairs/\d{16}\.json"),),
     Kind.MARK: (re.compile(r"only-full\.json"), re.compile(rf"lost/{_OWNER}\.json")),
+    Kind.PIN: (re.compile(rf"pins/{_OWNER}(?:\.released)?\.json"),),
 }
 
 

@@ -57,6 +57,8 @@ FAILED: Literal["failed"] = "failed"
 DRILL = "drill"
 CREATE: Final = "create"
 REPAIR: Final = "repair"
+DELETE: Final = "delete"
+PRUNE: Final = "prune"
 
 
 ExitCode: TypeAlias = Annotated[int, Meta(ge=0, le=255)]

@@ -171,8 +171,8 @@ class GarbageRules:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if self._unclear:
             return self._unclear
-        # A void in the place of a repair makes a late put fail.
-        if parsed.kind in (Kind.MARK, Kind.REPAIR):
+        # A void in the place of a repair makes a late put fail. A pin without its release would be in force again.
+        if parsed.kind in (Kind.MARK, Kind.REPAIR, Kind.PIN):
             return NEEDED
         if parsed.kind is Kind.COMMIT:
             # A void is needed as much as a commit, because it makes a late put fail.

@@ -11,6 +11,7 @@ nothing. Pins are deleted with their snapshot.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -128,8 +129,9 @@ def read_pins(store: ObjectStore, snapshot: str) -> tuple[StoredPin, ...]:
     """Return all pins of a snapshot, oldest first."""
     found = [match for child in store.list_children(_folder(snapshot)) if (match := PIN_FILE.fullmatch(child))]
     released = {match["pin"] for match in found if match["released"]}
-    pins = (_read_pin(store, snapshot, match["pin"], released) for match in found if not match["released"])
-    return tuple(sorted((pin for pin in pins if pin is not None), key=lambda pin: pin.id))
+    ids = sorted(match["pin"] for match in found if not match["released"])
+    pins = (_read_stored(store, snapshot, pin, is_released=pin in released) for pin in ids)
+    return tuple(pin for pin in pins if pin is not None)
 
 
 def pins_in_force(store: ObjectStore, snapshot: str, now: datetime) -> tuple[StoredPin, ...]:
@@ -143,24 +145,31 @@ def pinned_text(snapshot: str, pin: StoredPin) -> str:
     return f"{what} is pinned {pin.text}" if pin.pin else f"{what}: {pin.text}"
 
 
-def _read_pin(store: ObjectStore, snapshot: str, pin_id: str, released: set[str]) -> StoredPin | None:
-    """Return a pin; None if it has been deleted with its snapshot."""
+def read_pin(store: ObjectStore, snapshot: str, pin_id: str) -> Pin:
+    """Read a pin; raise ObjectMissingError or ManifestError."""
     key = pin_key(snapshot, pin_id)
+    pin: Pin = read_sealed(store, key, Pin)
+    check_about(key, f"pin {pin.pin} of snapshot {pin.snapshot}", f"pin {pin_id} of snapshot {snapshot}")
+    return pin
+
+
+def read_release(store: ObjectStore, snapshot: str, pin_id: str) -> PinRelease:
+    """Read the release of a pin; raise ObjectMissingError or ManifestError."""
+    key = release_key(snapshot, pin_id)
+    release: PinRelease = read_sealed(store, key, PinRelease)
+    check_about(key, f"pin {release.pin} of snapshot {release.snapshot}", f"pin {pin_id} of snapshot {snapshot}")
+    return release
+
+
+def _read_stored(store: ObjectStore, snapshot: str, pin_id: str, *, is_released: bool) -> StoredPin | None:
+    """Return a pin with its release; None if it has been deleted with its snapshot."""
+    release: PinRelease | None = None
+    if is_released:
+        with suppress(ObjectMissingError, ManifestError):
+            release = read_release(store, snapshot, pin_id)
     try:
-        pin: Pin = read_sealed(store, key, Pin)
-        check_about(key, f"pin {pin.pin} of snapshot {pin.snapshot}", f"pin {pin_id} of snapshot {snapshot}")
+        return StoredPin(pin_id, read_pin(store, snapshot, pin_id), release)
     except ObjectMissingError:
         return None
     except ManifestError as error:
-        return StoredPin(pin_id, None, problem=error.message)
-    return StoredPin(pin_id, pin, _read_release(store, snapshot, pin_id) if pin_id in released else None)
-
-
-def _read_release(store: ObjectStore, snapshot: str, pin_id: str) -> PinRelease | None:
-    key = release_key(snapshot, pin_id)
-    try:
-        release: PinRelease = read_sealed(store, key, PinRelease)
-        check_about(key, f"pin {release.pin} of snapshot {release.snapshot}", f"pin {pin_id} of snapshot {snapshot}")
-    except (ObjectMissingError, ManifestError):
-        return None
-    return release
+        return StoredPin(pin_id, None, release, error.message)

@@ -27,6 +27,7 @@ from cutline.snapshots.records.pins import (
     pins_in_force,
     put_pin,
     put_release,
+    release_key,
 )
 from cutline.snapshots.records.proven_chains import (
     check_name,
@@ -50,6 +51,10 @@ class PinnedError(RefusedError):
 
 class NotPinnedError(RefusedError):
     """No pin of the restore point is in force."""
+
+
+class NotReleasedError(RefusedError):
+    """An object that can't be read is in the place of a release."""
 
 
 class BeingRemovedError(BusyError):
@@ -103,10 +108,15 @@ def pin_in_store(
 def release_pins(fleet: Fleet, name: str, increment: int | None) -> PinChange:
     """Release all pins of a restore point that are in force; `increment` None: of the whole snapshot.
 
-    Raises NotPinnedError.
+    Raises NotPinnedError, NotReleasedError.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
+    return release_in_store(store, name, increment)
+
+
+def release_in_store(store: ObjectStore, name: str, increment: int | None) -> PinChange:
+    """Like `release_pins`, in a store that belongs to the fleet."""
     check_not_deleted(store, check_name(name))
     pins = pins_in_force(store, name, utc_now())
     chosen = tuple(pin for pin in pins if increment is None or pin.increment == increment)
@@ -117,7 +127,15 @@ def release_pins(fleet: Fleet, name: str, increment: int | None) -> PinChange:
         )
     for pin in chosen:
         _release(store, name, pin.id)
-    return PinChange(name, chosen, pins_in_force(store, name, utc_now()))
+    left = pins_in_force(store, name, utc_now())
+    if stuck := [pin for pin in left if pin in chosen]:
+        key = release_key(name, stuck[0].id)
+        raise NotReleasedError(
+            f"{pinned_text(name, stuck[0])}; its release can't be stored, because object {key} is in its place",
+            hint="Cutline did not write this object as it is: remove it from the store, then repeat the command",
+            details={"snapshot": name, "object": key},
+        )
+    return PinChange(name, chosen, left)
 
 
 def check_not_pinned(store: ObjectStore, name: str, kind: str) -> None:

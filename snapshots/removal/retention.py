@@ -3,7 +3,8 @@
 Each rule keeps restore points; what no rule keeps goes. So another rule, or a larger number, never deletes more. A
 restore point needs its full snapshot and all increments before it, and a chain can only be kept up to its end, reduced
 to its full snapshot, or deleted. So a rule that keeps an increment keeps the whole chain; if the rules keep only the
-full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL for it.
+full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL for it. This also ends a chain that has
+no increments yet, unless `last` or `within` keeps it.
 
 Periods are those of UTC, and a restore point belongs to the period of its cut. Apart from `within`, no rule looks at
 the present time: if no restore points are added, nothing is ever deleted.
@@ -120,11 +121,15 @@ class RetentionVerdict:
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """A rule that keeps a restore point. `is_repeated`: it may keep many restore points of a snapshot."""
+    """A rule that keeps a restore point. `is_repeated`: it may keep many restore points of a snapshot.
+
+    `keeps_chain`: it also keeps the increments that may follow, so the chain does not end.
+    """
 
     rule: str
     detail: str
     is_repeated: bool = False
+    keeps_chain: bool = False
 
     @property
     def text(self) -> str:
@@ -187,10 +192,10 @@ def _reasons(
     places = {one.name: number for number, one in enumerate(counted)}
     for number, one in enumerate(series):
         passed_over = " without conflicts" if places[one.name] != number else ""
-        place = f"number {number + 1} counting from the newest{passed_over}"
+        place = f"it is number {number + 1} counting from the newest{passed_over}"
         if _is_among(number, rules.last):
             for increment in range(len(one.points)):
-                reasons[one.name][increment].append(_Reason(f"last {rules.last}", place))
+                reasons[one.name][increment].append(_Reason(f"last {rules.last}", place, keeps_chain=True))
         if _is_among(number, rules.only_full):
             reasons[one.name][0].append(_Reason(f"only_full {rules.only_full}", place))
     _add_time_rules(reasons, series, rules, now)
@@ -233,9 +238,10 @@ def _add_time_rules(reasons: _Reasons, series: Sequence[HeldSnapshot], rules: Re
         reverse=True,
     )
     if (seconds := rules.within_seconds) is not None:
+        reason = _Reason(f"within {duration_text(seconds)}", "", is_repeated=True, keeps_chain=True)
         for moment, _, name, increment in newest_first:
             if now - moment < timedelta(seconds=seconds):
-                reasons[name][increment].append(_Reason(f"within {duration_text(seconds)}", "", is_repeated=True))
+                reasons[name][increment].append(reason)
     for rule in CALENDAR_RULES:
         count = rules.rules.get(rule)
         seen: set[str] = set()
@@ -288,6 +294,7 @@ def _verdict(
         return RetentionVerdict(one.name, RetentionFate.DELETE, ("no rule keeps it",), _points(one, {}, whole=False))
     why = [*_summaries(reasons.values()), *_note(one)]
     has_increments = len(one.points) > 1
+    is_continued = is_continued or any(reason.keeps_chain for found in reasons.values() for reason in found)
     if max(kept) == 0 and not is_continued and (has_increments or one.is_continuable) and not one.is_only_cut:
         removed = "increments removed" if has_increments else "no increments follow"
         points = _points(one, kept, whole=False)

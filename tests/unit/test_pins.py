@@ -57,7 +57,7 @@ def test_a_pin_keeps_the_chain_until_it_is_released() -> None:
     assert (verdict.name, verdict.fate.value, verdict.wanted) == ("old", "keep", (1,))
     assert verdict.why[0].startswith("pinned: by ")
     assert verdict.why[0].endswith(": audit")
-    with pytest.raises(PinnedError, match="increment 1 of old is pinned by .*: audit") as error:
+    with pytest.raises(PinnedError, match=r"increment 1 of old is pinned by .*: audit") as error:
         delete(store, nodes)
     assert "snapshot keep old@1 --release" in str(error.value.hint)
     assert any("warning: increment 1 of old is pinned" in line for line in plan_lines(deletion_plan(store)))

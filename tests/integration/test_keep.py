@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.storage.clock import utc_now
-from tests.commands.in_process import run_as_text
-from tests.commands.snapshot_runs import names_of_snapshots, restore_target, run_command, runs_on, sorted_copies
+from tests.commands.in_process import run_as_text, run_here
+from tests.commands.snapshot_runs import names_of_snapshots, runs_on
 from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 LAST_1 = ("prune", "--keep-last", "1")
 
 
-def test_a_pinned_increment_stays_with_its_chain_and_can_be_restored(
+def test_a_pinned_increment_stays_with_its_chain(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
 ) -> None:
     with runs_on(shared_fleet, tmp_path, spark) as runs:
         fleet = runs.fleet
 
         def ended(code: int, *words: str) -> dict[str, Any]:
-            found, document = run_command(fleet, *words)
+            found, document = run_here(fleet, *words)
             assert found == code, document
             return document
 
         runs.full("old")
         runs.increment("old")
-        state = {node.id: sorted_copies(node.dsn) for node in fleet.primaries}
         runs.full("new")
         kept = ended(0, "keep", "old@1", "--until", f"{utc_now().year + 1}-12-31", "--reason", "audit")
         (pin,) = kept["pins"]
@@ -53,10 +52,7 @@ def test_a_pinned_increment_stays_with_its_chain_and_can_be_restored(
         garbage = ended(0, "gc", "--dry-run", "--grace", "0s")
         assert garbage["garbage"] == []
 
-        target = restore_target(fleet)
-        runs.restore("old", target)
-        assert {node.id: sorted_copies(node.dsn) for node in target.primaries} == state
-
+        assert runs.check_one("old").result == "valid"
         released = ended(0, "keep", "old@1", "--release")
         assert (released["state"], released["pins"]) == ("released", [])
         assert [one["state"] for one in ended(0, "show", "old")["pins"]] == ["released"]

@@ -151,10 +151,11 @@ def remove_recorded(
     begin(store, intent)
     try:
         progress.tell(Reading(0, operation=intent.id))
-        nodes.check_held()
         # Once the mark is stored, the removal can only be completed.
         if not removal.force and not store.exists(removal.mark.key):
             check_not_pinned(store, removal.mark.snapshot, removal.kind)
+        # If the lock is lost, another command may have settled the intent, so that a pin did not see it.
+        nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
         # A restore that started in the meantime has either stored its lease by now or will find the mark.
         check_not_in_use(store, mark.snapshot)

@@ -128,6 +128,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "prune": CommandEntry(
         "cutline.cli.commands.prune", "prune", "Delete the snapshots and increments that no retention rule keeps."
     ),
+    "keep": CommandEntry("cutline.cli.commands.keep", "keep", "Pin a restore point, so that prune and delete keep it."),
     "gc": CommandEntry("cutline.cli.commands.gc", "gc", "Remove objects from the store that are no longer needed."),
     "key": CommandEntry("cutline.cli.commands.key", "key_app", "Create, list, add and remove encryption keys."),
     "cluster": CommandEntry(
@@ -149,7 +150,7 @@ SECTIONS = {
     "Verify and repair": ("check", "repair"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
-    "Remove": ("delete", "prune", "gc"),
+    "Keep and remove": ("keep", "prune", "delete", "gc"),
 }
 
 

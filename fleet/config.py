@@ -11,7 +11,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cutline.fleet import libpq_environment
 from cutline.fleet.participants import is_single_name
 from cutline.fleet.record import END, Record
-from cutline.fleet.units import DAYS_MAX, Duration, Interval, Size, size_text
+from cutline.fleet.units import Duration, Interval, Size, size_text
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError, remember_secret
@@ -240,12 +240,24 @@ class WalTable(Record, frozen=True):
     max_retained_wal: Size = RETAINED_WAL_MAX
 
 
-class RetentionTable(Record, frozen=True):
-    """The `[retention]` table of fleet.toml."""
+ALL: Literal["all"] = "all"
+# How many a rule keeps: a positive number, or all.
+KeepCount: TypeAlias = Annotated[int, Meta(ge=1)] | Literal["all"]
 
-    keep_full: Annotated[int, Meta(ge=1)] | None = None
-    keep_days: Annotated[int, Meta(ge=1, le=DAYS_MAX)] | None = None
-    keep_increments: Annotated[int, Meta(ge=0)] | None = None
+
+class RetentionTable(Record, frozen=True):
+    """The `[retention]` table of fleet.toml: the rules (see `Retention`), the alarms and the grace period of `gc`."""
+
+    last: KeepCount | None = None
+    only_full: KeepCount | None = None
+    within: Duration | None = None
+    hourly: KeepCount | None = None
+    daily: KeepCount | None = None
+    weekly: KeepCount | None = None
+    monthly: KeepCount | None = None
+    yearly: KeepCount | None = None
+    max_age: Duration | None = None
+    quota: Size | None = None
     gc_grace: Duration = GC_GRACE
     merge: Interval = NEVER
 
@@ -561,21 +573,55 @@ class GroupRules(Record, frozen=True):
     append_only: tuple[str, ...] = ()
 
 
+# Rules in the order in which they are shown, and those of them that judge restore points by the times of their cuts.
+CALENDAR_RULES = ("hourly", "daily", "weekly", "monthly", "yearly")
+TIME_RULES = ("within", *CALENDAR_RULES)
+RULES = ("last", "only_full", *TIME_RULES)
+
+
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The snapshots that `prune` keeps, and how long `gc` keeps garbage. A rule that is None is not set.
+    """What `prune` keeps, when the fleet's snapshots are too old or too large, and how long `gc` keeps garbage.
 
-    `keep_full`: keep this many of the newest snapshots. `keep_days`: keep snapshots with a restore point younger than
-    this many days. `keep_increments`: keep the increments of this many of the newest snapshots. `gc` does not remove
-    anything younger than its grace period. `watch` merges the chain that it continues once per `merge_seconds` (0:
-    never).
+    Each rule keeps restore points; None: the rule is not set. `last`: this many of the newest snapshots with all their
+    increments. `only_full`: the full snapshots of this many of the newest snapshots. `within_seconds`: every restore
+    point younger than this. `hourly` to `yearly`: the newest restore point in each of this many of the newest hours,
+    days, ISO weeks, months and years (UTC) that have one.
+
+    `max_age_seconds` is the age of the newest restore point that is reported, and `quota_bytes` the size of all
+    snapshots that is reported (None: never). Neither deletes anything. `gc` does not remove anything younger than its
+    grace period. `watch` merges the chain that it continues once per `merge_seconds` (0: never).
     """
 
-    keep_full: int | None = None
-    keep_days: int | None = None
-    keep_increments: int | None = None
+    last: KeepCount | None = None
+    only_full: KeepCount | None = None
+    within_seconds: float | None = None
+    hourly: KeepCount | None = None
+    daily: KeepCount | None = None
+    weekly: KeepCount | None = None
+    monthly: KeepCount | None = None
+    yearly: KeepCount | None = None
+    max_age_seconds: float | None = None
+    quota_bytes: int | None = None
     gc_grace_seconds: float = GC_GRACE
     merge_seconds: float = NEVER
+
+    @property
+    def rules(self) -> dict[str, KeepCount | float]:
+        """The rules that are set, by their names in fleet.toml; `within` is in seconds."""
+        values = {name: self.within_seconds if name == "within" else getattr(self, name) for name in RULES}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def or_default(self) -> Retention:
+        """These settings, with the default rules if no rule is set."""
+        if self.rules:
+            return self
+        return replace(self, last=DEFAULT_LAST, daily=DEFAULT_DAILY, weekly=DEFAULT_WEEKLY, monthly=DEFAULT_MONTHLY)
+
+
+# The default never asks how old a restore point is: without new ones, nothing is ever removed.
+DEFAULT_LAST, DEFAULT_DAILY, DEFAULT_WEEKLY, DEFAULT_MONTHLY = 2, 7, 4, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,7 +736,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     if file.check.reread <= 0:
         raise ValueError("`check.reread` is 0: no check could rest on an earlier check")
     missing: list[str] = []
-    retention, spark = file.retention, expand_all("spark", file.spark, missing)
+    spark = expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
     if file.globals.passwords and encryption is None:
         raise ValueError(
@@ -721,13 +767,27 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),
         standby_wait_seconds=file.copies.wait,
-        retention=Retention(
-            retention.keep_full,
-            retention.keep_days,
-            retention.keep_increments,
-            retention.gc_grace,
-            retention.merge,
-        ),
+        retention=_retention(file.retention),
+    )
+
+
+def _retention(table: RetentionTable) -> Retention:
+    for name, seconds in (("within", table.within), ("max_age", table.max_age)):
+        if seconds is not None and seconds <= 0:
+            raise ValueError(f"`retention.{name}` is 0: every restore point is older")
+    return Retention(
+        last=table.last,
+        only_full=table.only_full,
+        within_seconds=table.within,
+        hourly=table.hourly,
+        daily=table.daily,
+        weekly=table.weekly,
+        monthly=table.monthly,
+        yearly=table.yearly,
+        max_age_seconds=table.max_age,
+        quota_bytes=table.quota,
+        gc_grace_seconds=table.gc_grace,
+        merge_seconds=table.merge,
     )
 
 

@@ -74,8 +74,16 @@ drill = "weekly"
 command = ["/usr/local/bin/page-me"]
 
 [retention]                          # the rules of `snapshot prune` and of `watch`
-keep_full = 8
-keep_increments = 2
+last = 2                             # the newest snapshots with all their increments
+only_full = 8                        # the newest full snapshots
+within = "36h"                       # every restore point younger than this
+hourly = 24                          # the newest restore point of each of the last hours, days, … that have one (UTC)
+daily = 7
+weekly = 4
+monthly = 12
+yearly = 3
+max_age = "26h"                      # `list` and `watch` report an older newest restore point
+quota = "500GB"                      # `prune` and `watch` report snapshots that take more
 gc_grace = "24h"
 
 [metrics]

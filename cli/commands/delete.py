@@ -13,10 +13,12 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import ConfirmationMissingError, Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.results import answer, emit
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import to_builtins
+from cutline.snapshots.records.pins import pinned_text
 from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.tombstones import Mark
 from cutline.snapshots.removal.deletion import (
@@ -48,7 +50,8 @@ def delete(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Delete it even if it is the last snapshot that can be restored, or is unreadable."
+            "--force",
+            help="Delete it even if it is pinned, is the last snapshot that can be restored, or is unreadable.",
         ),
     ] = False,
     yes: Yes = False,
@@ -133,6 +136,7 @@ def plan_document(plan: DeletionPlan) -> dict[str, Any]:
         "drops_publications": plan.drops_publications,
         "kept": list(plan.others),
         "problem": plan.surveyed.problem if plan.surveyed else "",
+        "pins": [pin_document(pin) for pin in plan.pins],
         "leases": [lease.details() for lease in plan.leases],
     }
 
@@ -172,6 +176,7 @@ def plan_lines(plan: DeletionPlan) -> list[str]:
         lines += point_lines(mark)
     if plan.is_last_restorable:
         lines.append(LAST_RESTORABLE)
+    lines += [f"warning: {pinned_text(mark.snapshot, pin)}" for pin in plan.pins]
     if plan.surveyed and plan.surveyed.problem:
         lines.append(f"damaged: {plan.surveyed.problem}")
     lines += slot_lines(mark, plan.slots, plan.left_behind)

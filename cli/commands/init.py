@@ -9,6 +9,7 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit, progress
+from cutline.cli.output.retention_rules import retention_text, rules_document
 from cutline.cli.output.tables import quantity_is
 from cutline.fleet.example import write_example
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
@@ -70,9 +71,10 @@ def init(
         "grants": grants_of(report.lacking),
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
+        "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
     }
     lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
-    emit(context, document, lines)
+    emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
 
 
 def lines_of(

@@ -13,6 +13,7 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
+from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.results import answer, emit_csv, emit_items
 from cutline.cli.output.tables import (
     Cell,
@@ -36,6 +37,7 @@ from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChec
 from cutline.snapshots.records.chain import summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.pins import pinned_text
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, cut_time, safe_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
@@ -62,6 +64,7 @@ COLUMNS = (
     "comment",
 )
 
+PINS_SHOWN_MAX = 20
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
 # Columns to leave out first, because `show` and --flat also print them.
@@ -126,8 +129,10 @@ def list_snapshots(
             entry_document(entry, _first_shown(entry, last))
             | {"retained_wal": {retained.node: retained.size_bytes for retained in entry.retained}}
             | checks_document(listing.checks, entry)
+            | {"pins": [pin_document(pin) for pin in listing.pins.get(entry.name, ())]}
             for entry in _chosen(listing, wanted)
         ],
+        "age_problem": listing.age_problem or None,
         "warnings": listing.warnings,
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
         "open_operations": [open_operation.to_json() for open_operation in listing.open_operations],
@@ -228,7 +233,11 @@ def lines_of(
 ) -> list[str | RenderableType]:
     """Return the human-readable output for the snapshot `wanted` and its newest `last` increments; None means all."""
     chosen = sorted(_chosen(listing, wanted), key=_newest_cut, reverse=True)
-    lines: list[str | RenderableType] = [f"warning: {text}" for text in listing.warnings]
+    pinned = [(entry.name, pin) for entry in chosen for pin in listing.pins.get(entry.name, ())]
+    lines: list[str | RenderableType] = [pinned_text(name, pin) for name, pin in pinned[:PINS_SHOWN_MAX]]
+    if len(pinned) > PINS_SHOWN_MAX:
+        lines.append(f"further pins: {len(pinned) - PINS_SHOWN_MAX:,}; see --json")
+    lines += [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += listing.notes
     unknown = group_by_value(listing.answers.not_asked)

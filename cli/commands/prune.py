@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,54 +22,114 @@ from cutline.cli.commands.delete import (
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
-from cutline.cli.output.failure import DONE, UNREACHABLE
+from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit
-from cutline.cli.output.tables import quantity_text, size_text
-from cutline.fleet.config import Retention
+from cutline.cli.output.retention_rules import DEFAULT_NOTE, rules_document, rules_text
+from cutline.cli.output.tables import (
+    Cell,
+    FittingTable,
+    Shorter,
+    minute_text,
+    quantity_text,
+    size_text,
+    time_text,
+)
+from cutline.fleet.config import ALL, KeepCount
 from cutline.fleet.messages import list_some
-from cutline.fleet.units import DAYS_MAX
-from cutline.snapshots.removal.deletion import DELETE, RemovalResult
+from cutline.fleet.units import Duration
+from cutline.snapshots.records.operation_records import DELETE
+from cutline.snapshots.removal.deletion import RemovalResult
 from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
-from cutline.snapshots.removal.retention import RetentionFate, RetentionVerdict
+from cutline.snapshots.removal.retention import PointVerdict, RetentionFate, RetentionVerdict
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SCHEMA = "cutline/prune/1"
 NAMES_SHOWN_MAX = 10
+QUOTA_HINT = "prune deletes nothing because of a quota: keep less, release pins, or raise [retention] quota"
+# The columns of what stays and goes.
+DRAWN = ("snapshot", "increment", "cut made", "fate", "why")
 LABELS = {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}
+
+
+# typer accepts no union of two types, so the options have the type Any, and their parsers check them.
+def _count(what: str) -> Any:
+    return typer.Option(parser=parse_keep_count, metavar="N|all", help=f"Keep {what}.")
+
+
+def _newest_of_each(periods: str) -> Any:
+    return _count(f"the newest restore point of each of the last N {periods} that have one")
+
+
+def parse_keep_count(text: str) -> KeepCount:
+    """Parse the value of an option that says how many to keep: a positive number, or `all`."""
+    if text == ALL:
+        return ALL
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise typer.BadParameter(f"{text!r} is not a positive number or all")
+    return int(text)
+
+
+def parse_within(text: str) -> float:
+    """Parse the value of --keep-within, in seconds."""
+    try:
+        seconds = float(Duration.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if seconds <= 0:
+        raise typer.BadParameter("every restore point is older than 0")
+    return seconds
 
 
 @or_in_background
 def prune(
     context: typer.Context,
     *,
-    keep_full: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N snapshots.")] = None,
-    keep_days: Annotated[
-        int | None,
-        typer.Option(min=1, max=DAYS_MAX, metavar="D", help="Keep snapshots with a restore point younger than D days."),
-    ] = None,
-    keep_increments: Annotated[
-        int | None,
+    keep_last: Annotated[Any, _count("the newest N snapshots with all their increments")] = None,
+    keep_only_full: Annotated[Any, _count("the newest N full snapshots, without their increments")] = None,
+    keep_within: Annotated[
+        Any,
         typer.Option(
-            min=0,
-            metavar="K",
-            help="Keep the increments of the newest K snapshots; for older snapshots, keep only the full one.",
+            parser=parse_within, metavar="AGE", help="Keep every restore point younger than this, such as 36h or 30d."
         ),
     ] = None,
+    keep_hourly: Annotated[Any, _newest_of_each("hours")] = None,
+    keep_daily: Annotated[Any, _newest_of_each("days")] = None,
+    keep_weekly: Annotated[Any, _newest_of_each("ISO weeks")] = None,
+    keep_monthly: Annotated[Any, _newest_of_each("months")] = None,
+    keep_yearly: Annotated[Any, _newest_of_each("years")] = None,
     force: Annotated[bool, typer.Option("--force", help="Also delete the last snapshot that can be restored.")] = False,
     yes: Yes = False,
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete the snapshots and increments that no retention rule keeps. Options override the rules of fleet.toml."""
+    """Delete the snapshots and increments that no retention rule keeps.
+
+    A restore point that is kept keeps its full snapshot and its whole chain. Hours, days, weeks, months and years are
+    those of UTC. An option overrides the same rule of fleet.toml; without any rule, the default is
+    --keep-last 2 --keep-daily 7 --keep-weekly 4 --keep-monthly 12. Pinned restore points (`snapshot keep`) always stay.
+    """
     confirmation = require_confirmation(context, "prune", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
-    rules = fleet.retention
-    for name, value in (("keep_full", keep_full), ("keep_days", keep_days), ("keep_increments", keep_increments)):
-        rules = rules if value is None else replace(rules, **{name: value})
+    given = {
+        "last": keep_last,
+        "only_full": keep_only_full,
+        "within_seconds": keep_within,
+        "hourly": keep_hourly,
+        "daily": keep_daily,
+        "weekly": keep_weekly,
+        "monthly": keep_monthly,
+        "yearly": keep_yearly,
+    }
+    rules = replace(fleet.retention, **{name: value for name, value in given.items() if value is not None})
     if dry_run:
         plan = preview_prune(fleet, rules, force=force)
-        lines = [*plan_lines(plan), "nothing was changed"]
+        lines: list[str | RenderableType] = [*plan_lines(plan), *drawing_of(plan), "nothing was changed"]
         answer(context, plan_document(plan) | {"dry_run": True, "done": []}, lines)
+        if plan.excess_bytes:
+            raise typer.Exit(REFUSED)
         return
     if not confirmation.is_given:
         plan = preview_prune(fleet, rules, force=force)
@@ -92,14 +152,14 @@ def prune(
                 volumes.update(objects=one.objects, bytes=one.bytes)
 
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
-            recorded.code = _code_of_all(pruned.removed)
-            recorded.reason = _unfinished_text(pruned.removed)
+            recorded.code = _code_of_all(pruned.removed) or (REFUSED if pruned.plan.excess_bytes else DONE)
+            recorded.reason = _unfinished_text(pruned.removed) or pruned.plan.quota_problem
         # With --quiet the plan was not printed.
-        unseen = pruned.plan.warnings if command_context(context).quiet else []
-        lines = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
+        unseen = _warnings(pruned.plan) if command_context(context).quiet else []
+        done = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
         document = document_of(pruned)
-        document["warnings"] = [*pruned.plan.warnings, *recorded.warnings]
-        emit(context, document, lines, code=recorded.code)
+        document["warnings"] = [*_warnings(pruned.plan), *recorded.warnings]
+        emit(context, document, done, code=recorded.code)
         if recorded.code:
             raise typer.Exit(recorded.code)
 
@@ -117,17 +177,26 @@ def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
     """Return the plan as JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
 
-    `checked` is the check whose result applies to a snapshot; null if no such check is known.
+    `checked` is the check whose result applies to a snapshot; null if no such check is known. Each restore point in
+    `points` stays for the reasons in `why`, or because `needed_by`, an increment, needs it, or with the rest of its
+    chain. `quota` is null if no quota is set.
     """
+    quota = plan.rules.quota_bytes
     return {
         "schema": SCHEMA,
-        "rules": rules_document(plan.rules),
+        "rules": rules_document(plan.rules) | {"default": plan.is_default},
         "snapshots": [_verdict_document(plan, verdict) for verdict in plan.verdicts],
         "steps": [_step_document(step) for step in plan.steps],
         "objects": plan.objects,
         "bytes": plan.bytes,
-        "warnings": plan.warnings,
+        "bytes_left": plan.left_bytes,
+        "quota": None if quota is None else {"bytes": quota, "exceeded_by": plan.excess_bytes},
+        "warnings": _warnings(plan),
     }
+
+
+def _warnings(plan: PrunePlan) -> list[str]:
+    return [*plan.warnings, *([f"{plan.quota_problem}: {QUOTA_HINT}"] if plan.quota_problem else [])]
 
 
 def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
@@ -138,12 +207,17 @@ def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
         "why": list(one.why),
         "problem": plan.problems.get(one.name, ""),
         "checked": checked.to_json() if checked else None,
+        "points": [
+            {
+                "increment": point.increment,
+                "cut_at": time_text(point.cut_at),
+                "kept": point.is_kept,
+                "why": list(point.why),
+                "needed_by": point.needed_by,
+            }
+            for point in one.points
+        ],
     }
-
-
-def rules_document(rules: Retention) -> dict[str, int | None]:
-    """Return the rules that were applied; a rule that is not set is null."""
-    return {"keep_full": rules.keep_full, "keep_days": rules.keep_days, "keep_increments": rules.keep_increments}
 
 
 def _step_document(step: PruneStep) -> dict[str, Any]:
@@ -177,7 +251,7 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
 
 def plan_lines(plan: PrunePlan) -> list[str]:
     """Return the human-readable plan, shown before anything is changed."""
-    lines: list[str] = []
+    lines = [f"rules: {rules_text(plan.rules)}{DEFAULT_NOTE if plan.is_default else ''}"]
     for step in plan.steps:
         if step.is_resumed:
             lines.append(
@@ -195,11 +269,63 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
             lines += [f"  {line}" for line in slot_lines(going.mark, going.slots, going.left_behind)]
-    lines += [f"warning: {text}" for text in plan.warnings]
+    lines += [f"warning: {text}" for text in _warnings(plan)]
     if not plan.steps:
         return [*lines, "nothing to prune"]
     what = f"{quantity_text(plan.objects, 'objects')} with commit files to delete"
     return [*lines, f"{what}, {size_text(plan.bytes)} to free"]
+
+
+def drawing_of(plan: PrunePlan) -> list[FittingTable]:
+    """Return a table of all restore points, newest snapshot first: what stays and why, and what goes.
+
+    Neighbouring increments with the same fate share a row.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for verdict in plan.verdicts:
+        for number, run in enumerate(_runs(verdict.points)):
+            first, last = run[0], run[-1]
+            what = str(first.increment) if first is last else f"{first.increment}-{last.increment}"
+            cut = minute_text(first.cut_at)
+            cuts = cut if first is last else f"{cut} to {minute_text(last.cut_at)}"
+            fate = "stays" if first.is_kept else "goes"
+            rows.append(
+                (
+                    verdict.name if number == 0 else "",
+                    what if first.increment or first is not last else "full",
+                    Shorter(cuts, cut),
+                    fate,
+                    _why_text(run, verdict.fate),
+                )
+            )
+    return [FittingTable(DRAWN, rows)] if rows else []
+
+
+def _runs(points: Sequence[PointVerdict]) -> list[list[PointVerdict]]:
+    """Group neighbouring restore points that have the same fate for the same reasons."""
+    runs: list[list[PointVerdict]] = []
+    for point in points:
+        before = runs[-1][-1] if runs else None
+        if before is not None and (before.why, before.needed_by, before.is_kept) == (
+            point.why,
+            point.needed_by,
+            point.is_kept,
+        ):
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
+
+
+def _why_text(run: Sequence[PointVerdict], fate: RetentionFate) -> str:
+    point = run[0]
+    if point.why:
+        return "; ".join(point.why)
+    if point.needed_by is not None:
+        return f"needed by increment {point.needed_by}"
+    if point.is_kept:
+        return "kept with its chain, which can't be cut"
+    return "only the full snapshot is kept" if fate is RetentionFate.ONLY_FULL else "no rule keeps it"
 
 
 def losses_of(plan: PrunePlan) -> list[str]:

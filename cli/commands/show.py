@@ -25,6 +25,7 @@ from cutline.cli.output.arguments import (
 )
 from cutline.cli.output.exact_point import exact_document, exact_lines
 from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.recovery import plan_lines, transaction_lines
 from cutline.cli.output.renewed import renewed_document, renewed_lines
 from cutline.cli.output.results import answer
@@ -60,6 +61,7 @@ from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.pins import PinState, StoredPin, pinned_text
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
@@ -126,10 +128,11 @@ def show(
             hint="use --at without --statements and --timeline, or --increment N with them",
         )
     fleet = options.load_fleet()
-    details = show_snapshot(fleet, newest_name(fleet, name), increment)
+    details, now = show_snapshot(fleet, newest_name(fleet, name), increment), utc_now()
     entry, chain, open_operations = details.entry, details.chain, details.open_operations
     document = document_of(entry, chain) | {
-        "open_operations": [open_operation.to_json() for open_operation in open_operations]
+        "open_operations": [open_operation.to_json() for open_operation in open_operations],
+        "pins": [pin_document(pin) | {"state": pin.state(now).value} for pin in details.pins],
     }
     lines: list[str | RenderableType] = []
     exact = _find_exact(fleet, chain, moment) if moment else None
@@ -153,11 +156,12 @@ def show(
         document["statements"] = found
         lines += statement_lines(found)
     if timeline:
-        figures = read_figures_of(fleet, details, utc_now())
+        figures = read_figures_of(fleet, details, now)
         document["timeline"] = figures_document(figures)
         lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:
         lines = [*lines_of(entry, chain), *(open_operation.text for open_operation in open_operations)]
+        lines += [_pin_text(chain.name, pin, now) for pin in details.pins]
     answer(context, document, lines)
 
 
@@ -169,6 +173,11 @@ def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
     while chain.beginning and cut_time(chain.full) > moment:
         chain = read_restorable(store, chain.name, last, chain.full.increment - 1)
     return find_exact_point(store, chain, moment)
+
+
+def _pin_text(name: str, pin: StoredPin, now: datetime) -> str:
+    state = pin.state(now)
+    return pinned_text(name, pin) if state is PinState.IN_FORCE else f"{state}: {pinned_text(name, pin)}"
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import typer
 
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit
+from cutline.cli.output.retention_rules import retention_text
 from cutline.cli.process.stopping import cancel_request, stop_process
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices, log
@@ -50,6 +51,7 @@ def watch(context: typer.Context) -> None:
         watcher = Watcher(source, activity, command.operation, say, Notices(source, say))
         try:
             say(f"watching fleet {source.fleet.name}, operation {command.operation}")
+            say(retention_text(source.fleet.retention))
             with metrics_of(watcher):
                 run_watch(watcher)
         except BaseException as error:

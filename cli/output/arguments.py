@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,9 @@ from cutline.storage.errors import UsageError
 if TYPE_CHECKING:
     from cutline.fleet.config import Fleet
 
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+# Increments have 16 digits in keys.
+INCREMENT_DIGITS_MAX = 16
 PROGRESS_SCHEMA = "cutline/progress/1"
 
 
@@ -211,6 +215,26 @@ def parse_moment(option: str, text: str) -> datetime:
     raise UsageError(
         f"{option} {text!r} is not a valid time{why}", hint="write it as 2026-11-20T10:00Z or 2026-11-20T11:00+01:00"
     )
+
+
+def parse_point(text: str) -> tuple[str, int | None]:
+    """Parse NAME or NAME@N into the name of a snapshot and an increment; raise UsageError if N is not a number."""
+    name, separator, number = text.partition("@")
+    if not separator:
+        return name, None
+    if not (number.isascii() and number.isdigit()) or len(number) > INCREMENT_DIGITS_MAX:
+        raise UsageError(f"{text!r}: {number!r} is not the number of an increment", hint="write it as NAME@3 or NAME")
+    return name, int(number)
+
+
+def parse_end(option: str, text: str) -> datetime:
+    """Parse an option's value as the end of a period: a time, or a date, which includes all of that day in UTC."""
+    if not DATE.fullmatch(text):
+        return parse_moment(option, text)
+    try:
+        return parse_moment(option, f"{text}T00:00Z") + timedelta(days=1)
+    except OverflowError:
+        raise UsageError(f"{option} {text!r} is too far in the future", hint="leave the option out") from None
 
 
 def parse_at(at: str | None, increment: int | None, *, exact: bool = False) -> datetime | None:

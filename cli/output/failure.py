@@ -47,7 +47,7 @@ MEANINGS: dict[int, str] = {
     USAGE: "usage error, in the arguments or in fleet.toml; also if a command needs confirmation, --yes is missing, and"
     " there is no terminal to ask at",
     REFUSED: "refused: a precondition does not hold, or the question at the terminal was not answered with yes, and"
-    " nothing was changed; or the store refused to delete objects",
+    " nothing was changed; or the store refused to delete objects; for prune: also if what stays exceeds the quota",
     INCONCLUSIVE: "check or drill was inconclusive: something was skipped, or there was nothing to compare or assert",
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it, and for a repair or merge its repetition or gc",

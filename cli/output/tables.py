@@ -81,6 +81,7 @@ COMMAND_NAMES = (
     "report",
     "delete",
     "prune",
+    "keep",
     "repair",
     "gc",
     "key",

@@ -134,16 +134,15 @@ def _load(path: Path) -> Fleet:
 
 def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
     """Return the interval of each task in seconds; 0 means never."""
-    rules, retention = rules_of(fleet), fleet.retention
-    keeps = (retention.keep_full, retention.keep_days, retention.keep_increments)
+    rules = rules_of(fleet)
     return {
         TaskKind.FULL: rules.full,
         TaskKind.INCREMENT: rules.every,
         TaskKind.ARCHIVE: ARCHIVE_SECONDS if rules.every > ARCHIVE_SECONDS else 0.0,
         TaskKind.CHECK: rules.check,
-        TaskKind.PRUNE: PRUNE_SECONDS if any(keep is not None for keep in keeps) else 0.0,
+        TaskKind.PRUNE: PRUNE_SECONDS,
         TaskKind.DRILL: rules.drill,
-        TaskKind.MERGE: retention.merge_seconds,
+        TaskKind.MERGE: fleet.retention.merge_seconds,
     }
 
 

@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 # How many operations without an intent are read. They are sorted by start time, and a watch may run for months.
 READ_MAX = 5000
-OF_WATCH = (TaskKind.WATCH, TaskKind.FILE)
+OF_WATCH = (TaskKind.WATCH, TaskKind.FILE, TaskKind.AGE)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
@@ -209,6 +209,10 @@ class Notices:
         """Report a problem with fleet.toml (only once); with None, report that it has ended."""
         if not self.is_beside or TaskKind.FILE in self._troubles:
             self._tell(TaskKind.FILE, error, "the watch is using the current fleet.toml again")
+
+    def ages(self, error: SnapshotError | None) -> None:
+        """Report a newest restore point that is too old (only once); with None, report that it has ended."""
+        self._tell(TaskKind.AGE, error, "the newest restore point is young enough again")
 
     def is_not_needed(self, task: Task, snapshot: str | None) -> None:
         """Report that a failed task is no longer needed."""

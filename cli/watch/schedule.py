@@ -24,8 +24,8 @@ class TaskKind(StrEnum):
 
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH and FILE are never due: they represent problems
-    with the watch itself and with a fleet.toml that it can't use.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE and AGE are never due: they represent
+    problems with the watch itself, with a fleet.toml that it can't use, and a newest restore point that is too old.
     """
 
     FULL = "full"
@@ -38,6 +38,7 @@ class TaskKind(StrEnum):
     MERGE = "merge"
     WATCH = "watch"
     FILE = "fleet-file"
+    AGE = "max-age"
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)

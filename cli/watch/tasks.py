@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from cutline.check.report import EXIT_CODES
-from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, CommandFailure
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, CommandFailure
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
@@ -222,15 +222,26 @@ def _found_in(document: dict[str, Any]) -> str:
 
 
 def prune(source: FleetSource) -> TaskResult:
-    """Delete everything that no retention rule keeps."""
-    document = _run(source, ["prune", "--yes"])
+    """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding."""
+    with _raising_not_started("prune"):
+        ended = run_command(source.copy, ["prune", "--yes"])
+    quota = ended.document.get("quota") or {}
+    is_over = bool(quota.get("exceeded_by")) and all(one["state"] == "done" for one in ended.document["done"])
+    document = _document(ended, (REFUSED,) if is_over else ())
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
         (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
         for kind, text in texts.items()
     ]
     text = "; ".join(f"{text} {', '.join(names)}" for text, names in done if names)
-    return TaskResult(text, tuple(document["warnings"]))
+    finding = None
+    if is_over:
+        problem = (
+            f"the snapshots take {size_text(document['bytes_left'])}, {size_text(quota['exceeded_by'])} more than the"
+            f" quota of {size_text(quota['bytes'])}"
+        )
+        finding = CommandFailure(REFUSED, "quota-exceeded", problem, "see: snapshot prune --dry-run")
+    return TaskResult(text, tuple(document["warnings"]), finding)
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:

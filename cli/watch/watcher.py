@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cutline.cli.output.failure import CANCELLED, CommandFailure, failure_of
+from cutline.cli.output.failure import CANCELLED, REFUSED, CommandFailure, failure_of
 from cutline.cli.process.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import FleetSource, intervals_of
@@ -31,11 +31,12 @@ from cutline.cli.watch.schedule import (
     trouble_texts,
 )
 from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
+from cutline.snapshots.listing.listing import age_problem
 from cutline.snapshots.operations.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import BusyError, ChainEnd, find_behind
+from cutline.storage.errors import BusyError, ChainEnd, SnapshotError, find_behind
 
 TICK_SECONDS = 1.0
 # The pause if another operation holds the fleet's lock.
@@ -48,8 +49,15 @@ STARTS = {
     TaskKind.DRILL: work.start_drill,
     TaskKind.MERGE: work.start_merge,
 }
+TOO_OLD_HINT = "see: snapshot status   and: snapshot history"
 
 Log = Callable[..., None]
+
+
+class RestorePointTooOldError(SnapshotError):
+    """The newest restore point is older than `[retention] max_age` allows."""
+
+    exit_code = REFUSED
 
 
 @dataclass(slots=True)
@@ -73,6 +81,7 @@ class Watcher:
     _beside: Beside | None = None
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
+    _age_problem: str = ""
 
     def __post_init__(self) -> None:
         self.following = Following(self.source, self.log, self.tasks, self.notices)
@@ -108,6 +117,7 @@ class Watcher:
         self.read_file()
         self.look_beside()
         now = utc_now()
+        self._look_at_age(now)
         task, next_at = next_task(self.following.possible(BESIDE if self._beside else ()), self.begun_at, now)
         if task is None:
             self._say_idle(next_at)
@@ -137,6 +147,18 @@ class Watcher:
         if ended is not None:
             self._beside = None
             self._settle(self.tasks[beside.kind], lambda: work.result_of(beside, ended, self.source.fleet))
+
+    def _look_at_age(self, now: datetime) -> None:
+        """Report a newest restore point that is older than fleet.toml allows, or that it is young enough again."""
+        # Without any restore point, the age is that of this watch.
+        newest = self.chain.last_at if self.chain else self.begun_at
+        problem = age_problem(newest, self.source.fleet.retention, now)
+        if problem and not self._age_problem:
+            self.log(problem, hint=TOO_OLD_HINT)
+        elif self._age_problem and not problem:
+            self.log("the newest restore point is young enough again")
+        self._age_problem = problem
+        self.notices.ages(RestorePointTooOldError(problem, hint=TOO_OLD_HINT) if problem else None)
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
@@ -284,6 +306,7 @@ class Watcher:
     def _say_idle(self, next_at: datetime | None) -> None:
         more = [] if self.following.goes_on else ["no snapshot is getting increments"]
         more += [self.source.problem.message] if self.source.problem else []
+        more += [self._age_problem] if self._age_problem else []
         self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
 
     def say(self, phase: str) -> None:

@@ -150,7 +150,7 @@ def _check_no_gap(chain: Chain, before: Commit, moment: datetime) -> None:
         if gaps := [node for node in renewed if chain.parts[node] is None]:
             raise ExactTimeError(
                 f"snapshot {chain.name} can't be restored at {_text(moment)}: {point_label(commit.increment)} copied"
-                f" {list_some(gaps, TABLES_NAMED_MAX)} again, because WAL after {point_label(before.increment)} was lost",
+                f" {list_some(gaps, TABLES_NAMED_MAX)} again: WAL after {point_label(before.increment)} was lost",
                 hint=[
                     f"restore the last state before: {restore_command(chain.name)} --increment {before.increment}",
                     f"or the first one after: {restore_command(chain.name)} --increment {commit.increment}",

@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import chain, groupby
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import restore_command
+from cutline.fleet.units import duration_text
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -29,8 +31,10 @@ from cutline.snapshots.records.lost_chains import LostChain, read_marks
 from cutline.snapshots.records.merge_records import first_increment, newest_merge
 from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
+from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
+    cut_time,
     find_place,
     increment_label,
     read_chain,
@@ -41,6 +45,7 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, check_not_deleted, is_deleted, is_only_full
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, RetainedQuery
@@ -235,7 +240,8 @@ def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Seq
 class Listing:
     """A store's snapshots by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
-    `missing` are committed restore points whose commit files are missing.
+    `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
+    `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not.
     """
 
     entries: tuple[Entry, ...]
@@ -243,12 +249,14 @@ class Listing:
     open_operations: tuple[OpenOperation, ...] = ()
     checks: NewestChecks = field(default_factory=NewestChecks)
     missing: tuple[MissingPoint, ...] = ()
+    pins: Mapping[str, tuple[StoredPin, ...]] = field(default_factory=dict)
+    age_problem: str = ""
 
     @property
     def warnings(self) -> list[str]:
-        """A line for every snapshot with missing commits, and for every chain past half of a node's limit."""
+        """A line for restore points that are too old or missing, and for every chain past half of a node's limit."""
         entries_by_slot = {slot_name(entry.chain.full.chain): entry for entry in self.entries if entry.chain}
-        warnings = missing_texts(self.missing)
+        warnings = [*([self.age_problem] if self.age_problem else []), *missing_texts(self.missing)]
         for slot in sorted({retained.slot for retained in self.answers.retained}):
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
@@ -285,8 +293,32 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     entries = [entry for entry in read if entry is not None]
     checks = read_checks(store, documents, None if all_checks else {entry.name for entry in entries})
     missing, answers = tuple(read_missing(store, documents, entries)), query.answers()
-    listed = tuple(_with_retained(entry, answers) for entry in entries)
-    return Listing(listed, answers, open_operations, checks, missing)
+    listed, now = tuple(_with_retained(entry, answers) for entry in entries), utc_now()
+    pins = {entry.name: pins_in_force(store, entry.name, now) for entry in entries}
+    problem = age_problem(newest_cut(entries), fleet.retention, now)
+    return Listing(listed, answers, open_operations, checks, missing, pins, problem)
+
+
+def newest_cut(entries: Iterable[Entry]) -> datetime | None:
+    """Return the time of the newest cut with rows in a snapshot that is not broken; None if there is none."""
+    sound = [entry for entry in entries if entry.chain and not entry.chain.full.only_cut and entry.state != BROKEN]
+    cuts = [cut_time(entry.chain.full) for entry in sound if entry.chain]
+    cuts += [cut_time(summary) for entry in sound for summary in entry.summaries]
+    return max(cuts, default=None)
+
+
+def age_problem(newest: datetime | None, rules: Retention, now: datetime) -> str:
+    """Return the problem with a newest restore point that is older than `max_age`; "" if it is not, or none is set."""
+    limit_seconds = rules.max_age_seconds
+    if limit_seconds is None:
+        return ""
+    limit = f"[retention] max_age allows {duration_text(limit_seconds)}"
+    if newest is None:
+        return f"there is no restore point; {limit}"
+    if (age_seconds := (now - newest).total_seconds()) <= limit_seconds:
+        return ""
+    age = f"{age_seconds / 3600:,.1f} h"
+    return f"the newest restore point, of {newest.astimezone(UTC):%Y-%m-%d %H:%M} UTC, is {age} old; {limit}"
 
 
 def read_entry(
@@ -351,11 +383,12 @@ def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDetails:
-    """A snapshot with its whole chain, and its operations without an outcome."""
+    """A snapshot with its whole chain, its operations without an outcome, and all its pins."""
 
     entry: Entry
     chain: Chain
     open_operations: tuple[OpenOperation, ...]
+    pins: tuple[StoredPin, ...] = ()
 
 
 def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> SnapshotDetails:
@@ -366,7 +399,7 @@ def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> Snap
     with naming_open_operations(open_operations):
         chain = read_chain(store, name, increment)
     check_of_fleet(chain, identity)
-    return SnapshotDetails(entry_of(store, chain), chain, open_operations)
+    return SnapshotDetails(entry_of(store, chain), chain, open_operations, read_pins(store, name))
 
 
 def find_doubts(

@@ -142,6 +142,10 @@ NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
     "Time of the newest cut with rows whose snapshot is not broken. A restore loses all later commits.",
 )
+MAX_AGE = Metric(
+    "cutline_max_age_seconds", "Limit max_age on the age of the newest restore point; absent if none is set."
+)
+QUOTA = Metric("cutline_quota_bytes", "Quota for the size of all snapshots; absent if none is set.")
 CUT_SECONDS = Metric(
     "cutline_newest_cut_seconds", "Duration of the newest cut, from the first start marker to the last finish marker."
 )

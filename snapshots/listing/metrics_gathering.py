@@ -18,7 +18,7 @@ from importlib.metadata import version
 
 from msgspec import UnsetType
 
-from cutline.fleet.config import Fleet, Node
+from cutline.fleet.config import Fleet, Node, Retention
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
 from cutline.nodes.left_out import LeftOutKind
@@ -151,6 +151,14 @@ def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Liste
     for increment in increments:
         digest.update(f"{increment.key} {increment.size} {increment.created_at.timestamp()}\n".encode())
     return _Listed(name, is_deleted, files, digest.hexdigest())
+
+
+def samples_of_limits(rules: Retention) -> Iterator[Sample]:
+    """Yield the limits for all snapshots that fleet.toml sets."""
+    if rules.max_age_seconds is not None:
+        yield metrics.MAX_AGE.of(rules.max_age_seconds)
+    if rules.quota_bytes is not None:
+        yield metrics.QUOTA.of(rules.quota_bytes)
 
 
 def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
@@ -473,6 +481,7 @@ class MetricsGatherer:
         samples = [metrics.BUILD_INFO.of(1, version("cutline")), metrics.STORE_UP.of(facts is not None)]
         if facts is not None:
             samples += samples_of_store(facts, now)
+        samples += samples_of_limits(fleet.retention)
         samples += samples_of_nodes(fleet, lags, archived_positions(facts.chains) if facts else {})
         samples += [metrics.GATHERED.of(now.timestamp()), metrics.GATHERING.of(time.monotonic() - began)]
         problems = [f"node {lag.node}: {lag.problem}" for lag in lags.values() if lag.problem]

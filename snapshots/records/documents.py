@@ -46,6 +46,7 @@ class Kind(StrEnum):
     REPAIR = "repair"
     MERGE = "merge"
     MARK = "mark"
+    PIN = "pin"
     RECORD = "record"
     PROBE = "probe"
     UNFINISHED = "unfinished"
@@ -69,6 +70,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
         re.compile(r"begins/\d{16}\.json"),
         re.compile(rf"lost/{_OWNER}\.json"),
     ),
+    Kind.PIN: (re.compile(rf"pins/{_OWNER}(?:\.released)?\.json"),),
 }
 
 

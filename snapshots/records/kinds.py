@@ -25,6 +25,7 @@ from cutline.snapshots.records.operation_records import (
     Outcome,
     SignOfLife,
 )
+from cutline.snapshots.records.pins import Pin, PinRelease
 from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
@@ -94,6 +95,7 @@ KINDS = (
     DocumentKind("merge-part", (MergePart,)),
     DocumentKind("lost", (LostChain,)),
     DocumentKind("deleted", (Mark,)),
+    DocumentKind("pin", (Pin, PinRelease)),
     DocumentKind("intent", (Intent,), is_always_sealed=False),
     DocumentKind("outcome", (Outcome,), is_always_sealed=False),
     DocumentKind("failure", (Failure,)),

@@ -58,6 +58,8 @@ DRILL = "drill"
 CREATE: Final = "create"
 REPAIR: Final = "repair"
 MERGE: Final = "merge"
+DELETE: Final = "delete"
+PRUNE: Final = "prune"
 # The kinds of operations that change a chain in the store alone: they need no lock, but must be recorded.
 IN_STORE = (REPAIR, MERGE)
 

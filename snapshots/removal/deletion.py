@@ -10,6 +10,8 @@ The order makes an interruption at any point safe:
 6. Delete all other objects.
 7. Store the outcome.
 
+Between the intent and the mark, the pins are read again (pinning.py).
+
 If there is no outcome, the next command of the same kind resumes from the mark, which contains everything that it
 needs.
 """
@@ -53,7 +55,8 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import DONE, Intent, operation_key, read_intent
+from cutline.snapshots.records.operation_records import DELETE, DONE, PRUNE, Intent, operation_key, read_intent
+from cutline.snapshots.records.pins import StoredPin, pins_in_force
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     check_name,
@@ -63,6 +66,7 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, put_mark, read_mark, tombstone_key
+from cutline.snapshots.removal.pinning import check_not_pinned, pinned_error
 from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot, first_restorable, survey_snapshot
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
@@ -70,7 +74,6 @@ from cutline.storage.store import DeletionRefusedError, Listed, ObjectMissingErr
 from cutline.storage.storing import StoreAnswersLostError
 from cutline.wal.drain.slots import chain_of_slot, drop_slots, list_own_slots, slot_name
 
-DELETE, PRUNE = "delete", "prune"
 DELETING_THREADS_MAX = 8
 # Search for objects this many times, because puts that were in progress when the mark was stored may arrive late.
 ROUNDS_MAX = 3
@@ -100,8 +103,8 @@ class NodeCleanup(Protocol):
 class Removal:
     """A removal: the kind of the operation, its mark, and a function that finds its objects.
 
-    With `force`, the removal continues even if the mark can't be stored because an unreadable object is stored under
-    its key.
+    With `force`, the removal continues even if restore points are pinned, or if the mark can't be stored because an
+    unreadable object is stored under its key.
     """
 
     kind: str
@@ -141,12 +144,17 @@ def remove_recorded(
 ) -> RemovalResult:
     """Run the removal, and record it as an operation. The caller holds the fleet's lock.
 
-    Raises SnapshotInUseError, ManifestError, UnreachableError; a later run then resumes the removal. If the store
-    refuses to delete an object, the other objects are deleted and the result contains the refusal.
+    Raises PinnedError before the mark is stored, and SnapshotInUseError, ManifestError, UnreachableError; a later run
+    then resumes the removal. If the store refuses to delete an object, the other objects are deleted and the result
+    contains the refusal.
     """
     begin(store, intent)
     try:
         progress.tell(Reading(0, operation=intent.id))
+        # Once the mark is stored, the removal can only be completed.
+        if not removal.force and not store.exists(removal.mark.key):
+            check_not_pinned(store, removal.mark.snapshot, removal.kind)
+        # If the lock is lost, another command may have settled the intent, so that a pin did not see it.
         nodes.check_held()
         mark = put_mark(store, removal.mark, force=removal.force)
         # A restore that started in the meantime has either stored its lease by now or will find the mark.
@@ -275,7 +283,7 @@ class DeletionPlan:
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
     remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
-    `is_last_restorable`: none of the others can be restored, but this snapshot can.
+    `is_last_restorable`: none of the others can be restored, but this snapshot can. `pins` are the pins in force.
     """
 
     mark: Mark
@@ -284,6 +292,7 @@ class DeletionPlan:
     left_behind: Mapping[str, str]
     leases: tuple[Lease, ...] = ()
     is_last_restorable: bool = False
+    pins: tuple[StoredPin, ...] = ()
 
     @property
     def is_resumed(self) -> bool:
@@ -311,10 +320,13 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
     surveyed = _survey(store, name, force=force)
     matters = surveyed.restorable > 0 or bool(surveyed.unreadable)
     is_only = matters and first_restorable(store, reversed(others)) is None
+    pins = pins_in_force(store, name, utc_now())
     if not force:
         _check_deletable(surveyed, others, is_only=is_only)
+        if pins:
+            raise pinned_error(name, pins[0])
     mark, is_last = tombstone_of(store, fleet, surveyed), is_only and surveyed.restorable > 0
-    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases, is_last)
+    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases, is_last, pins)
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
@@ -563,7 +575,7 @@ def delete_snapshot(
 ) -> DeletionResult:
     """Delete the snapshot, or resume an unfinished deletion; calls `announce` with the plan before removing anything.
 
-    Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, SnapshotInUseError.
+    Raises SnapshotMissingError, LastSnapshotError, SnapshotUnreadableError, PinnedError, SnapshotInUseError.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)

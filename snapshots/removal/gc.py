@@ -192,8 +192,9 @@ class GarbageRules:
             return self._kept_by_restore or GarbageVerdict(GarbageReason.DELETED)
         if self._unclear:
             return self._unclear
-        # A void in the place of a repair or merge makes a late put fail.
-        if parsed.kind in (Kind.MARK, Kind.REPAIR, Kind.MERGE):
+        # A void in the place of a repair or merge makes a late put fail. A pin whose release is gone would be in force
+        # again.
+        if parsed.kind in (Kind.MARK, Kind.REPAIR, Kind.MERGE, Kind.PIN):
             return NEEDED
         if parsed.kind is Kind.COMMIT:
             # A void is needed as much as a commit, because it makes a late put fail.

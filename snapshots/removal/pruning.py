@@ -7,8 +7,9 @@ completed as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from msgspec import structs
 
@@ -16,17 +17,18 @@ from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import list_some
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
+from cutline.fleet.units import size_text
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
 from cutline.snapshots.operations.leases import check_not_in_use
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.records.operation_records import DELETE, PRUNE
+from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
 from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from cutline.snapshots.removal.deletion import (
-    DELETE,
-    PRUNE,
     Removal,
     RemovalResult,
     RemovalRun,
@@ -45,7 +47,6 @@ from cutline.snapshots.removal.retention import (
     RetentionFate,
     RetentionVerdict,
     apply_retention,
-    check_rules,
     list_kept_instead,
 )
 from cutline.snapshots.removal.survey import CHAIN_FOLDERS, SurveyedSnapshot, of_increments, survey_snapshots
@@ -75,10 +76,11 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
-    `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the
-    rules. `kept_instead` are the snapshots that would lose something if checks had found no conflicts in newer
-    snapshots. `unread` are operations that may be checks, but whose outcome can't be read or has an end time in the
-    future.
+    `rules` are those that were applied, `is_default` if neither fleet.toml nor the command set any. `problems` maps
+    names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the rules. `kept_instead`
+    are the snapshots that would lose something if checks had found no conflicts in newer snapshots. `unread` are
+    operations that may be checks, but whose outcome can't be read or has an end time in the future. `ahead` are the
+    snapshots with a cut in the future. `used_bytes` is the size of all objects of snapshots before the removals.
     """
 
     rules: Retention
@@ -88,6 +90,9 @@ class PrunePlan:
     held: dict[str, HeldSnapshot]
     kept_instead: tuple[str, ...]
     unread: tuple[str, ...]
+    is_default: bool = False
+    used_bytes: int = 0
+    ahead: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -100,8 +105,29 @@ class PrunePlan:
         return sum(step.mark.objects for step in self.steps)
 
     @property
+    def left_bytes(self) -> int:
+        """The size of all objects of snapshots after the removals."""
+        return max(self.used_bytes - self.bytes, 0)
+
+    @property
+    def excess_bytes(self) -> int:
+        """By how much the snapshots that stay exceed the quota; 0 if they don't, or if there is none."""
+        quota = self.rules.quota_bytes
+        return 0 if quota is None else max(self.left_bytes - quota, 0)
+
+    @property
+    def quota_problem(self) -> str:
+        """What exceeds the quota; "" if nothing does. Prune deletes nothing because of the quota."""
+        if not self.excess_bytes or self.rules.quota_bytes is None:
+            return ""
+        return (
+            f"the snapshots that stay take {size_text(self.left_bytes)}, {size_text(self.excess_bytes)} more than the"
+            f" quota of {size_text(self.rules.quota_bytes)}"
+        )
+
+    @property
     def warnings(self) -> list[str]:
-        """Warnings that conflicts changed the plan, or that unreadable records may make it wrong."""
+        """Warnings that conflicts or wrong clocks changed the plan, or that unreadable records may make it wrong."""
         warnings: list[str] = []
         restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
@@ -122,6 +148,12 @@ class PrunePlan:
                 "check records that can't be read or that end in the future (their conflicts count, other results"
                 f" don't): {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
             )
+        if self.ahead:
+            warnings.append(
+                "snapshots with a cut in the future are kept and not counted:"
+                f" {list_some(self.ahead, NAMES_SHOWN_MAX)}; correct the clock or, if the time of the cut is wrong,"
+                " delete the snapshot by its name"
+            )
         return warnings
 
 
@@ -134,8 +166,7 @@ class PruneResult:
 
 
 def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
-    """Plan a prune, contacting only the store; raises NoRetentionError."""
-    check_rules(rules)
+    """Plan a prune, contacting only the store."""
     store = fleet.store.open()
     read_identity(store, fleet)
     return plan_prune(store, fleet, rules, force=force)
@@ -152,12 +183,11 @@ def prune_store(
 ) -> PruneResult:
     """Remove everything that no rule keeps; calls `announce` with the plan first, and `ended` with each result.
 
-    Raises NoRetentionError, SnapshotInUseError.
+    Raises SnapshotInUseError, and PinnedError if a restore point was pinned after the plan was made.
     """
-    check_rules(rules)
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    goes_by_age = rules.keep_days is not None
+    goes_by_age = rules.within_seconds is not None or _has_pins_that_expire(store)
     with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress, goes_by_age=goes_by_age) as nodes:
         return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce, ended)
 
@@ -186,13 +216,8 @@ def prune_locked(
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
     """Plan the removals according to the rules, from the current state of the store."""
-    surveys = {
-        survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
-    }
-    checks = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX)
-    held, now = _held_snapshots(surveys, checks), utc_now()
-    verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
-    kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
+    judged = judge_store(store, rules, force=force)
+    surveys, verdicts = judged.surveys, judged.verdicts
     deleted, unreadable = list_unfinished_deletions(store)
     left = [plan_deletion(store, fleet, name, force=True).mark for name in deleted]
     steps = [PruneStep(DELETE, mark, mark.slots, is_resumed=True) for mark in left]
@@ -210,21 +235,79 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
     steps = [replace(step, left_behind=slots_left_behind(store, fleet, step.mark)) for step in steps]
     problems = unreadable | {name: snapshot.problem for name, snapshot in surveys.items() if snapshot.problem}
+    used = sum(snapshot.objects.size_bytes for snapshot in surveys.values()) + sum(mark.bytes for mark in left)
     return PrunePlan(
-        rules, tuple(verdicts), tuple(steps), problems, held, tuple(kept_instead), tuple(sorted(checks.unread))
+        rules.or_default,
+        tuple(verdicts),
+        tuple(steps),
+        problems,
+        judged.held,
+        judged.kept_instead,
+        judged.unread,
+        is_default=not rules.rules,
+        used_bytes=used,
+        ahead=tuple(name for name, one in judged.held.items() if one.is_whole and one.is_ahead(judged.now)),
     )
 
 
-def _held_snapshots(surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks) -> dict[str, HeldSnapshot]:
-    """Return the snapshots as input to the rules, each with its standing check."""
+@dataclass(frozen=True, slots=True)
+class JudgedStore:
+    """The verdict of the rules on every snapshot, newest first, and what they are based on (see PrunePlan).
+
+    `verdicts` say which restore points of each snapshot are wanted for their own sake, and by which rules or pins.
+    """
+
+    now: datetime
+    surveys: dict[str, SurveyedSnapshot]
+    held: dict[str, HeldSnapshot]
+    verdicts: tuple[RetentionVerdict, ...]
+    kept_instead: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+def judge_store(store: ObjectStore, rules: Retention, *, force: bool) -> JudgedStore:
+    """Apply the rules, or the default rules, to the current state of the store. Changes nothing."""
+    surveys = {
+        survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
+    }
+    checks, now = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX), utc_now()
+    held = _held_snapshots(surveys, checks, {name: pins_in_force(store, name, now) for name in surveys})
+    verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
+    kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
+    return JudgedStore(now, surveys, held, tuple(verdicts), tuple(kept_instead), tuple(sorted(checks.unread)))
+
+
+def _has_pins_that_expire(store: ObjectStore) -> bool:
+    """Whether a pin has an end, so that a wrong clock could end it too early."""
+    return any(pin.until is not None for name in snapshot_names(store) for pin in read_pins(store, name))
+
+
+def _held_snapshots(
+    surveys: Mapping[str, SurveyedSnapshot], checks: NewestChecks, pins: Mapping[str, tuple[StoredPin, ...]]
+) -> dict[str, HeldSnapshot]:
+    """Return the snapshots as input to the rules, each with its standing check and its pins."""
     by_snapshot = checks.by_snapshot
     standing = {name: standing_check(by_snapshot.get(name, ()), snapshot.count) for name, snapshot in surveys.items()}
     return {
         name: HeldSnapshot(
-            name, snapshot.moments, snapshot.is_whole, snapshot.is_only_cut, standing[name], snapshot.is_continuable
+            name,
+            snapshot.moments,
+            snapshot.is_whole,
+            snapshot.is_only_cut,
+            standing[name],
+            snapshot.is_continuable,
+            _pins_by_increment(snapshot, pins[name]),
         )
         for name, snapshot in surveys.items()
     }
+
+
+def _pins_by_increment(snapshot: SurveyedSnapshot, pins: Iterable[StoredPin]) -> dict[int, str]:
+    """Describe the pins by the increments that they pin; a pin that can't be read pins the newest."""
+    newest, found = max(len(snapshot.points) - 1, 0), dict[int, str]()
+    for pin in pins:
+        found.setdefault(newest if pin.increment is None else pin.increment, pin.text)
+    return found
 
 
 def increments_removal(mark: Mark, operation: str) -> Removal:

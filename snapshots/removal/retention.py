@@ -1,34 +1,43 @@
-"""Retention: decide which snapshots the rules keep. Works on plain values, so every rule can be tested in isolation.
+"""Retention: decide which restore points the rules keep. Works on plain values, so every rule can be tested alone.
 
-A snapshot is kept if any rule keeps it, or if no rule applies to whole snapshots. Its increments are kept if any rule
-keeps them. If no rule keeps the increments of a chain, the chain ends and nodes keep no WAL for it, even if it has no
-increments yet. A damaged snapshot is always kept, and the rules don't count it, because its contents are unknown. The
-newest restorable snapshot is kept even if no rule keeps it. A restore point (`--only-cut`) is not a full snapshot:
-keep_full neither counts nor removes it; only keep_days applies to it.
+Each rule keeps restore points; what no rule keeps goes. So another rule, or a larger number, never deletes more. A
+restore point needs its full snapshot and all increments before it, and a chain can only be kept up to its end, reduced
+to its full snapshot, or deleted. So a rule that keeps an increment keeps the whole chain; if the rules keep only the
+full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL for it. This also ends a chain that has
+no increments yet, unless `last` or `within` keeps it.
 
-A snapshot in which a check found conflicts is judged by its own age and number like any other, but snapshots without
-conflicts are numbered as if it did not exist. So the findings of checks never cause a deletion, even if somebody stores
-a false record of a check. They only cause a few more snapshots to be kept (under keep_full N, at most N), and if all
-snapshots have conflicts, old snapshots are removed as usual.
+Periods are those of UTC, and a restore point belongs to the period of its cut. Apart from `within`, no rule looks at
+the present time: if no restore points are added, nothing is ever deleted.
+
+Four snapshots stay with all their increments, whatever the rules are, unless the caller allows to delete the last one:
+the newest that can be restored, the one with the newest restore point, the newest without conflicts and, if a newer one
+has conflicts, the newest that a check has found valid. A damaged snapshot is always kept, and the rules don't count it,
+because its contents are unknown; neither do they count a snapshot with a cut in the future, because some clock was
+wrong. A pinned restore point is kept, even if the caller allows to delete the last one.
+
+A restore point without rows (`--only-cut`) is not a full snapshot: `last` and `only_full` neither count nor remove it.
+The other rules apply to these restore points as a series of their own; if none is set, all of them are kept.
+
+A snapshot in which a check found conflicts is judged among all snapshots, but the others are judged as if it did not
+exist. So the findings of checks never cause a deletion, even if somebody stores a false record of a check: they only
+cause a few more snapshots to be kept, and if all snapshots have conflicts, old snapshots are removed as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from cutline.fleet.config import Retention
+from cutline.fleet.config import ALL, CALENDAR_RULES, TIME_RULES, KeepCount, Retention
+from cutline.fleet.units import duration_text
+from cutline.nodes.clocks import AGREE_SECONDS_MAX
 from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.operation_records import CONFLICTS, PASSED
-from cutline.storage.errors import UsageError
 
 FOUND_IN_NEWER = "checks of newer snapshots found conflicts"
-
-
-class NoRetentionError(UsageError):
-    """No retention rule is set."""
 
 
 class RetentionFate(StrEnum):
@@ -44,7 +53,7 @@ class HeldSnapshot:
     """A snapshot as input to the rules. `points` are the cut times of the full snapshot and of each increment.
 
     `is_only_cut` is set for a restore point, which has no rows. `checked` is the standing check. `is_continuable` is
-    set if an increment can follow, so that nodes keep WAL.
+    set if an increment can follow, so that nodes keep WAL. `pins` describes the pins in force, by increment.
     """
 
     name: str
@@ -53,6 +62,7 @@ class HeldSnapshot:
     is_only_cut: bool = False
     checked: EndedCheck | None = None
     is_continuable: bool = False
+    pins: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def is_restorable(self) -> bool:
@@ -69,58 +79,99 @@ class HeldSnapshot:
         """Whether a full check found everything valid, and no later check found conflicts."""
         return self.checked is not None and self.checked.point.result in PASSED
 
+    def is_ahead(self, now: datetime) -> bool:
+        """Whether a cut was made in the future, so that a clock was or is wrong."""
+        return any(point > now + timedelta(seconds=AGREE_SECONDS_MAX) for point in self.points)
+
+
+@dataclass(frozen=True, slots=True)
+class PointVerdict:
+    """The verdict on one restore point: the increment (0: the full snapshot) and its cut's time.
+
+    `why` are the rules and pins that keep this restore point itself. Otherwise it is kept if `needed_by`, the first
+    later increment that is kept itself, needs it, or if its chain `stays_whole`.
+    """
+
+    increment: int
+    cut_at: datetime
+    why: tuple[str, ...] = ()
+    needed_by: int | None = None
+    stays_whole: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the restore point stays."""
+        return bool(self.why) or self.needed_by is not None or self.stays_whole
+
 
 @dataclass(frozen=True, slots=True)
 class RetentionVerdict:
-    """The fate of a snapshot, and why: the rules that keep it, or the fact that none does."""
+    """The fate of a snapshot, and why: the rules that keep it, or the fact that none does. `points` are in order."""
 
     name: str
     fate: RetentionFate
     why: tuple[str, ...]
+    points: tuple[PointVerdict, ...] = ()
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The increments that are kept for their own sake, in order, rather than because others need them."""
+        return tuple(point.increment for point in self.points if point.why)
 
 
-def check_rules(rules: Retention) -> None:
-    """Raise NoRetentionError unless at least one rule is set."""
-    if (rules.keep_full, rules.keep_days, rules.keep_increments) == (None, None, None):
-        raise NoRetentionError(
-            "no retention rule is set, so prune can't tell which snapshots to keep",
-            hint="pass a rule: snapshot prune --keep-full N   or set keep_full, keep_days or keep_increments under"
-            " [retention] in fleet.toml",
-        )
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """A rule that keeps a restore point. `is_repeated`: it may keep many restore points of a snapshot.
+
+    `keeps_chain`: it also keeps the increments that may follow, so the chain does not end.
+    """
+
+    rule: str
+    detail: str
+    is_repeated: bool = False
+    keeps_chain: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.rule}: {self.detail}" if self.detail else self.rule
+
+
+# The reasons to keep restore points, by snapshot and increment.
+_Reasons = dict[str, dict[int, list[_Reason]]]
 
 
 def apply_retention(
     held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool = False
 ) -> list[RetentionVerdict]:
-    """Judge each snapshot, newest first. With `takes_last`, even the last restorable snapshot may be deleted."""
+    """Judge each snapshot, newest first. With `takes_last`, even the last restorable snapshot may be deleted.
+
+    Without any rule, the default rules apply.
+    """
+    rules = rules.or_default
     newest_first = sorted(
         held, key=lambda snapshot: (snapshot.points[0] if snapshot.points else now, snapshot.name), reverse=True
     )
-    places = _places(newest_first)
-    reasons = {place.one.name: _keeping_rule(place, rules, now) for place in places}
-    reasons |= {snapshot.name: _keeping_days(snapshot, rules, now) for snapshot in newest_first if snapshot.is_only_cut}
-    proven = None if takes_last else _find_proven(places)
-    if not takes_last:
-        reasons |= _reasons_of_last(places, reasons)
-        if proven and not reasons[proven.one.name]:
-            reasons[proven.one.name] = (f"it is the newest snapshot found valid by a check, and {FOUND_IN_NEWER}",)
-    by_name = {place.one.name: place for place in places}
-    verdicts: list[RetentionVerdict] = []
+    counted = [one for one in newest_first if one.is_restorable and not one.is_ahead(now)]
+    sound = [one for one in counted if not one.has_conflicts]
+    of_all, of_sound = (_reasons(series, counted, rules, now) for series in (counted, sound))
+    reasons = {one.name: (of_all if one.has_conflicts else of_sound)[one.name] for one in counted}
+    only_cuts = [one for one in newest_first if one.is_whole and one.is_only_cut and not one.is_ahead(now)]
+    reasons |= _reasons_of_only_cuts(only_cuts, rules, now)
+    protected = {} if takes_last else _protected(counted, sound)
+    for name, why in protected.items():
+        newest = next(len(one.points) - 1 for one in counted if one.name == name)
+        reasons[name].setdefault(newest, []).extend(_Reason(text, "") for text in why)
     for snapshot in newest_first:
-        if not snapshot.is_whole:
-            verdicts.append(
-                RetentionVerdict(
-                    snapshot.name, RetentionFate.KEEP, ("it is damaged, so it is not known what would be lost",)
-                )
-            )
-        elif snapshot.is_only_cut and (why := reasons[snapshot.name]):
-            verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.KEEP, why))
-        elif why := reasons[snapshot.name]:
-            place = by_name[snapshot.name]
-            verdicts.append(_with_increments(place, rules, now, why, is_proven=place is proven))
-        else:
-            verdicts.append(RetentionVerdict(snapshot.name, RetentionFate.DELETE, ("no rule keeps it",)))
-    return verdicts
+        for increment, text in snapshot.pins.items():
+            of_one = reasons.setdefault(snapshot.name, {})
+            of_one.setdefault(min(increment, len(snapshot.points) - 1), []).append(_Reason("pinned", text))
+    continued = {series[0].name for series in (counted, sound) if series}
+    continued |= {one.name for one in counted if one is _with_newest_point(counted)}
+    continued |= protected.keys()
+    return [
+        _verdict(snapshot, reasons.get(snapshot.name, {}), now, is_continued=snapshot.name in continued)
+        for snapshot in newest_first
+    ]
 
 
 def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datetime, *, takes_last: bool) -> list[str]:
@@ -133,112 +184,166 @@ def list_kept_instead(held: Sequence[HeldSnapshot], rules: Retention, now: datet
     return [verdict.name for verdict in verdicts if verdict.fate is not otherwise[verdict.name]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A restorable snapshot, and the number of newer snapshots that the rules count before it.
+def _reasons(
+    series: Sequence[HeldSnapshot], counted: Sequence[HeldSnapshot], rules: Retention, now: datetime
+) -> _Reasons:
+    """Return what the rules keep of a series of snapshots, newest first; `counted` are all that can be restored."""
+    reasons: _Reasons = {one.name: defaultdict(list) for one in series}
+    places = {one.name: number for number, one in enumerate(counted)}
+    for number, one in enumerate(series):
+        passed_over = " without conflicts" if places[one.name] != number else ""
+        place = f"it is number {number + 1} counting from the newest{passed_over}"
+        if _is_among(number, rules.last):
+            for increment in range(len(one.points)):
+                reasons[one.name][increment].append(_Reason(f"last {rules.last}", place, keeps_chain=True))
+        if _is_among(number, rules.only_full):
+            reasons[one.name][0].append(_Reason(f"only_full {rules.only_full}", place))
+    _add_time_rules(reasons, series, rules, now)
+    return reasons
 
-    For a snapshot with conflicts, all newer snapshots are counted, as if no check had found conflicts; otherwise only
-    those without conflicts. `passed_over` is set if at least one newer snapshot is not counted.
+
+def _reasons_of_only_cuts(series: Sequence[HeldSnapshot], rules: Retention, now: datetime) -> _Reasons:
+    reasons: _Reasons = {one.name: defaultdict(list) for one in series}
+    if rules.rules.keys().isdisjoint(TIME_RULES):
+        for one in series:
+            reasons[one.name][0].append(_Reason(f"only {', '.join(TIME_RULES)} remove restore points without rows", ""))
+        return reasons
+    _add_time_rules(reasons, series, rules, now)
+    return reasons
+
+
+def _period_of_week(moment: datetime) -> str:
+    week = moment.isocalendar()
+    return f"{week.year}-W{week.week:02}"
+
+
+# The name of the period of a time in UTC, by rule.
+PERIODS: dict[str, Callable[[datetime], str]] = {
+    "hourly": lambda moment: moment.strftime("%Y-%m-%d %H:00"),
+    "daily": lambda moment: moment.strftime("%Y-%m-%d"),
+    "weekly": _period_of_week,
+    "monthly": lambda moment: moment.strftime("%Y-%m"),
+    "yearly": lambda moment: moment.strftime("%Y"),
+}
+
+
+def _add_time_rules(reasons: _Reasons, series: Sequence[HeldSnapshot], rules: Retention, now: datetime) -> None:
+    """Add what the rules by time keep of a series. Of several restore points with the same time, one is the newest."""
+    newest_first = sorted(
+        (
+            (point.astimezone(UTC), one.points[0], one.name, increment)
+            for one in series
+            for increment, point in enumerate(one.points)
+        ),
+        reverse=True,
+    )
+    if (seconds := rules.within_seconds) is not None:
+        reason = _Reason(f"within {duration_text(seconds)}", "", is_repeated=True, keeps_chain=True)
+        for moment, _, name, increment in newest_first:
+            if now - moment < timedelta(seconds=seconds):
+                reasons[name][increment].append(reason)
+    for rule in CALENDAR_RULES:
+        count = rules.rules.get(rule)
+        seen: set[str] = set()
+        for moment, _, name, increment in newest_first if isinstance(count, int | str) else ():
+            period = PERIODS[rule](moment)
+            if period not in seen and _is_among(len(seen), count):
+                reasons[name][increment].append(_Reason(f"{rule} {count}", f"newest of {period}", is_repeated=True))
+            seen.add(period)
+
+
+def _is_among(number: int, count: KeepCount | float | None) -> bool:
+    return count is not None and (count == ALL or (isinstance(count, int) and number < count))
+
+
+def _with_newest_point(counted: Sequence[HeldSnapshot]) -> HeldSnapshot | None:
+    return max(counted, key=lambda one: (max(one.points), one.points[0], one.name), default=None)
+
+
+def _protected(counted: Sequence[HeldSnapshot], sound: Sequence[HeldSnapshot]) -> dict[str, list[str]]:
+    """Return the snapshots that stay whatever the rules are, and why.
+
+    Newer snapshots that have not been checked yet don't replace the newest valid one, because the next check may find
+    conflicts in them too.
     """
-
-    one: HeldSnapshot
-    number: int
-    passed_over: bool
-
-    @property
-    def text(self) -> str:
-        return f"number {self.number + 1} counting from the newest" + (" without conflicts" if self.passed_over else "")
-
-    @property
-    def note(self) -> tuple[str, ...]:
-        """A note that the snapshot is not counted because of conflicts; empty if it has none."""
-        if self.one.checked is None or not self.one.has_conflicts:
-            return ()
-        found_at = _moment(self.one.checked.moment.astimezone(UTC))
-        see = f"see snapshot check {self.one.name}"
-        return (f"it is not counted, because the check that ended at {found_at} UTC found conflicts: {see}",)
-
-
-def _places(newest_first: Sequence[HeldSnapshot]) -> list[_Place]:
-    """Return the positions of the restorable snapshots, newest first."""
-    places: list[_Place] = []
-    with_conflicts = 0
-    for number, one in enumerate(snapshot for snapshot in newest_first if snapshot.is_restorable):
-        if one.has_conflicts:
-            places.append(_Place(one, number, passed_over=False))
-            with_conflicts += 1
-        else:
-            places.append(_Place(one, number - with_conflicts, passed_over=with_conflicts > 0))
-    return places
-
-
-def _find_proven(places: Sequence[_Place]) -> _Place | None:
-    """Return the newest snapshot that a check found valid, if checks of newer snapshots found conflicts.
-
-    Newer snapshots that have not been checked yet don't replace it, because the next check may find conflicts in them
-    too.
-    """
-    newest = next((place for place in places if place.one.is_valid), None)
-    return newest if newest and newest.passed_over else None
-
-
-def _reasons_of_last(places: Sequence[_Place], reasons: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return reasons to keep the newest restorable snapshot and the newest without conflicts if no rule keeps them."""
-    found: dict[str, tuple[str, ...]] = {}
-    without = [place for place in places if not place.one.has_conflicts]
-    if without and not any(reasons[place.one.name] for place in without):
-        what = "without conflicts" if without[0].passed_over else "that can be restored"
-        found[without[0].one.name] = (f"it is the last snapshot {what}",)
-    if places and not any(reasons[place.one.name] for place in places) and places[0].one.has_conflicts:
-        found[places[0].one.name] = (f"it is the {'newest' if without else 'last'} snapshot that can be restored",)
+    found: dict[str, list[str]] = {}
+    if counted:
+        last = "last" if len(counted) == 1 else "newest"
+        found.setdefault(counted[0].name, []).append(f"it is the {last} snapshot that can be restored")
+    newest = _with_newest_point(counted)
+    if newest is not None and newest is not counted[0]:
+        found.setdefault(newest.name, []).append("it has the newest restore point")
+    if sound and sound[0] is not counted[0]:
+        found.setdefault(sound[0].name, []).append("it is the newest snapshot without conflicts")
+    proven = next((one for one in sound if one.is_valid), None)
+    if proven is not None and proven is not sound[0] and counted.index(proven) != sound.index(proven):
+        found.setdefault(proven.name, []).append(
+            f"it is the newest snapshot found valid by a check, and {FOUND_IN_NEWER}"
+        )
     return found
 
 
-def _keeping_rule(place: _Place, rules: Retention, now: datetime) -> tuple[str, ...]:
-    if rules.keep_full is None and rules.keep_days is None:
-        return ("no rule removes whole snapshots",)
-    why: list[str] = []
-    if rules.keep_full is not None and place.number < rules.keep_full:
-        why.append(f"keep_full {rules.keep_full}: it is {place.text}")
-    if _is_young(place.one, rules, now):
-        why.append(f"keep_days {rules.keep_days}: its newest cut was made at {_moment(max(place.one.points))}")
-    return tuple(why)
-
-
-def _keeping_days(one: HeldSnapshot, rules: Retention, now: datetime) -> tuple[str, ...]:
-    if rules.keep_days is None:
-        return ("only keep_days removes restore points",)
-    young = f"keep_days {rules.keep_days}: its cut was made at {_moment(max(one.points))}"
-    return (young,) if _is_young(one, rules, now) else ()
-
-
-def _with_increments(
-    place: _Place, rules: Retention, now: datetime, why: tuple[str, ...], *, is_proven: bool
+def _verdict(
+    one: HeldSnapshot, reasons: Mapping[int, Collection[_Reason]], now: datetime, *, is_continued: bool
 ) -> RetentionVerdict:
-    """Return the verdict on a snapshot that is kept, with or without its increments."""
-    keep, one = rules.keep_increments, place.one
+    """Return the verdict on a snapshot. If the rules keep anything of a continued chain, they keep all of it."""
+    if not one.is_whole or one.is_ahead(now):
+        return _kept_uncounted(one, reasons)
+    kept = {increment: tuple(reason.text for reason in why) for increment, why in reasons.items() if why}
+    if not kept:
+        return RetentionVerdict(one.name, RetentionFate.DELETE, ("no rule keeps it",), _points(one, {}, whole=False))
+    why = [*_summaries(reasons.values()), *_note(one)]
     has_increments = len(one.points) > 1
-    if keep is None or not (has_increments or one.is_continuable):
-        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, *place.note))
-    if place.number < keep:
-        reason = f"increments kept by keep_increments {keep}: {place.text}"
-    elif place.number == 0 and not place.passed_over:
-        # With keep_increments 0, only the newest chain keeps its increments, because it is being continued.
-        reason = "increments kept because the newest chain is being continued"
-    elif is_proven or place.number == 0:
-        reason = f"increments kept because {FOUND_IN_NEWER}"
-    elif _is_young(one, rules, now):
-        reason = f"increments kept by keep_days {rules.keep_days}"
-    else:
-        removed = f"{'increments removed' if has_increments else 'no increments follow'}: keep_increments {keep}"
-        return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, removed, *place.note))
-    if not has_increments:
-        return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, *place.note))
-    return RetentionVerdict(one.name, RetentionFate.KEEP, (*why, reason, *place.note))
+    is_continued = is_continued or any(reason.keeps_chain for found in reasons.values() for reason in found)
+    if max(kept) == 0 and not is_continued and (has_increments or one.is_continuable) and not one.is_only_cut:
+        removed = "increments removed" if has_increments else "no increments follow"
+        points = _points(one, kept, whole=False)
+        return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"{removed}: no rule keeps them"), points)
+    return RetentionVerdict(one.name, RetentionFate.KEEP, tuple(why), _points(one, kept, whole=True))
 
 
-def _is_young(one: HeldSnapshot, rules: Retention, now: datetime) -> bool:
-    return rules.keep_days is not None and now - max(one.points) < timedelta(days=rules.keep_days)
+def _kept_uncounted(one: HeldSnapshot, reasons: Mapping[int, Collection[_Reason]]) -> RetentionVerdict:
+    """Return the verdict on a snapshot that is kept and not counted, because its contents or age is not known."""
+    why = "it is damaged, so it is not known what would be lost"
+    if one.is_whole:
+        ahead = _moment(max(one.points).astimezone(UTC))
+        why = f"it has a cut in the future ({ahead} UTC), so its age is not known and it is not counted"
+    kept = {increment: tuple(reason.text for reason in found) for increment, found in reasons.items()}
+    verdict_why = (why, *_summaries(reasons.values()))
+    return RetentionVerdict(one.name, RetentionFate.KEEP, verdict_why, _points(one, kept, whole=True))
+
+
+def _points(one: HeldSnapshot, kept: Mapping[int, tuple[str, ...]], *, whole: bool) -> tuple[PointVerdict, ...]:
+    """Return the verdicts on the restore points of a snapshot; `kept` says why some are kept, by increment."""
+    points: list[PointVerdict] = []
+    needed_by: int | None = None
+    for increment in reversed(range(len(one.points))):
+        why = kept.get(increment, ())
+        points.append(PointVerdict(increment, one.points[increment], why, None if why else needed_by, whole))
+        needed_by = increment if why else needed_by
+    return tuple(reversed(points))
+
+
+def _summaries(found: Iterable[Collection[_Reason]]) -> list[str]:
+    """Return each reason once, and how many restore points the rules keep that may keep several."""
+    texts: list[str] = []
+    reasons = [reason for of_point in found for reason in of_point]
+    counts = Counter(reason.rule for reason in reasons)
+    for reason in reasons:
+        points = "1 restore point" if counts[reason.rule] == 1 else f"{counts[reason.rule]:,} restore points"
+        text = f"{reason.rule}: {points}" if reason.is_repeated else reason.text
+        if text not in texts:
+            texts.append(text)
+    return texts
+
+
+def _note(one: HeldSnapshot) -> list[str]:
+    """Return a note that the snapshot is not counted because of conflicts; empty if it has none."""
+    if one.checked is None or not one.has_conflicts:
+        return []
+    found_at = _moment(one.checked.moment.astimezone(UTC))
+    see = f"see snapshot check {one.name}"
+    return [f"it is not counted, because the check that ended at {found_at} UTC found conflicts: {see}"]
 
 
 def _moment(moment: datetime) -> str:

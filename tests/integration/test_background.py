@@ -117,7 +117,7 @@ def test_what_is_refused_is_shown_as_in_the_foreground(runs: Runs, state: Path) 
     assert "error: snapshot daily already exists" in typed.stderr
     assert "hint: " in typed.stderr
     # Nobody can be asked there.
-    code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--background")
+    code, document = run_command(runs.fleet, "prune", "--keep-last", "1", "--background")
     assert (code, document["error"]) == (2, "confirmation-missing")
     assert "a background command can't ask" in document["message"]
     assert list(state.iterdir()) == []
@@ -161,7 +161,7 @@ def test_a_prune_is_waited_for_as_a_whole(runs: Runs) -> None:
     """Its removals, one after the other, are operations of their own. This test is the last one: `daily` goes."""
     for name in ("second", "third"):
         runs.full(name)
-    typed = begin(runs, "prune", "--keep-full", "1", "--yes")
+    typed = begin(runs, "prune", "--keep-last", "1", "--yes")
     assert typed.returncode == 0, typed.stderr
     operation = typed.stdout.strip()
     code, ended = wait_for(runs, operation)
@@ -177,7 +177,7 @@ def test_a_prune_is_waited_for_as_a_whole(runs: Runs) -> None:
     for unit in ("objects", "bytes"):
         assert ended["volumes"][unit] == sum(one["volumes"][unit] for one in removals.values())
     # What it has nothing to do for has no operation.
-    code, document = run_command(runs.fleet, "prune", "--keep-full", "1", "--yes", "--background")
+    code, document = run_command(runs.fleet, "prune", "--keep-last", "1", "--yes", "--background")
     assert (code, document["schema"], document["steps"]) == (0, "cutline/prune/1", [])
     _, document = run_command(runs.fleet, "history", "--last", "1")
     assert document["operations"][0]["operation"] in {operation, *(one["operation"] for one in removals.values())}

@@ -35,7 +35,7 @@ CHECK_STEPS = (
     "read base copies",
     "compare transactions",
 )
-REMOVALS = ("delete old --yes", "prune --keep-full 1 --yes")
+REMOVALS = ("delete old --yes", "prune --keep-last 1 --yes")
 GC_STEPS = ("settle earlier operations", "look for garbage", "remove")
 names = (f"other-{number}" for number in itertools.count())
 
@@ -132,7 +132,7 @@ def test_a_prune_that_is_stopped_records_what_it_had_removed(
     with runs_on(shared_fleet, tmp_path, spark) as runs:
         for name in ("first", "second", "third"):
             runs.full(name)
-        words = ("prune", "--keep-full", "1", "--yes")
+        words = ("prune", "--keep-last", "1", "--yes")
         run = cancel_at(runs.fleet, (f"{STEP}delete objects", 2), *words)
         assert (run.code, run.results) == (8, ["unfinished"]), run.document
         operations = run_here(runs.fleet, "history")[1]["operations"]

@@ -209,7 +209,7 @@ def test_a_killed_delete_is_completed_by_the_next(runs: Runs) -> None:
 def test_pruning_and_deleting_the_last_snapshot_on_s3(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, s3: S3Server
 ) -> None:
-    more = "[retention]\nkeep_full = 2\nkeep_increments = 1"
+    more = "[retention]\nlast = 1\nonly_full = 2"
     fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", s3.bucket("delete"), s3.options, more)
     runs = Runs(fleet, Ready(spark))
     with dropping_slots(fleet):
@@ -268,20 +268,23 @@ def test_a_prune_keeps_the_older_snapshot_while_a_check_of_the_newest_has_found_
         code, document = run_here(fleet, "check", "bad", spark=spark)
         assert (code, document["result"]) == (1, "conflicts")
 
-        document = run_ok(fleet, "prune", "--keep-full", "1", "--yes")
+        document = run_ok(fleet, "prune", "--keep-last", "1", "--yes")
         assert document["steps"] == document["done"] == []
         verdicts = {one["name"]: one for one in document["snapshots"]}  # type: ignore[attr-defined]
         assert {name: one["fate"] for name, one in verdicts.items()} == {"bad": "keep", "good": "keep"}
-        assert verdicts["good"]["why"] == ["keep_full 1: it is number 1 counting from the newest without conflicts"]
+        assert verdicts["good"]["why"] == [
+            "last 1: it is number 1 counting from the newest without conflicts",
+            "it is the newest snapshot without conflicts",
+        ]
         assert (verdicts["bad"]["checked"]["result"], verdicts["good"]["checked"]) == ("conflicts", None)
         assert "conflicts in bad, so these are kept instead: good;" in document["warnings"][0]  # type: ignore[index]
-        assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-full", "1", "--dry-run")
+        assert "see snapshot check bad" in run_as_text(fleet, "prune", "--keep-last", "1", "--dry-run")
 
         # What a check of less finds does not clear it; once the object is put back, a full check does.
         flip_byte(damaged)
         assert run_here(fleet, "check", "bad", "--metadata-only", spark=spark)[0] == 4
-        assert preview_prune(fleet, Retention(keep_full=1), force=False).steps == ()
+        assert preview_prune(fleet, Retention(last=1), force=False).steps == ()
         assert run_here(fleet, "check", "bad", spark=spark)[0] == 0
-        document = run_ok(fleet, "prune", "--keep-full", "1", "--yes")
+        document = run_ok(fleet, "prune", "--keep-last", "1", "--yes")
         assert [one["snapshot"] for one in document["done"]] == ["good"]  # type: ignore[attr-defined]
         assert names_of_snapshots(fleet) == ["bad"]

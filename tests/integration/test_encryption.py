@@ -60,7 +60,7 @@ OPENING_COMMANDS = [
     ["init"], ["create", "other"], ["restore", NAME], ["check"], ["repair", NAME, "--yes"], ["list"], ["show", NAME],
     ["delete", NAME, "--force", "--yes"],
     ["drill", NAME],
-    ["prune", "--keep-full", "9", "--yes"], ["gc", "--yes"], ["status"], ["history"], ["report"], ["cancel", "--all"],
+    ["prune", "--keep-last", "9", "--yes"], ["gc", "--yes"], ["status"], ["history"], ["report"], ["cancel", "--all"],
     ["watch"], ["wait", "20261120T000000Z-000000000a"],
 ]  # fmt: skip
 
@@ -253,7 +253,7 @@ def test_a_mark_that_is_not_encrypted_removes_nothing(
         kind, NAME, new_operation_id(datetime.fromisoformat(at)), at, "ops@db7:1", chain, (slot_name(chain),),
         tuple(node.id for node in fleet.nodes), (RestorePoint(1, at, at), RestorePoint(2, at, at)), 7, 7000,
     )  # fmt: skip
-    plain, rules = in_plain(copied), ("--keep-full", "9")
+    plain, rules = in_plain(copied), ("--keep-last", "9")
     assert collect(plain, "--dry-run") == {}
     put(copied.folder / "plain" / mark.key, seal(mark))
     assert [one["begun"] for one in run_here(plain, "prune", *rules, "--dry-run")[1]["steps"]] == [True]

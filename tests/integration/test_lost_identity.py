@@ -18,7 +18,7 @@ IDENTITY = "fleet.json"
 COMMANDS: list[list[str]] = [
     ["list"], ["show", CHAIN], ["check"], ["check", CHAIN, "--metadata-only"], ["restore", CHAIN, "--yes"],
     ["create", CHAIN, "--incremental"], ["status"], ["history"], ["report", "--html", "r.html"],
-    ["prune", "--keep-full", "1", "--yes"], ["gc", "--yes"], ["delete", CHAIN, "--yes"],
+    ["prune", "--keep-last", "1", "--yes"], ["gc", "--yes"], ["delete", CHAIN, "--yes"],
 ]  # fmt: skip
 
 

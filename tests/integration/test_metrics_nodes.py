@@ -229,12 +229,12 @@ def test_commands_leave_metrics_behind_however_they_end(
     assert set(of(metrics.SUCCESS, metrics_of(file))) == {"full", "increment", "gc"}
     for words in (
         ("gc", "--dry-run"),
-        ("prune", "--keep-full", "3", "--dry-run"),
+        ("prune", "--keep-last", "3", "--dry-run"),
         ("create", "daily", "--incremental", "--dry-run"),
     ):
         assert run_here(runs.fleet, *words, *option)[0] == 0
         assert not file.exists()
-    assert run_here(runs.fleet, "prune", "--keep-full", "3", "--yes", *option)[0] == 0
+    assert run_here(runs.fleet, "prune", "--keep-last", "3", "--yes", *option)[0] == 0
     assert of(metrics.COMMAND_CODE, metrics_of(file)) == {"prune": 0}
 
 

@@ -37,7 +37,7 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
         ("create", "point", "--only-cut", "--dry-run"),
         ("restore", "daily", "--replace", "--dry-run"),
         ("restore-discard", "--dry-run"),
-        ("prune", "--keep-full", "1", "--dry-run"),
+        ("prune", "--keep-last", "1", "--dry-run"),
         ("delete", "daily", "--force", "--dry-run"),
         ("gc", "--dry-run"),
     ],

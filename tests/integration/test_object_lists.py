@@ -165,7 +165,7 @@ def test_pruned_increments_leave_nothing_of_theirs(
     execute(source, *CHANGES)
     increment = runs.increment(NAME)
     runs.full("newer")
-    code, pruned = run_here(runs.fleet, "prune", "--keep-full", "9", "--keep-increments", "0", "--yes")
+    code, pruned = run_here(runs.fleet, "prune", "--keep-only-full", "9", "--yes")
     assert code == 0, pruned
     left = runs.fleet.store.open().list(f"snapshots/{NAME}")
     assert [key for key in left if increment.operation in key or "/increments/" in key] == []

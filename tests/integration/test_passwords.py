@@ -192,7 +192,7 @@ def test_every_command_reaches_the_server_and_shows_no_password(
         "restore daily --replace --yes": 0,
         "show daily": 0,
         "create again": 0,
-        "prune --keep-full 1 --yes": 0,
+        "prune --keep-last 1 --yes": 0,
         "delete daily --force --yes": 0,
         "gc --yes": 0,
         "resume": 0,

@@ -25,6 +25,7 @@ from cutline.snapshots.operations import leases, object_lists
 from cutline.snapshots.operations.operation import Operation, new_operation, record_operation
 from cutline.snapshots.records.kinds import KINDS
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, SignOfLife
+from cutline.snapshots.records.pins import Pin, PinRelease
 from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import prune_store
@@ -249,9 +250,7 @@ def assert_every_document_type_is_stored(runs: Runs, effects: Effects, monkeypat
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
     runs.restore("next", replace(runs.fleet, nodes=tuple(with_database(one, "back") for one in runs.fleet.primaries)))
     found = check_documents(runs.fleet.store.open())
-    pruned = prune_store(
-        runs.fleet, Retention(keep_full=3, keep_increments=1), Silent(), lambda _plan: None, force=True
-    )
+    pruned = prune_store(runs.fleet, Retention(last=1, only_full=3), Silent(), lambda _plan: None, force=True)
     assert [step.mark.snapshot for step in pruned.plan.steps] == ["chain"]
     assert_lists_are_stored_before_their_point(runs, effects, monkeypatch)
     delete_snapshot(runs.fleet, "met", Silent(), lambda _plan: None, force=True)
@@ -262,6 +261,8 @@ def assert_every_document_type_is_stored(runs: Runs, effects: Effects, monkeypat
     stored -= {SignOfLife.__name__, CancelRequest.__name__}
     # No node is away here: tests/unit/test_operations.py.
     stored -= {Failure.__name__}
+    # Nothing is pinned here: tests/integration/test_keep.py.
+    stored -= {Pin.__name__, PinRelease.__name__}
     # Nothing is damaged here: tests/integration/damage/test_repaired.py.
     stored -= {Repair.__name__, RepairVoid.__name__}
     assert found.keys() == {SegmentMetadata.__name__, *stored}

@@ -125,7 +125,7 @@ def test_it_is_not_restored_and_not_continued(fleet: Fleet) -> None:
 def test_it_is_neither_a_backup_for_retention_nor_garbage(fleet: Fleet) -> None:
     for name in ("point", "newer"):
         take(fleet, name)
-    for rules in (Retention(keep_full=1), Retention(keep_days=1)):
+    for rules in (Retention(last=1), Retention(within_seconds=86400)):
         plan = preview_prune(fleet, rules, force=False)
         assert {one.name: one.fate.value for one in plan.verdicts} == {"point": "keep", "newer": "keep"}
     code, garbage = run_command(fleet, "gc", "--dry-run", "--grace", "0s")

@@ -163,7 +163,7 @@ def test_every_command_runs_as_the_documented_role(shop: Fleet, backup: Fleet, s
     assert checked.conflicts == []
     assert runs.restore("first", restored(shop, "postgres")).rows == (50 + 3 + 1) * len(shop.primaries)
     # The publications go with the last snapshot.
-    for words in (("list",), ("show", "first"), ("prune", "--keep-full", "1", "--yes"), ("gc", "--yes"),
+    for words in (("list",), ("show", "first"), ("prune", "--keep-last", "1", "--yes"), ("gc", "--yes"),
                   ("delete", "second", "--force", "--yes")):  # fmt: skip
         code, document = run_command(backup, *words)
         assert code == 0, (words, document)
@@ -183,7 +183,7 @@ def test_tasks_that_need_less_have_less(shop: Fleet, backup: Fleet, spark: Spark
         assert run_command(backup, *words)[0] == 0
     assert Runs(backup, Ready(spark)).check_one("first").conflicts == []
     grant_all(shop, statements("operate"))
-    for words in (("prune", "--keep-full", "1", "--yes"), ("gc", "--yes")):
+    for words in (("prune", "--keep-last", "1", "--yes"), ("gc", "--yes")):
         code, document = run_command(backup, *words)
         assert code == 0, (words, document)
     code, document = run_command(backup, "delete", "second", "--force", "--yes")

@@ -111,7 +111,7 @@ def test_snapshots_of_a_command_whose_clock_is_wrong_have_the_nodes_times(
     for off, word in ((timedelta(0), ""), (DAYS, "ahead of"), (-DAYS, "behind")):
         set_clock(off)
         notes = Notes()
-        assert prune(runs, Retention(keep_days=30), notes).steps == ()
+        assert prune(runs, Retention(within_seconds=30 * 86400), notes).steps == ()
         assert [line.partition(";")[0] for line in notes.lines] == ([WARNING.format(word)] if word else [])
 
 
@@ -139,13 +139,13 @@ def test_a_cut_is_refused_if_no_clock_can_be_believed(
         with pytest.raises(ClocksDifferError, match="none can be trusted"):
             take(runs, "other", Silent(), full=True)
         with pytest.raises(ClocksDifferError, match="none can be trusted"):
-            prune(runs, Retention(keep_days=30), Silent())
+            prune(runs, Retention(within_seconds=30 * 86400), Silent())
     # By number, nothing depends on the time.
     offs = iter([0.0, 7200.0])
     with read() as patch:
         patch.setattr("cutline.nodes.baseline.time_of_epoch", lambda epoch: off_by(next(offs))(epoch))
         notes = Notes()
-        assert prune(runs, Retention(keep_full=9), notes).steps == ()
+        assert prune(runs, Retention(last=9), notes).steps == ()
         assert [line for line in notes.lines if "none can be trusted" in line]
     set_clock(timedelta(0))
     assert take(runs, "clear", Silent()).increment == 1

@@ -93,6 +93,7 @@ LONG = (
     "tests/integration/test_schema_attempts.py",
     "tests/integration/test_drain_sizes.py",
     "tests/integration/test_delete.py",
+    "tests/integration/test_keep.py",
     "tests/integration/test_rules_since.py",
     "tests/integration/test_global_ids.py",
     "tests/integration/test_gc.py",

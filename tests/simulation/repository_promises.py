@@ -133,14 +133,14 @@ def check_prune_plan(world: RepositoryWorld, process: Process, plan: PrunePlan, 
     restorable = [one for one in plan.verdicts if plan.held[one.name].is_restorable]
     fine = {one.name for one in restorable} - {one.snapshot for one in world.check_runs if one.has_conflicts}
     others = [one for one in restorable if not has_surely_conflicts(world, one.name, began_at)]
-    keep_full, keep_increments = plan.rules.keep_full, plan.rules.keep_increments
-    least = len(fine) if keep_full is None else min(len(fine), keep_full if force else max(keep_full, 1))
+    last, only_full = (len(fine) if count == "all" else count or 0 for count in (plan.rules.last, plan.rules.only_full))
+    least = min(len(fine), max(last, only_full, 0 if force else 1))
     left = [one.name for one in others if one.fate is not RetentionFate.DELETE]
     assert len(left) >= least, f"checked: of {sorted(fine)} without conflicts {left} stay by {plan.rules}"
-    if keep_increments is not None:
-        left = [one.name for one in others if one.fate is RetentionFate.KEEP]
-        least = min(least, max(keep_increments, 1))
-        assert len(left) >= least, f"checked: of {sorted(fine)} {left} keep their increments by {plan.rules}"
+    left = [one.name for one in others if one.fate is RetentionFate.KEEP]
+    # The newest of the snapshots that stay keeps its increments under any rules.
+    least = min(least, max(last, 1))
+    assert len(left) >= least, f"checked: of {sorted(fine)} {left} keep their increments by {plan.rules}"
 
 
 def has_surely_conflicts(world: RepositoryWorld, name: str, before: int) -> bool:

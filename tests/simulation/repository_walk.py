@@ -28,7 +28,7 @@ Work = Callable[[Process], object]
 def check_and_prune(process: Process) -> None:
     """A check of the newer x finds conflicts, and a prune keeps one snapshot, which is then w."""
     check(process, "x", CONFLICTS)
-    prune(process, Retention(keep_full=1))
+    prune(process, Retention(last=1))
 
 
 COMMANDS: Mapping[str, Work] = {
@@ -37,9 +37,9 @@ COMMANDS: Mapping[str, Work] = {
     "list": list_store,
     "gc": collect,
     "delete x": partial(delete, name="x"),
-    "prune w": partial(prune, rules=Retention(keep_full=1)),
+    "prune w": partial(prune, rules=Retention(last=1)),
     "check x and prune w": check_and_prune,
-    "prune increments of w": partial(prune, rules=Retention(keep_increments=1)),
+    "prune increments of w": partial(prune, rules=Retention(last=1, only_full="all")),
     "give up x": partial(give_up, name="x"),
     "restore x": partial(restore, name="x"),
 }

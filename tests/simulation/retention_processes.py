@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from cutline.fleet.config import Retention
@@ -112,12 +112,13 @@ def prune(process: Process, rules: Retention) -> None:
 def prune_some(process: Process) -> None:
     """Prune by rules that remove something if there is anything to remove."""
     draw = process.world.draw
-    prune(process, Retention(draw.choice((None, 1, 2)), None, draw.choice((0, 1))))
+    rules = Retention(last=draw.choice((None, 1, 2)), only_full=draw.choice((1, 2, "all")))
+    prune(process, replace(rules, hourly=draw.choice((None, None, 1))))
 
 
 def prune_nothing(process: Process) -> None:
     """Prune by rules that keep everything, which resumes an unfinished removal."""
-    prune(process, Retention(1000, None, 1000))
+    prune(process, Retention(last="all"))
 
 
 class RemovalIncompleteError(RefusedError):

@@ -46,7 +46,7 @@ full = "weekly"
 check = "15min"
 
 [retention]
-keep_full = 3
+last = 3
 
 [notify]
 command = ["sh", "-c", "cat >> $NOTIFIED; echo >> $NOTIFIED"]

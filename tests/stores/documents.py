@@ -30,6 +30,7 @@ KEYS = {
     "repair": re.compile(r"snapshots/[^/]+/repairs/\d{16}\.json"),
     "lost": re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"),
     "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),
+    "pin": re.compile(r"snapshots/[^/]+/pins/[^/]+\.json"),
     "intent": re.compile(r"operations/[^/]+/intent\.json"),
     "outcome": re.compile(r"operations/[^/]+/(outcome|increment|conflicts|full-check)\.json"),
     "failure": re.compile(r"operations/[^/]+/failure\.json"),

@@ -44,6 +44,16 @@ from cutline.snapshots.records.operation_records import (
     read_sign,
     write_operation_record,
 )
+from cutline.snapshots.records.pins import (
+    Pin,
+    PinRelease,
+    pin_key,
+    put_pin,
+    put_release,
+    read_pin,
+    read_release,
+    release_key,
+)
 from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain, read_commit
 from cutline.snapshots.records.repair_records import (
     Repair,
@@ -89,6 +99,11 @@ REPAIR = Repair(
         ),
     ),
 )  # fmt: skip
+PIN = Pin(
+    snapshot="daily", increment=1, pin=OPERATION.id, at="2026-11-20T00:00:00Z", by="cutline keep daily ops@db7:1",
+    until="2027-01-01T00:00:00Z", reason="audit",
+)  # fmt: skip
+RELEASE = PinRelease(snapshot="daily", pin=OPERATION.id, at="2026-11-21T00:00:00Z", by="cutline keep daily ops@db7:2")
 LOST = LostChain("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
 
 
@@ -159,6 +174,16 @@ KINDS: dict[str, Kind] = {
         lost_key("daily", "op-0"),
         lambda store: read_lost(store, "daily", "op-0"),
     ),
+    "pin": (
+        lambda store: put_pin(store, PIN),
+        pin_key("daily", PIN.pin),
+        lambda store: read_pin(store, "daily", PIN.pin),
+    ),
+    "pin-release": (
+        lambda store: put_release(store, RELEASE),
+        release_key("daily", PIN.pin),
+        lambda store: read_release(store, "daily", PIN.pin),
+    ),
     "tombstone": (
         lambda store: put_mark(store, mark()),
         tombstone_key("daily"),
@@ -204,6 +229,7 @@ OPTIONAL = {
     "intent": {"turn"},
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
+    "pin": {"until", "reason"},
     "lost": {"restore", "successor", "slot_problem", "nodes"},
     "outcome": {"increment", "code", "began_at"},
     "check": {

@@ -31,7 +31,7 @@ def delete(store: ObjectStore, nodes: InMemoryNodes, name: str = "old", *, force
     return delete_locked(new_removal_run(store, nodes, force=force), name, lambda _plan: None)
 
 
-def prune(store: ObjectStore, nodes: InMemoryNodes, *, force: bool = False, **rules: int) -> PruneResult:
+def prune(store: ObjectStore, nodes: InMemoryNodes, *, force: bool = False, **rules: Any) -> PruneResult:
     return prune_locked(new_removal_run(store, nodes, force=force), Retention(**rules), lambda _plan: None)
 
 

@@ -13,7 +13,7 @@ from cutline.cli.commands.prune import lines_of as prune_result_lines
 from cutline.cli.commands.prune import losses_of as confirmed_prune
 from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
-from cutline.fleet.config import Retention
+from cutline.fleet.config import RULES, Retention
 from cutline.snapshots.operations.majority import claim_majority, forget_nodes
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
@@ -61,16 +61,16 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
 def test_a_snapshot_that_is_taken_meanwhile_changes_no_confirmed_loss() -> None:
     store, _ = new_store_of_two_chains()
     deletion = plan_deletion(store, FLEET, "old", force=False)
-    prune = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    prune = plan_prune(store, FLEET, Retention(last=1), force=False)
     store_chain(store, "newer", "2020-02-02T10:00:00Z")
     later = plan_deletion(store, FLEET, "old", force=False)
     assert plan_lines(later) != plan_lines(deletion)
     assert confirmed_deletion(later) == confirmed_deletion(deletion)
-    kept = plan_prune(store, FLEET, Retention(keep_full=2), force=False)
+    kept = plan_prune(store, FLEET, Retention(last=2), force=False)
     assert prune_plan_lines(kept) != prune_plan_lines(prune)
     assert confirmed_prune(kept) == confirmed_prune(prune)
     # This one loses a snapshot more.
-    assert confirmed_prune(plan_prune(store, FLEET, Retention(keep_full=1), force=False)) != confirmed_prune(prune)
+    assert confirmed_prune(plan_prune(store, FLEET, Retention(last=1), force=False)) != confirmed_prune(prune)
 
 
 def test_the_plan_says_that_nothing_can_be_restored_afterwards() -> None:
@@ -95,7 +95,7 @@ def test_slots_on_servers_that_others_have_replaced_are_left_and_named_with_what
     plan = plan_deletion(store, FLEET, "old", force=False)
     assert [line for line in plan_lines(plan) if "slot" in line] == [left]
     assert (plan_document(plan)["nodes"], plan_document(plan)["nodes_unknown"]) == (["a", "b"], behind)
-    pruning = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    pruning = plan_prune(store, FLEET, Retention(last=1), force=False)
     assert f"  {left}" in prune_plan_lines(pruning)
     assert prune_plan_document(pruning)["steps"][0]["nodes_unknown"] == behind
     # The mark alone says it, too, once a deletion has begun.
@@ -150,13 +150,16 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     store, nodes = new_store_of_two_chains()
     store.delete("snapshots/new/base/a/op-new-0/part-0.parquet")
     store_chain(store, "newer", "2020-03-01T10:00:00Z")
-    rules = Retention(keep_full=1)
+    rules = Retention(last=1)
     plan = plan_prune(store, FLEET, rules, force=False)
     lines = prune_plan_lines(plan)
-    assert lines[0] == "newer: kept: keep_full 1: it is number 1 counting from the newest"
-    assert lines[1].startswith("new: kept: it is damaged")
-    assert "part-0.parquet is missing from the store" in lines[1]
-    assert lines[2:5] == [
+    assert lines[:2] == [
+        "rules: last 1",
+        "newer: kept: last 1: it is number 1 counting from the newest; it is the newest snapshot that can be restored",
+    ]
+    assert lines[2].startswith("new: kept: it is damaged")
+    assert "part-0.parquet is missing from the store" in lines[2]
+    assert lines[3:6] == [
         "old: deleted: no rule keeps it",
         "  lost: full snapshot of 2020-01-01 10:00:01 UTC",
         "  lost: increment 1 of 2020-01-02 10:00:01 UTC",
@@ -164,7 +167,7 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     pruned = prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
     document = prune_document(pruned)
     assert document["schema"] == "cutline/prune/1"
-    assert document["rules"] == {"keep_full": 1, "keep_days": None, "keep_increments": None}
+    assert document["rules"] == dict.fromkeys(RULES) | {"last": 1, "default": False}
     assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
     assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
     assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "nothing to prune"
@@ -173,17 +176,19 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
 def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -> None:
     store, nodes = new_store_of_two_chains()
     store_chain(store, "newer", "2020-03-01T10:00:00Z")
-    rules = Retention(keep_full=1)
+    rules = Retention(last=1)
     check = ended(store, 7, point("newer", 0, "conflicts"), point("new", 0))
     plan = plan_prune(store, FLEET, rules, force=False)
     warning = (
         "checks found conflicts in newer, so these are kept instead: new; prune will remove them once there are enough"
         " newer snapshots without conflicts"
     )
-    assert prune_plan_lines(plan)[:3] == [
-        "newer: kept: keep_full 1: it is number 1 counting from the newest; it is not counted, because the check that"
-        " ended at 2026-11-24 10:07 UTC found conflicts: see snapshot check newer",
-        "new: kept: keep_full 1: it is number 1 counting from the newest without conflicts",
+    assert prune_plan_lines(plan)[1:4] == [
+        "newer: kept: last 1: it is number 1 counting from the newest; it is the newest snapshot that can be restored;"
+        " it is not counted, because the check that ended at 2026-11-24 10:07 UTC found conflicts: see snapshot check"
+        " newer",
+        "new: kept: last 1: it is number 1 counting from the newest without conflicts; it is the newest snapshot"
+        " without conflicts",
         "old: deleted: no rule keeps it",
     ]
     assert f"warning: {warning}" in prune_plan_lines(plan)
@@ -212,7 +217,7 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
 def test_a_prune_says_if_every_snapshot_has_conflicts() -> None:
     store, _ = new_store_of_two_chains()
     ended(store, 7, point("new", 0, "conflicts"), point("old", 1, "conflicts"))
-    plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    plan = plan_prune(store, FLEET, Retention(last=1), force=False)
     assert plan.warnings == [
         "checks found conflicts in every snapshot that can be restored (new, old), so no older snapshot is kept"
         " instead: only age and number decide"
@@ -226,7 +231,7 @@ def test_a_prune_says_if_it_can_not_read_what_a_check_has_found() -> None:
     key = outcome_key(check, point("new", 0, "conflicts"))
     store.delete(key)
     store.create(key, b"{" * 500)
-    plan = plan_prune(store, FLEET, Retention(keep_full=1), force=False)
+    plan = plan_prune(store, FLEET, Retention(last=1), force=False)
     assert plan.warnings == [
         "check records that can't be read or that end in the future (their conflicts count, other results don't):"
         f" {check}; see: snapshot history"

@@ -35,9 +35,16 @@ file = "/var/lib/cutline.prom"
 listen = "[::1]:9957"
 traces = false
 [retention]
-keep_full = 3
-keep_days = 7
-keep_increments = 0
+last = 3
+only_full = "all"
+within = "7d"
+hourly = 24
+daily = 7
+weekly = 4
+monthly = 12
+yearly = 1
+max_age = "26h"
+quota = "500GB"
 gc_grace = "1.5 d"
 [spark]
 master = "local[2]"
@@ -81,7 +88,9 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     assert fleet.node("a-b") is fleet.nodes[1]
     assert fleet.global_id == "^(?P<global>[^:]+):"
     assert fleet.groups == GroupRules(("public.*",), ("audit.*",), ("public.events",))
-    assert fleet.retention == Retention(3, 7, 0, 129600)
+    assert fleet.retention == Retention(
+        3, "all", 604800, 24, 7, 4, 12, 1, max_age_seconds=93600, quota_bytes=500 * 10**9, gc_grace_seconds=129600
+    )
     assert fleet.metrics == MetricsRules(Path("/var/lib/cutline.prom"), ListenAddress("::1", 9957), traces=False)
     assert fleet.spark_master == "local[2]"
     assert fleet.spark_settings == {
@@ -214,10 +223,12 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[metrics]\nlisten = '127.0.0.1:0'\n" + NODE, "but must have the form 127.0.0.1:9957"),
     (HEAD + "[metrics]\ntraces = 1\n" + NODE, "expected boolean, got integer - at `metrics.traces`"),
     (HEAD + "[retention]\nkeep = 1\n" + NODE, "unknown key `keep` in `retention`"),
-    (HEAD + "[retention]\nkeep_full = 0\n" + NODE, "expected integer >= 1 - at `retention.keep_full`"),
-    (HEAD + "[retention]\nkeep_days = 1.5\n" + NODE, "expected integer, got number - at `retention.keep_days`"),
-    (HEAD + "[retention]\nkeep_increments = true\n" + NODE,
-     "expected integer, got boolean - at `retention.keep_increments`"),
+    (HEAD + "[retention]\nlast = 0\n" + NODE, "expected integer >= 1 - at `retention.last`"),
+    (HEAD + "[retention]\ndaily = 'some'\n" + NODE, "'some' - at `retention.daily`"),
+    (HEAD + "[retention]\nonly_full = true\n" + NODE, "got boolean - at `retention.only_full`"),
+    (HEAD + "[retention]\nwithin = '0'\n" + NODE, "`retention.within` is 0: every restore point is older"),
+    (HEAD + "[retention]\nmax_age = '0h'\n" + NODE, "`retention.max_age` is 0: every restore point is older"),
+    (HEAD + "[retention]\nquota = 0\n" + NODE, "a size must be positive - at `retention.quota`"),
     (HEAD + "[retention]\ngc_grace = 24\n" + NODE,
      'a duration is a string such as "24h" - at `retention.gc_grace`'),
     (HEAD + "[store_options]\nretry_for = 600\n" + NODE,
@@ -234,7 +245,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a string contains the character NUL"),
     (HEAD + '[store_options]\n"a\\U00000000" = 1\n' + NODE, "a string contains the character NUL"),
     (HEAD + '[groups]\nexclude = ["a", "b\\\\\\u0000"]\n' + NODE, "a string contains the character NUL"),
-    (HEAD + "[retention]\nkeep_days = 36501\n" + NODE, "expected integer <= 36500 - at `retention.keep_days`"),
+    (HEAD + "[retention]\nwithin = '36501d'\n" + NODE, "'36501d' is more than 36,500 days - at `retention.within`"),
 ])  # fmt: skip
 def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> None:
     fleet_file.write_text(text)

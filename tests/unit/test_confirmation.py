@@ -21,7 +21,7 @@ from tests.unit.made_garbage import StoreBuilder
 SECONDS_MAX = 60
 COMMANDS = [
     ("delete", "daily"),
-    ("prune", "--keep-full", "1"),
+    ("prune", "--keep-last", "1"),
     ("gc", "--grace", "0"),
     ("restore --replace", "daily"),
     ("restore-abandon", "daily"),

@@ -109,7 +109,7 @@ def test_it_is_never_pruned_and_can_be_deleted(fleet: Fleet, key: str) -> None:
     store = fleet.store.open()
     store_chain(fleet, "newer", "2026-11-21T00:00:00Z")
     store.create(key, b"{")
-    plan = plan_prune(store, fleet, Retention(keep_full=1), force=False)
+    plan = plan_prune(store, fleet, Retention(last=1), force=False)
     assert plan.steps == ()
     *_, line, nothing = plan_lines(plan)
     assert line.startswith(

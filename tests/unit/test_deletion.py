@@ -73,16 +73,16 @@ def test_a_prune_that_dies_anywhere_is_finished_by_a_repeat() -> None:
         assert read_chain_lists(store, "new") == others
         assert nodes.slots == nodes_of("op-new-0").slots
         assert read_open_intents(store) == []
-        assert plan_prune(store, FLEET, Retention(keep_increments=1), force=False).steps == ()
+        assert plan_prune(store, FLEET, Retention(last=1, only_full="all"), force=False).steps == ()
 
-    assert crash_everywhere(lambda store, nodes: prune(store, nodes, keep_increments=1), check_end) > 20
+    assert crash_everywhere(lambda store, nodes: prune(store, nodes, last=1, only_full="all"), check_end) > 20
 
 
 def test_pruning_removes_whole_snapshots_oldest_first() -> None:
     store = memory()
     nodes = store_two_chains(store)
     store_chain(store, "newest", "2020-03-01T00:00:00Z")
-    pruned = prune(store, nodes, keep_full=1)
+    pruned = prune(store, nodes, last=1)
     assert [one.mark.snapshot for one in pruned.removed] == ["old", "new"]
     assert snapshot_names(store) == ["newest"]
     assert nodes.slots == set()
@@ -90,7 +90,7 @@ def test_pruning_removes_whole_snapshots_oldest_first() -> None:
     assert [(one.objects, one.bytes) for one in pruned.removed] == [
         (step.mark.objects, step.mark.bytes) for step in pruned.plan.steps
     ]
-    assert prune(store, nodes, keep_full=1).removed == ()
+    assert prune(store, nodes, last=1).removed == ()
 
 
 def test_a_prune_finishes_an_unfinished_deletion() -> None:
@@ -100,7 +100,7 @@ def test_a_prune_finishes_an_unfinished_deletion() -> None:
     delete(store, nodes)
     assert list_unfinished_deletions(store) == (["old"], {})
     nodes.unreachable = set()
-    (removed,) = prune(store, nodes, keep_full=9).removed
+    (removed,) = prune(store, nodes, last=9).removed
     assert (removed.mark.snapshot, removed.is_done) == ("old", True)
     assert is_finished(store, "old", force=False)
 
@@ -211,7 +211,7 @@ def test_an_unreadable_snapshot_and_its_slots_are_deleted_only_by_force(number: 
     store.create(key, bytes(2000))
     with pytest.raises(SnapshotUnreadableError, match=key):
         delete(store, nodes)
-    plan = plan_prune(store, FLEET, Retention(keep_full=1), force=True)
+    plan = plan_prune(store, FLEET, Retention(last=1), force=True)
     assert plan.steps == ()
     assert key in plan.problems["old"]
     removed = delete(store, nodes, force=True).removed

@@ -14,6 +14,7 @@ from cutline.snapshots.records.documents import ManifestError, list_prefix, pars
 from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
 from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.pins import pin_key, release_key
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.repair_records import repair_key
 from cutline.snapshots.records.store_identity import FLEET_KEY, baseline_key
@@ -30,6 +31,10 @@ KEYS = {
     "repair": (repair_key("daily", 1),),
     "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
+    "pin": (
+        pin_key("daily", "20261120T000000Z-000000000a"),
+        release_key("daily", "20261120T000000Z-000000000a"),
+    ),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),
     "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
     "failure": (operation_key("20261120T000000Z-0000000001", "failure"),),

@@ -125,7 +125,7 @@ def test_slots_of_deleted_and_pruned_chains_are_recognised() -> None:
         return find_kept_chain(store, kept, read_slot_owners(store).owner_of(slot)).removal_text
 
     assert (removal_text_of("old"), removal_text_of("new")) == ("", "")
-    prune(store, nodes, keep_increments=1)
+    prune(store, nodes, last=1, only_full="all")
     assert removal_text_of("old") == "the increments of snapshot old were pruned"
     delete(store, nodes)
     assert (removal_text_of("old"), removal_text_of("new")) == ("snapshot old was deleted", "")
@@ -136,14 +136,14 @@ def test_a_pruned_chain_without_increments_leaves_no_slot_and_the_newest_keeps_i
     nodes = nodes_of(
         *(store_chain(store, name, at) for name, at in (("old", OLD[0]), ("newer", OLD[1]), ("new", NEW[0])))
     )
-    removed = prune(store, nodes, keep_full=2, keep_increments=1).removed
+    removed = prune(store, nodes, last=1, only_full=2).removed
     assert [(one.mark.snapshot, one.mark.format) for one in removed] == [("old", DELETED), ("newer", ONLY_FULL)]
     assert nodes.slots == nodes_of("op-new-0").slots
     assert snapshot_names(store) == ["new", "newer"]
-    plan = plan_prune(store, FLEET, Retention(keep_full=2, keep_increments=1), force=False)
+    plan = plan_prune(store, FLEET, Retention(last=1, only_full=2), force=False)
     assert not plan.steps
     # Its slot was dropped then: no later plan says that it will be.
-    plan = plan_prune(store, FLEET, Retention(keep_full=1, keep_increments=1), force=False)
+    plan = plan_prune(store, FLEET, Retention(last=1), force=False)
     assert [(step.mark.snapshot, step.slots) for step in plan.steps] == [("newer", ())]
     assert plan_deletion(store, FLEET, "newer", force=False).slots == ()
     assert plan_deletion(store, FLEET, "new", force=True).slots == (slot_name("op-new-0"),)

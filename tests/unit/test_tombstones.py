@@ -55,7 +55,7 @@ def test_what_is_no_tombstone_deletes_nothing_until_somebody_forces_it(body: byt
     with pytest.raises(ManifestError, match=r"deleted/old\.json is damaged") as raised:
         delete(store, nodes)
     assert "snapshot delete old --force" in raised.value.hint
-    assert prune(store, nodes, keep_full=1).removed == ()
+    assert prune(store, nodes, last=1).removed == ()
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     assert (read_chain_lists(store, "old"), nodes.slots) == before
     with pytest.raises(ManifestError):
@@ -82,7 +82,7 @@ def test_what_takes_the_place_of_a_mark_after_the_plan_ends_the_removal(key: str
     nodes = store_two_chains(store)
     before = read_chain_lists(store, "old"), set(nodes.slots)
     with pytest.raises(ManifestError, match="is damaged"):
-        _ = delete(store, nodes) if key == tombstone_key("old") else prune(store, nodes, keep_increments=1)
+        _ = delete(store, nodes) if key == tombstone_key("old") else prune(store, nodes, last=1, only_full="all")
     store.delete(key)
     assert (read_chain_lists(store, "old"), nodes.slots) == before
 
@@ -98,7 +98,7 @@ def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
     # What is not there may have been pruned.
     with pytest.raises(ManifestError, match=r"only-full\.json is damaged"):
         read_chain(store, "old", 3)
-    assert prune(store, nodes, keep_full=9).removed == ()
+    assert prune(store, nodes, last=9).removed == ()
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
     store.delete(only_full_key("old"))
     assert (read_chain_lists(store, "old"), nodes.slots) == before
@@ -110,7 +110,7 @@ def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> Non
     nodes = store_two_chains(store)
     before = read_chain_lists(store, "old"), set(nodes.slots)
     store.create(key, b"{")
-    for rules in ({"keep_full": 1}, {"keep_increments": 1}, {"keep_days": 1}):
+    for rules in ({"last": 1}, {"last": 1, "only_full": "all"}, {"within_seconds": 86400}):
         pruned = prune(store, nodes, **rules)
         assert pruned.removed == ()
         assert key in pruned.plan.problems["old"]
@@ -118,7 +118,7 @@ def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> Non
         assert verdict.why == ("it is damaged, so it is not known what would be lost",)
     store.delete(key)
     assert (read_chain_lists(store, "old"), nodes.slots) == before
-    assert [one.mark.snapshot for one in prune(store, nodes, keep_full=1).removed] == ["old"]
+    assert [one.mark.snapshot for one in prune(store, nodes, last=1).removed] == ["old"]
 
 
 @pytest.mark.parametrize("key", [only_full_key("old"), lost_key("old", "op-old-0")])
@@ -189,8 +189,8 @@ def test_a_snapshot_that_is_being_restored_is_neither_deleted_nor_pruned() -> No
     operation = begin_lease(store, minutes=5)
     for run in (
         lambda: delete(store, nodes, force=True),
-        lambda: prune(store, nodes, keep_full=1, force=True),
-        lambda: prune(store, nodes, keep_increments=0, force=True),
+        lambda: prune(store, nodes, last=1, force=True),
+        lambda: prune(store, nodes, last=1, only_full="all", force=True),
     ):
         with pytest.raises(SnapshotInUseError) as error:
             run()
@@ -230,7 +230,7 @@ def test_a_restore_that_begins_right_before_the_tombstone_keeps_its_objects() ->
 def test_a_pruned_chain_is_whole_and_gets_no_more_increments() -> None:
     store = memory()
     nodes = store_two_chains(store)
-    prune(store, nodes, keep_increments=1)
+    prune(store, nodes, last=1, only_full="all")
     chain, report = check_structure(store, "fleet", "old", None, {"op-old-1": 1, "op-old-2": 2})
     assert chain is not None
     check_listing(store, chain, report)
@@ -247,7 +247,7 @@ def test_a_pruned_chain_is_whole_and_gets_no_more_increments() -> None:
 def test_a_pruned_chain_can_be_deleted() -> None:
     store = memory()
     nodes = store_two_chains(store)
-    prune(store, nodes, keep_increments=1)
+    prune(store, nodes, last=1, only_full="all")
     removed = delete(store, nodes).removed
     assert removed is not None
     assert removed.mark.points == (point(0, OLD[0]),)

@@ -96,6 +96,31 @@ def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch:
     found = prune(source)
     assert found.text == "deleted a, c; removed the increments of b"
     assert found.notes == ("every snapshot has conflicts",)
+    assert found.finding is None
+
+
+def test_a_prune_that_leaves_more_than_the_quota_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document: dict[str, object] = {"warnings": [], "bytes_left": 3 << 20, "quota": {"bytes": 2 << 20}}
+    source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
+
+    def print_done(state: str, exceeded_by: int, code: int) -> None:
+        document["done"] = [{"snapshot": "a", "kind": "delete", "state": state}]
+        document["quota"] = {"bytes": 2 << 20, "exceeded_by": exceeded_by}
+        program = f"import sys; print({json.dumps(json.dumps(document))}); sys.exit({code})"
+        monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
+
+    print_done("done", 1 << 20, 3)
+    found = prune(source)
+    assert found.text == "deleted a"
+    assert found.finding is not None
+    assert (found.finding.code, found.finding.slug) == (3, "quota-exceeded")
+    assert found.finding.message == "the snapshots take 3.0 MiB, 1.0 MiB more than the quota of 2.0 MiB"
+    print_done("done", 0, 0)
+    assert prune(source).finding is None
+    # An object that the store refuses to delete is a failure, whatever the quota.
+    print_done("unfinished", 1 << 20, 3)
+    with pytest.raises(CommandFailedError):
+        prune(source)
 
 
 def test_a_command_that_was_started_when_a_signal_came_is_stopped(

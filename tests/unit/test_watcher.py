@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,7 @@ from cutline.cli.watch.running_command import CommandResult, RunningCommand
 from cutline.cli.watch.schedule import TaskKind, idle_texts, retry_now
 from cutline.cli.watch.tasks import Beside, TaskResult
 from cutline.cli.watch.watcher import BUSY_SECONDS
-from cutline.fleet.config import NEVER
+from cutline.fleet.config import NEVER, Retention
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import Interval
 from cutline.storage.errors import BusyError, UnreachableError, UsageError
@@ -36,6 +36,23 @@ def test_a_failure_is_told_once_and_so_is_its_end(watched: Watched) -> None:
     watched.run(TaskKind.INCREMENT)
     assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
     assert sum("node a is away" in text for text in watched.said) == 3
+
+
+def test_a_restore_point_that_is_too_old_is_told_once_and_so_is_its_end(watched: Watched) -> None:
+    watcher = watched.watcher
+    assert watcher.chain is not None
+    made_at = watcher.chain.last_at
+    for age_seconds in (59, 60, 3600):
+        watcher._look_at_age(made_at + timedelta(seconds=age_seconds))
+    assert watched.notices() == []
+    watcher.source.fleet = replace(watcher.source.fleet, retention=Retention(max_age_seconds=3600))
+    for age_seconds in (3600, 3601, 7200, 10):
+        watcher._look_at_age(made_at + timedelta(seconds=age_seconds))
+    assert watched.notices() == [("failed", "max-age"), ("recovered", "max-age")]
+    assert watched.said[-2:] == [
+        f"the newest restore point, of {made_at:%Y-%m-%d %H:%M} UTC, is 1.0 h old; [retention] max_age allows 1 h",
+        "the newest restore point is young enough again",
+    ]
 
 
 def test_another_operation_is_no_failure(watched: Watched) -> None:

@@ -145,7 +145,8 @@ def test_changed_tables_make_an_increment_due_unless_that_fails(
 ) -> None:
     monkeypatch.setattr("cutline.cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
     watcher = watched.watcher
-    watcher.tasks[TaskKind.INCREMENT] = watcher.tasks[TaskKind.INCREMENT].done(module.utc_now())
+    for kind in (TaskKind.INCREMENT, TaskKind.PRUNE):
+        watcher.tasks[kind] = watcher.tasks[kind].done(module.utc_now())
     assert "have changed" in watcher._archive_ahead(NAME).text
     found, _ = module.next_task(watcher.following.possible(()), watcher.begun_at, module.utc_now())
     assert found is not None

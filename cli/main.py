@@ -121,6 +121,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry(
         "cutline.cli.commands.report", "report", "Write a report: sizes, durations, checks and gaps over time."
     ),
+    "end": CommandEntry(
+        "cutline.cli.commands.end", "end", "End a chain, and keep its restore points: nodes retain no more WAL for it."
+    ),
     "delete": CommandEntry("cutline.cli.commands.delete", "delete", "Delete a snapshot permanently."),
     "prune": CommandEntry(
         "cutline.cli.commands.prune", "prune", "Delete the snapshots and increments that no retention rule keeps."
@@ -146,7 +149,7 @@ SECTIONS = {
     "Verify and repair": ("check", "repair"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
-    "Remove": ("delete", "prune", "gc"),
+    "Remove": ("end", "delete", "prune", "gc"),
 }
 
 

@@ -24,8 +24,8 @@ class TaskKind(StrEnum):
 
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH and FILE are never due: they represent problems
-    with the watch itself and with a fleet.toml that it can't use.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE and COPIES are never due: they represent
+    problems with the watch itself, with a fleet.toml that it can't use, and with standbys that increments leave out.
     """
 
     FULL = "full"
@@ -37,6 +37,7 @@ class TaskKind(StrEnum):
     DRILL = "drill"
     WATCH = "watch"
     FILE = "fleet-file"
+    COPIES = "copies"
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)

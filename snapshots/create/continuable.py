@@ -93,7 +93,7 @@ def _check_copies(fleet: Fleet, chain: Chain, nodes: Iterable[Node]) -> None:
             raise CopiesLackingError(
                 f"snapshot {chain.name} has no copy of {list_some(lacking, NODES_NAMED_MAX)}, which [copies] require in"
                 " fleet.toml demands",
-                hint=f"lower require under [copies] in fleet.toml, or {NEW_CHAIN}",
+                hint=f"lower [copies] require in fleet.toml, or {NEW_CHAIN}",
                 ends_chain=ChainEnd.PERHAPS,
                 details={"nodes": lacking},
             )

@@ -204,7 +204,7 @@ OPTIONAL = {
     "intent": {"turn"},
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
-    "lost": {"restore", "successor", "slot_problem", "nodes"},
+    "lost": {"restore", "successor", "slot_problem", "nodes", "ended_by"},
     "outcome": {"increment", "code", "began_at"},
     "check": {
         "code",

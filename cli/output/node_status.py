@@ -13,6 +13,7 @@ from cutline.cli.output.tables import Enumeration, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.lock import LockAnswer, ask_lock_holders
+from cutline.snapshots.listing.listing import with_slots
 from cutline.snapshots.listing.metrics import PRIMARY, STANDBY
 from cutline.snapshots.listing.metrics_gathering import archived_positions, chains_by_cut, read_entries
 from cutline.snapshots.listing.slot_owners import UNKNOWN_OWNER, SlotOwner, read_owners
@@ -106,8 +107,9 @@ def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
     """Ask the nodes, in the order they appear in fleet.toml, and read from the store how far their WAL is archived."""
     query = LagsQuery(fleet)
     locks = {answer.node: answer for answer in ask_lock_holders(fleet)}
-    entries = read_entries(store, fleet)
-    archived, lags = archived_positions(chains_by_cut(entries)), query.lags()
+    entries, lags = read_entries(store, fleet), query.lags()
+    archived = archived_positions(chains_by_cut(entries))
+    entries = tuple(with_slots(entry, lags.slots) for entry in entries)
     owners = read_owners(store, entries, {slot.slot for found in lags.nodes.values() for slot in found.slots})
     return [
         NodeStatus(

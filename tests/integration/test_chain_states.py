@@ -5,6 +5,8 @@ Servers are stopped, promoted and robbed of slots as failover managers do it; ex
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,14 +29,16 @@ from tests.unit.metric_values import of, read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LIVE_SECONDS_MAX = 50.0
 # Enough WAL to fill several segments, which are 1 MB here or more.
 SWITCHES = ("SELECT pg_logical_emit_message(false, 'x', repeat('y', 100000)), pg_switch_wal()",) * 4
 
 
 @pytest.fixture
-def place(tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
+def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[ChangingFleet]:
+    """A fleet of one shard with one standby, or with as many as the test's parameter says."""
     try:
-        source = start_fleet(tmp_path / "fleet", shards=1, backups=1)
+        source = start_fleet(tmp_path / "fleet", shards=1, backups=getattr(request, "param", 1))
         target = start_fleet(tmp_path / "target", shards=1, backups=0, like_shared=True)
         fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
         into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
@@ -172,3 +176,15 @@ def test_an_invalidated_slot_is_shown_and_its_limit_was_warned_of(place: Changin
     assert shown["snapshot"] == "chain"
     assert listed(place)["slot_problems"].keys() == {PRIMARY}
     assert of(metrics.SLOT_UNUSABLE, gathered(place))[f"{PRIMARY}/{slot}"] == 1
+
+
+@pytest.mark.parametrize("place", [2], indirect=True)
+def test_a_live_check_does_not_wait_long_for_the_standby_of_a_dead_primary(place: ChangingFleet) -> None:
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    began = time.monotonic()
+    code, document = run_command(place.fleet, "check", "chain", "--live")
+    assert time.monotonic() - began < LIVE_SECONDS_MAX
+    assert code == 6, document
+    assert "standby s1-b2 is" in json.dumps(document)

@@ -11,7 +11,7 @@ from cutline.nodes.roles import ServerState, find_promoted, in_current_roles, wi
 from cutline.nodes.watch import NodeAnswers
 from tests.unit.made_fleets import new_fleet
 
-PRIMARY, STANDBY = ServerState(is_in_recovery=False, system_identifier="1"), ServerState(True, "1")
+PRIMARY, STANDBY = (ServerState(is_in_recovery=state, system_identifier="1") for state in (False, True))
 OTHER = ServerState(is_in_recovery=False, system_identifier="2")
 
 

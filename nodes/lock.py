@@ -365,7 +365,7 @@ def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
         return _Holders(server, find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet)))
 
     asked = NodesQuery(fleet.nodes, ask, ASKING_SECONDS_MAX).answers()
-    _, _, answers = in_current_roles(fleet, asked, lambda answer: answer.server)
+    answers = in_current_roles(fleet, asked, lambda answer: answer.server).answers
     return [
         LockAnswer(node.id, found.holder, found.watch)
         if (found := answers.found.get(node.id))

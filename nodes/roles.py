@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 
@@ -87,13 +87,22 @@ def _at(node: Node, other: Node) -> Node:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class CurrentRoles(Generic[Answer]):
+    """The fleet with promoted standbys in their primaries' places, these standbys by primary, and the answers by node.
+
+    Each answer is that of the server that has the node's role now.
+    """
+
+    fleet: Fleet
+    promoted: Mapping[str, str]
+    answers: NodeAnswers[Answer]
+
+
 def in_current_roles(
     fleet: Fleet, asked: NodeAnswers[Answer], server_of: Callable[[Answer], ServerState]
-) -> tuple[Fleet, dict[str, str], NodeAnswers[Answer]]:
-    """Return the fleet with promoted standbys in their primaries' places, these standbys by primary, and the answers.
-
-    The answers come from all servers in fleet.toml; they are returned by the nodes whose roles the servers have now.
-    """
+) -> CurrentRoles[Answer]:
+    """Find the roles from the answers of all servers in fleet.toml; `server_of` returns the state in an answer."""
     promoted = find_promoted(
         fleet, {node.id: server_of(asked.found[node.id]) if node.id in asked.found else None for node in fleet.nodes}
     )
@@ -103,7 +112,7 @@ def in_current_roles(
         {node: asked.found[server] for node, server in by_role.items() if server in asked.found},
         {node: asked.problems[server] for node, server in by_role.items() if server in asked.problems},
     )
-    return with_exchanged(fleet, promoted), promoted, answers
+    return CurrentRoles(with_exchanged(fleet, promoted), promoted, answers)
 
 
 def find_roles(fleet: Fleet) -> dict[str, str]:

@@ -58,9 +58,10 @@ def test_answers_are_returned_by_role(fleet: Fleet) -> None:
         return [node.dsn.partition(" ")[0] for node in nodes]
 
     asked = NodeAnswers({"a1": PRIMARY, "a2": STANDBY}, {"a": "no answer"})
-    found, promoted, answers = in_current_roles(fleet, asked, lambda answer: answer)
-    assert promoted == {"a": "a1"}
-    assert answers == NodeAnswers({"a": PRIMARY, "a2": STANDBY}, {"a1": "no answer"})
+    roles = in_current_roles(fleet, asked, lambda answer: answer)
+    found = roles.fleet
+    assert roles.promoted == {"a": "a1"}
+    assert roles.answers == NodeAnswers({"a": PRIMARY, "a2": STANDBY}, {"a1": "no answer"})
     assert dsns(found.nodes) == ["host=b", "host=a", "host=c"]
     assert [(node.id, node.backup_of) for node in found.nodes] == [("a", None), ("a1", "a"), ("a2", "a")]
-    assert dsns(with_exchanged(found, promoted).nodes) == ["host=a", "host=b", "host=c"]
+    assert dsns(with_exchanged(found, roles.promoted).nodes) == ["host=a", "host=b", "host=c"]

@@ -119,8 +119,9 @@ class LagsQuery:
     def lags(self) -> FleetLags:
         """Return the lags; wait no longer than the time limit."""
         asked = self._query.answers()
-        fleet, promoted, answers = in_current_roles(self._fleet, asked, lambda answer: answer.server)
-        return FleetLags(fleet, promoted, {node.id: _lags_of(node, answers) for node in fleet.nodes})
+        roles = in_current_roles(self._fleet, asked, lambda answer: answer.server)
+        lags = {node.id: _lags_of(node, roles.answers) for node in roles.fleet.nodes}
+        return FleetLags(roles.fleet, roles.promoted, lags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +310,15 @@ class RetainedQuery:
 
     def answers(self) -> RetainedAnswers:
         """Wait for the answers until the time limit; return them in the roles that the servers have now."""
-        fleet, promoted, answers = in_current_roles(self._fleet, self._query.answers(), lambda answer: answer.server)
-        limits = {node.id: node.retained_wal_bytes_max for node in fleet.nodes}
+        roles = in_current_roles(self._fleet, self._query.answers(), lambda answer: answer.server)
+        limits, answers = {node.id: node.retained_wal_bytes_max for node in roles.fleet.nodes}, roles.answers
         retained = [
             replace(one, node=node, limit_bytes=limits[node])
             for node, answer in answers.found.items()
             for one in answer.retained
         ]
         old = [replace(one, node=node) for node, answer in answers.found.items() for one in answer.old]
-        return RetainedAnswers(tuple(retained), answers.problems, tuple(old), tuple(answers.found), promoted)
+        return RetainedAnswers(tuple(retained), answers.problems, tuple(old), tuple(answers.found), roles.promoted)
 
 
 @dataclass(frozen=True, slots=True)

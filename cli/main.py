@@ -124,6 +124,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "report": CommandEntry(
         "cutline.cli.commands.report", "report", "Write a report: sizes, durations, checks and gaps over time."
     ),
+    "end": CommandEntry(
+        "cutline.cli.commands.end", "end", "End a chain, and keep its restore points: nodes retain no more WAL for it."
+    ),
     "delete": CommandEntry("cutline.cli.commands.delete", "delete", "Delete a snapshot permanently."),
     "prune": CommandEntry(
         "cutline.cli.commands.prune", "prune", "Delete the snapshots and increments that no retention rule keeps."
@@ -150,7 +153,7 @@ SECTIONS = {
     "Verify and repair": ("check", "repair"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
-    "Keep and remove": ("keep", "prune", "delete", "gc"),
+    "Keep and remove": ("keep", "end", "prune", "delete", "gc"),
 }
 
 

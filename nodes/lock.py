@@ -25,6 +25,7 @@ import psycopg
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.own_process import read_label
 from cutline.nodes.connections import raising_unreachable, shut_down_after, shut_down_sessions
+from cutline.nodes.roles import ServerState, in_current_roles, read_server
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.watch import NodesQuery
 from cutline.storage.errors import BusyError, UnreachableError
@@ -343,17 +344,31 @@ class LockAnswer:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    server: ServerState
+    holder: Holder | None
+    watch: Holder | None
+
+
 def ask_lock_holders(fleet: Fleet) -> list[LockAnswer]:
     """Ask all primaries for their lock holders, within ASKING_SECONDS_MAX.
 
-    Returns the answers in the order the nodes appear in fleet.toml.
+    All servers are asked, because a standby in fleet.toml may be a primary now. Returns the answers in the order the
+    primaries appear in fleet.toml.
     """
 
-    def ask(_node: Node, connection: psycopg.Connection[Any]) -> tuple[Holder | None, Holder | None]:
-        return find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet))
+    def ask(_node: Node, connection: psycopg.Connection[Any]) -> _Holders:
+        server = read_server(connection)
+        if server.is_in_recovery:
+            return _Holders(server, None, None)
+        return _Holders(server, find_holder(connection, fleet.name), find_holder(connection, watch_lock(fleet)))
 
-    answers = NodesQuery(fleet.primaries, ask, ASKING_SECONDS_MAX).answers()
+    asked = NodesQuery(fleet.nodes, ask, ASKING_SECONDS_MAX).answers()
+    answers = in_current_roles(fleet, asked, lambda answer: answer.server).answers
     return [
-        LockAnswer(node.id, *answers.found.get(node.id, (None, None)), problem=answers.problems.get(node.id, ""))
+        LockAnswer(node.id, found.holder, found.watch)
+        if (found := answers.found.get(node.id))
+        else LockAnswer(node.id, problem=answers.problems[node.id])
         for node in fleet.primaries
     ]

@@ -28,6 +28,7 @@ from cutline.nodes.connections import (
     unreachable_error,
 )
 from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
+from cutline.nodes.roles import ServerState, find_promoted, with_exchanged
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.storage.errors import SnapshotError, UnreachableError
 
@@ -216,7 +217,7 @@ def open_sessions(
         try:
             sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
         except _RolesChangedError as changed:
-            fleet = _with_exchanged(fleet, changed.promoted)
+            fleet = with_exchanged(fleet, changed.promoted)
             chosen = tuple(fleet.node(node.id) for node in chosen)
             sessions = stack.enter_context(_open_as_listed(fleet, chosen, options, away))
             sessions = replace(sessions, promoted=changed.promoted)
@@ -254,7 +255,7 @@ def _open_as_listed(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
-        if promoted := _find_promoted(fleet, _lost_primaries(chosen, problems, found_nodes), options.known):
+        if promoted := _ask_promoted(fleet, _lost_primaries(chosen, problems, found_nodes), options.known):
             raise _RolesChangedError(promoted)
         absent: dict[str, Absence] = {}
         if away is None:
@@ -315,27 +316,30 @@ def with_current_roles(fleet: Fleet) -> Fleet:
     """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them."""
     found = dict(zip(fleet.primaries, in_parallel(_identity_of, fleet.primaries), strict=True))
     lost = {primary: known for primary, known in found.items() if known is None or known.in_recovery}
-    return _with_exchanged(fleet, _find_promoted(fleet, lost, {}))
+    return with_exchanged(fleet, _ask_promoted(fleet, lost, {}))
 
 
-def _find_promoted(
+def _ask_promoted(
     fleet: Fleet, lost: Mapping[Node, NodeIdentity | None], identifiers: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the standbys that have been promoted, by primary; `lost` are primaries that are away (None) or standbys.
 
-    `identifiers` are the system identifiers of primaries, as far as they are known. If several standbys of a primary
-    have been promoted, none takes its place. Raises NodeUnreachableError if a primary has become a standby, and the
-    server that could be the primary now can't be reached.
+    `identifiers` are as in find_promoted. Raises NodeUnreachableError if a primary has become a standby, and the server
+    that could be the primary now can't be reached.
     """
-    promoted: dict[str, str] = {}
+    standbys = [node for node in fleet.nodes if node.backup_of in {primary.id for primary in lost}]
+    answers = {primary.id: known for primary, known in lost.items()}
+    answers |= {node.id: known for node, known in zip(standbys, in_parallel(_identity_of, standbys), strict=True)}
+    servers = {
+        node: ServerState(known.in_recovery, known.system_identifier) if known else None
+        for node, known in answers.items()
+    }
+    promoted = find_promoted(fleet, servers, identifiers)
     for primary, known in lost.items():
-        standbys = [node for node in fleet.nodes if node.backup_of == primary.id]
-        answers = dict(zip(standbys, in_parallel(_identity_of, standbys), strict=True))
-        others = [standby for standby, answer in answers.items() if answer and not answer.in_recovery]
-        expected = known.system_identifier if known else identifiers.get(primary.id)
-        if len(others) == 1 and ((only := answers[others[0]]) and expected in (None, only.system_identifier)):
-            promoted[primary.id] = others[0].id
-        elif known is not None and not others and (away := [node.id for node, answer in answers.items() if not answer]):
+        own = [node.id for node in standbys if node.backup_of == primary.id]
+        away = [node for node in own if servers[node] is None]
+        accepts_writes = any(state is not None and not state.is_in_recovery for state in map(servers.get, own))
+        if known is not None and not accepts_writes and away:
             raise NodeUnreachableError(
                 f"node {primary.id}: no server of its shard accepts writes: it is a standby, and"
                 f" {list_some(away, NODES_NAMED_MAX)} can't be reached",
@@ -351,26 +355,6 @@ def _identity_of(standby: Node) -> NodeIdentity | None:
             return identify(standby, connection).identity
     except NodeUnreachableError:
         return None
-
-
-def _with_exchanged(fleet: Fleet, promoted: Mapping[str, str]) -> Fleet:
-    """Return the fleet with each promoted standby's server in its primary's place, and the other way round."""
-    servers = {**promoted, **{standby: primary for primary, standby in promoted.items()}}
-    nodes = {node.id: node for node in fleet.nodes}
-    return replace(
-        fleet, nodes=tuple(_at(node, nodes[servers[node.id]]) if node.id in servers else node for node in fleet.nodes)
-    )
-
-
-def _at(node: Node, other: Node) -> Node:
-    """Return the node with the server of the other node."""
-    return replace(
-        node,
-        dsn=other.dsn,
-        retained_wal_bytes_max=other.retained_wal_bytes_max,
-        connections_max=other.connections_max,
-        server=None,
-    )
 
 
 def _identify_all(

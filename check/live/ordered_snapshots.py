@@ -35,10 +35,19 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.storage.errors import RefusedError
 from cutline.wal.cut.markers import FLUSHING_MESSAGE_VERSION
-from cutline.wal.drain.waiting import REPLAY_POLL_SECONDS, ReplayState, WaitNotes, read_replay, report_replay
+from cutline.wal.drain.waiting import (
+    NOT_RECEIVING,
+    REPLAY_POLL_SECONDS,
+    ReplayState,
+    WaitNotes,
+    read_replay,
+    report_replay,
+)
 
 PREFIX = "cutline.live"
 REPLAY_SECONDS_MAX = 60.0
+# A standby that receives no WAL reconnects every five seconds, unless its primary is gone.
+NOT_RECEIVING_SECONDS_MAX = 12.0
 # A transaction that waits for a synchronous standby may take as long as that standby is down.
 AHEAD_SECONDS_MAX = 30.0
 AHEAD_POLL_SECONDS = 0.02
@@ -164,9 +173,10 @@ def _await_replay(shard: Shard, standby: Node, needed: Lsn, progress: Progress) 
     notes = WaitNotes(f"the check of {standby.id}", progress)
     with raising_unreachable(standby):
         while state := read_replay(standby.id, shard.connections[standby.id], needed):
-            if notes.waited_seconds > REPLAY_SECONDS_MAX:
+            seconds_max = NOT_RECEIVING_SECONDS_MAX if state.why == NOT_RECEIVING else REPLAY_SECONDS_MAX
+            if notes.waited_seconds > seconds_max:
                 return state
-            report_replay(notes, state, REPLAY_SECONDS_MAX)
+            report_replay(notes, state, seconds_max)
             time.sleep(REPLAY_POLL_SECONDS)
     return None
 

@@ -72,6 +72,8 @@ def init(
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
         "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
+        "warnings": [warning.text for warning in report.warnings],
+        "surroundings": [warning.to_json() for warning in report.warnings],
     }
     lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
     emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
@@ -119,6 +121,7 @@ def lines_of(
             " its database:",
             OWN_SLOTS_DROP,
         ]
+    lines += [f"warning: {warning.text}" for warning in report.warnings]
     return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]
 
 

@@ -128,12 +128,14 @@ def list_snapshots(
         "snapshots": [
             entry_document(entry, _first_shown(entry, last))
             | {"retained_wal": {retained.node: retained.size_bytes for retained in entry.retained}}
+            | {"slot_problems": dict(entry.slot_problems)}
             | checks_document(listing.checks, entry)
             | {"pins": [pin_document(pin) for pin in listing.pins.get(entry.name, ())]}
             for entry in _chosen(listing, wanted)
         ],
         "age_problem": listing.age_problem or None,
         "warnings": listing.warnings,
+        "promoted": dict(listing.answers.promoted),
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
         "open_operations": [open_operation.to_json() for open_operation in listing.open_operations],
         "put_aside": [asdict(database) for database in listing.answers.old],

@@ -278,6 +278,8 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "base_positions": {node: str(position) for node, position in chain.bases.items()},
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
+        "absent": [to_builtins(commit.absent) for commit in chain.commits],
+        "timelines": [dict(commit.timelines) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
         "renewed": [renewed_document(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
@@ -305,6 +307,8 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         "",
         _cuts(chain),
         *_comments(chain),
+        *_timelines(chain),
+        *_absent_copies(chain),
         *_causes(chain),
         *_changes(chain),
         *_renewals(chain),
@@ -353,6 +357,35 @@ def _comments(chain: Chain) -> list[str | RenderableType]:
         for increment in chain.increments
         if increment.comment
     ]
+
+
+def _timelines(chain: Chain) -> list[str | RenderableType]:
+    """Return a line for every node whose timeline has changed since the commit before."""
+    lines: list[str | RenderableType] = []
+    known = {identity.node: identity.timeline for identity in chain.full.baseline}
+    for commit in chain.increments:
+        for node, timeline in commit.timelines.items():
+            if known[node] != timeline:
+                lines.append(
+                    f"increment {commit.increment}: node {node} is on timeline {timeline}, before on {known[node]}: a"
+                    " standby was promoted"
+                )
+                known[node] = timeline
+    return lines
+
+
+def _absent_copies(chain: Chain) -> list[str | RenderableType]:
+    """Return a line for the increments in a row that leave out a standby's copy; the reason is the last one."""
+    lines: list[str | RenderableType] = []
+    for commit, after in zip(chain.commits, (*chain.increments, None), strict=True):
+        for node, copy in commit.absent.items():
+            if after is not None and node in after.absent and after.absent[node].since == copy.since:
+                continue
+            first, last = copy.since, commit.increment
+            increments = f"increment {last}" if first == last else f"increments {first} to {last}"
+            ended = "; its copy has ended" if copy.has_ended else ""
+            lines.append(f"{increments}: without the copy of {node}: {copy.reason}{ended}")
+    return lines
 
 
 def _causes(chain: Chain) -> list[str | RenderableType]:

@@ -1,29 +1,41 @@
-"""The nodes' part of `status --nodes`: holders of the fleet's lock, positions, and the lag of slots."""
+"""The nodes' part of `status --nodes`: holders of the fleet's lock, positions, and the nodes' slots with their chains.
+
+A node is shown in the role that its server has now; after a failover, the server is named as in fleet.toml.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cutline.cli.output.tables import Enumeration, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.lock import LockAnswer, ask_lock_holders
+from cutline.snapshots.listing.listing import with_slots
 from cutline.snapshots.listing.metrics import PRIMARY, STANDBY
 from cutline.snapshots.listing.metrics_gathering import archived_positions, chains_by_cut, read_entries
+from cutline.snapshots.listing.slot_owners import UNKNOWN_OWNER, SlotOwner, read_owners
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lags import LagsQuery, NodeLags
+from cutline.wal.drain.lags import LagsQuery, NodeLags, SlotLag
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A node's answer. `lock` is None for a standby; `archived` is the position up to which its WAL is in the store."""
+    """A node's answer. `lock` is None for a standby; `archived` is the position up to which its WAL is in the store.
+
+    `server` is the node of fleet.toml whose server has the role of `node`, "" if it is its own. `owners` are the chains
+    that the node's slots belong to, by slot.
+    """
 
     node: str
     role: str
     lock: LockAnswer | None
     lags: NodeLags
     archived: Lsn | None
+    server: str = ""
+    owners: Mapping[str, SlotOwner] = field(default_factory=dict)
 
     @property
     def problem(self) -> str:
@@ -43,12 +55,13 @@ class NodeStatus:
         return {
             "node": self.node,
             "role": self.role,
+            "server": self.server or self.node,
             "lock": self.lock_state,
             "holder": holder.details() if holder else None,
             "watch": self.lock.watch.details() if self.lock and self.lock.watch else None,
             "problem": self.problem or None,
             "position": str(lags.position) if lags.position is not None else None,
-            "slots": [asdict(slot) for slot in lags.slots],
+            "slots": [asdict(slot) | self._owner_of(slot.slot).to_json() for slot in lags.slots],
             "archive_lag_bytes": lags.behind(self.archived),
             "replay_lag_bytes": lags.replay.size_bytes if lags.replay else None,
             "replay_lag_seconds": lags.replay.seconds if lags.replay else None,
@@ -57,7 +70,7 @@ class NodeStatus:
     @property
     def text(self) -> Enumeration:
         """The node's line in the human-readable output."""
-        head = f"node {self.node}"
+        head = f"node {self.node}" + (f" (server {self.server})" if self.server else "")
         if self.lags.problem and (self.lock is None or self.lock.problem):
             return Enumeration(head, (self.lock.problem if self.lock else self.lags.problem,))
         parts = [_lock_text(self.lock)] if self.lock else []
@@ -67,17 +80,21 @@ class NodeStatus:
             parts.append(f"WAL positions unknown: {self.lags.problem}")
         else:
             parts += [f"at {self.lags.position}" if self.lags.position is not None else "position unknown"]
-            for slot in self.lags.slots:
-                parts += [
-                    f"slot {slot.slot} {size_text(slot.lag_bytes)} behind",
-                    f"retains {size_text(slot.retained_bytes)}",
-                ]
+            parts += [self._slot_text(slot) for slot in self.lags.slots]
         if (behind := self.lags.behind(self.archived)) is not None:
             parts.append(f"archive {size_text(behind)} behind")
         if (replay := self.lags.replay) is not None:
             late = "" if replay.seconds is None else f", {seconds_text(replay.seconds)}"
             parts.append(f"replay {size_text(replay.size_bytes)}{late} behind")
         return Enumeration(head, parts)
+
+    def _owner_of(self, slot: str) -> SlotOwner:
+        return self.owners.get(slot, UNKNOWN_OWNER)
+
+    def _slot_text(self, slot: SlotLag) -> str:
+        behind = "is being created" if slot.lag_bytes is None else f"{size_text(slot.lag_bytes)} behind"
+        state = f"unusable ({slot.wal_status or 'invalid'})" if slot.problem else behind
+        return f"slot {slot.slot} {state}, retains {size_text(slot.retained_bytes)}, {self._owner_of(slot.slot).text}"
 
 
 def _lock_text(lock: LockAnswer) -> str:
@@ -88,13 +105,21 @@ def _lock_text(lock: LockAnswer) -> str:
 
 def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
     """Ask the nodes, in the order they appear in fleet.toml, and read from the store how far their WAL is archived."""
-    query = LagsQuery(fleet.nodes)
-    locks = {ask_lock_holder.node: ask_lock_holder for ask_lock_holder in ask_lock_holders(fleet)}
-    archived = archived_positions(chains_by_cut(read_entries(store, fleet)))
-    lags = query.lags()
+    query = LagsQuery(fleet)
+    locks = {answer.node: answer for answer in ask_lock_holders(fleet)}
+    entries, lags = read_entries(store, fleet), query.lags()
+    archived = archived_positions(chains_by_cut(entries))
+    entries = tuple(with_slots(entry, lags.slots) for entry in entries)
+    owners = read_owners(store, entries, {slot.slot for found in lags.nodes.values() for slot in found.slots})
     return [
         NodeStatus(
-            node.id, STANDBY if node.backup_of else PRIMARY, locks.get(node.id), lags[node.id], archived.get(node.id)
+            node.id,
+            STANDBY if node.backup_of else PRIMARY,
+            locks.get(node.id),
+            lags.nodes[node.id],
+            archived.get(node.id),
+            "" if (server := lags.server_of(node.id)) == node.id else server,
+            owners,
         )
         for node in fleet.nodes
     ]

@@ -79,6 +79,7 @@ COMMAND_NAMES = (
     "wait",
     "history",
     "report",
+    "end",
     "delete",
     "prune",
     "keep",

@@ -17,7 +17,6 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
 from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
 from cutline.fleet.progress import Silent
-from cutline.snapshots.create.full import supersede
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
@@ -31,6 +30,7 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full
+from cutline.snapshots.removal.chain_end import supersede
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.storage.store import ObjectStore

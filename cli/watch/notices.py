@@ -10,14 +10,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from msgspec import UnsetType
 
-from cutline.cli.output.failure import CommandFailure
+from cutline.cli.output.failure import INCONCLUSIVE, CommandFailure
 from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.schedule import Task, TaskKind
@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 # How many operations without an intent are read. They are sorted by start time, and a watch may run for months.
 READ_MAX = 5000
-OF_WATCH = (TaskKind.WATCH, TaskKind.FILE, TaskKind.AGE)
+OF_WATCH = (TaskKind.WATCH, TaskKind.FILE, TaskKind.AGE, TaskKind.COPIES)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
@@ -213,6 +213,26 @@ class Notices:
     def ages(self, error: SnapshotError | None) -> None:
         """Report a newest restore point that is too old (only once); with None, report that it has ended."""
         self._tell(TaskKind.AGE, error, "the newest restore point is young enough again")
+
+    def leaves_out(self, snapshot: str, absent: Mapping[str, str]) -> None:
+        """Report the standbys that an increment has left out, each with the reason, whenever they change."""
+        before = self._troubles.get(TaskKind.COPIES)
+        problem = f"increments leave out the copies of: {', '.join(sorted(absent))}" if absent else ""
+        if problem == (before.problem if before else ""):
+            return
+        if absent:
+            failed = (before or Task(TaskKind.COPIES, 0.0)).failed(utc_now(), problem)
+            self._troubles[TaskKind.COPIES] = failed
+            reasons = "; ".join(f"{node}: {reason}" for node, reason in sorted(absent.items()))
+            hint = f"checks are inconclusive until they are back; to see since when: snapshot show {snapshot}"
+            failure = CommandFailure(INCONCLUSIVE, "copies-absent", f"{problem} ({reasons})", hint)
+            self.log(failure.message, hint=failure.hint, task=TaskKind.COPIES)
+            self.send("failed", snapshot, failed, failure)
+        elif before is not None:
+            del self._troubles[TaskKind.COPIES]
+            text = f"increments leave out no copy any more; before: {before.problem}"
+            self.log(text, task=TaskKind.COPIES)
+            self.send("recovered", snapshot, before, CommandFailure(0, "", text))
 
     def is_not_needed(self, task: Task, snapshot: str | None) -> None:
         """Report that a failed task is no longer needed."""

@@ -24,8 +24,9 @@ class TaskKind(StrEnum):
 
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE and AGE are never due: they represent
-    problems with the watch itself, with a fleet.toml that it can't use, and a newest restore point that is too old.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE, AGE and COPIES are never due: they
+    represent problems with the watch itself, with a fleet.toml that it can't use, a newest restore point that is too
+    old, and standbys that increments leave out.
     """
 
     FULL = "full"
@@ -39,6 +40,7 @@ class TaskKind(StrEnum):
     WATCH = "watch"
     FILE = "fleet-file"
     AGE = "max-age"
+    COPIES = "copies"
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)

@@ -8,10 +8,11 @@ takes the fleet's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Thread
 
 from cutline.cli.watch.fleet_source import FleetSource
@@ -20,6 +21,7 @@ from cutline.fleet.own_process import Label, end_sessions_statement, own_label
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.lock import FleetLock, FleetLockLostError, lock_fleet, watch_lock
+from cutline.nodes.roles import find_roles
 from cutline.nodes.sessions import open_sessions
 from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.operations.cancelling import forget
@@ -108,6 +110,9 @@ class Turn:
 
     lock: FleetLock
     log: Callable[..., None]
+    # Returns the promoted standbys by primary, as far as they answer (nodes/roles.py).
+    find_promoted: Callable[[], Mapping[str, str]] = dict
+    _promoted: Mapping[str, str] = field(default_factory=dict)
     _renewed_at: float = 0.0
     _problem: str = ""
     # The renewal in progress: tasks continue while it waits for a node that does not respond.
@@ -126,6 +131,10 @@ class Turn:
         try:
             renewal.result()
         except NodeUnreachableError as error:
+            if promoted := self._promoted_since():
+                servers = ", ".join(f"{standby} as {primary}" for primary, standby in promoted.items())
+                self.log(f"a standby was promoted: {servers}; the watch starts over, to take its lock there")
+                return False
             problem = self._why(error)
             if problem.message != self._problem:
                 self.log(f"the watch lock: {problem.message}", hint=problem.hint)
@@ -147,9 +156,21 @@ class Turn:
         if self._renewal is not None and not self._renewal.done():
             self.lock.interrupt()
 
+    def _promoted_since(self) -> dict[str, str]:
+        """Return the servers that have taken the places of primaries since the lock was taken, by primary."""
+        return {
+            primary: standby
+            for primary, standby in self._promoted.items()
+            if self.lock.sessions.promoted.get(primary) != standby
+        }
+
     def _renew(self, renewal: Future[None]) -> None:
         try:
-            self.lock.renew()
+            try:
+                self.lock.renew()
+            except NodeUnreachableError:
+                self._promoted = self.find_promoted()
+                raise
         except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
             renewal.set_exception(error)
         else:
@@ -174,7 +195,7 @@ def take_turn(fleet: Fleet, log: Callable[..., None]) -> Iterator[Turn]:
         open_sessions(fleet, fleet.primaries) as sessions,
         lock_fleet(sessions, watch_lock(fleet), own_label("watch")) as lock,
     ):
-        turn = Turn(lock, log, time.monotonic())
+        turn = Turn(lock, log, partial(find_roles, fleet), _renewed_at=time.monotonic())
         try:
             yield turn
         finally:

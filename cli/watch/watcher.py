@@ -31,6 +31,7 @@ from cutline.cli.watch.schedule import (
     trouble_texts,
 )
 from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
+from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.listing import age_problem
 from cutline.snapshots.operations.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
@@ -206,6 +207,8 @@ class Watcher:
                 return TaskResult("")
             commit, result = work.take_increment(self.source.fleet, self.chain.name)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
+            absent = {out.name: out.why for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+            self.notices.leaves_out(self.chain.name, absent)
             return result
         if kind is TaskKind.ARCHIVE:
             return self._archive_ahead(name)

@@ -19,7 +19,7 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.progress import News, Progress, StepTimes
+from cutline.fleet.progress import Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.free_connections import check_free_connections, task_sessions
@@ -33,7 +33,6 @@ from cutline.nodes.programs import check_programs
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
-from cutline.nodes.watch import NodesQuery
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
     check_exported,
@@ -74,23 +73,18 @@ from cutline.snapshots.operations.object_lists import check_commit_stored, repla
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
-    current_time,
-    exclusive,
     record_operation,
 )
 from cutline.snapshots.operations.slot_guard import preview_guard
-from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, FullSnapshot, NamedObject, StoredObject, with_large_object_counts
 from cutline.snapshots.records.documents import ddl_prefix
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import (
     check_name,
     commit_missing_error,
     free_turn,
     increment_numbers,
-    read_newest_part,
 )
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -105,8 +99,7 @@ from cutline.spark.spark_jobs import (
 )
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lags import ASKING_SECONDS_MAX
-from cutline.wal.drain.slots import ExportedSlot, drop_slots, slot_name, slot_problem, slot_state
+from cutline.wal.drain.slots import ExportedSlot, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -419,31 +412,3 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)
     return commit
-
-
-def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:
-    """Mark the snapshot's chain as ended, then drop its slots; return the nodes on which slots may remain.
-
-    If a slot was already lost, the mark records the problem. The chain's restore points stay. The next create drops
-    any remaining slots. Raises FleetBusyError, and the errors of reading a chain.
-    """
-    store = fleet.store.open()
-    identity = read_identity(store, fleet)
-    with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, "watch", name):
-        chain = read_newest_part(store, name)
-        check_of_fleet(chain, identity)
-        node, problem = _find_problem(fleet, chain)
-        lost = LostChain(name, chain.full.chain, chain.last.increment, node, 0, 0, current_time())
-        mark_lost(store, structs.replace(lost, successor=successor, slot_problem=problem))
-        progress.note(News(f"{name} will get no more increments: {successor} has taken its place"))
-        return drop_slots(fleet.nodes, slot_name(chain.full.operation))
-
-
-def _find_problem(fleet: Fleet, chain: Chain) -> tuple[str, str]:
-    """Return the first primary that reports a problem with the chain's slot, and the problem; ("", "") if none does."""
-    slot = slot_name(chain.full.operation)
-    nodes = [node for node in fleet.primaries if node.id in chain.baseline]
-    query = NodesQuery(nodes, lambda _, connection: slot_state(connection, slot), ASKING_SECONDS_MAX)
-    states = query.answers().found
-    problems = ((node, slot_problem(slot, state)) for node, state in states.items())
-    return next((problem for problem in problems if problem[1]), ("", ""))

@@ -45,6 +45,7 @@ from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renewal import drop_left_out, renew_copies
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -237,6 +238,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         )
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
+        stack.enter_context(naming_remains(sessions, chain))
         progress.reached(CrashPoint.LOCKED)
         # While the lock is held, no other command starts a create, so one listing serves all checks.
         operations = document_names(store)
@@ -343,7 +345,8 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         check_free_connections(sessions.by_node)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
-        continuable = check_continuable(store, sessions, chain)
+        with naming_remains(sessions, chain):
+            continuable = check_continuable(store, sessions, chain)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)

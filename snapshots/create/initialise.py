@@ -39,6 +39,7 @@ from cutline.nodes.publications import check_admissible, ensure_publications
 from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
+from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
@@ -58,7 +59,7 @@ class InitReport:
     `published` lists the tables added to a publication, by primary. `deleting_refused` is the reason why the store
     refuses to delete objects, "" if it deletes them. `encryption_key` names the key of an encrypted store, "" if the
     store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
-    standbys that can't decode their WAL, as (primary, standby).
+    standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
     """
 
     store: StoreIdentity
@@ -72,6 +73,7 @@ class InitReport:
     encryption_key: str = ""
     lacking: tuple[NodeProblem, ...] = ()
     too_old: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[SurroundingsWarning, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -120,6 +122,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_unknown_slots(store, sessions, progress)
         note_collation_versions(sessions, progress)
+        warnings = find_warnings(fleet, read_surroundings(sessions))
         return InitReport(
             store=identity,
             store_created=created,
@@ -132,6 +135,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             encryption_key=key.id if key else "",
             lacking=tuple(lacking),
             too_old=tuple((node.shard, node.id) for node in sessions.too_old),
+            warnings=tuple(warnings),
         )
 
 

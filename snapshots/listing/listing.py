@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet, Retention
-from cutline.fleet.messages import restore_command
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
 from cutline.fleet.units import duration_text
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
@@ -49,9 +49,10 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, RetainedQuery
-from cutline.wal.drain.slots import slot_name
+from cutline.wal.drain.slots import slot_name, slot_problem
 
 COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
+SLOT_LOST = "slot-lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class Entry:
     `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
     was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
     if the increments were pruned. `summaries` describe the increments, including those before `first`, at which the
-    chain begins for good if that is not 0: a base of `base_bytes` replaces them.
+    chain begins for good if that is not 0: a base of `base_bytes` replaces them. `slot_problems` are the
+    problems with the chain's slots, by node, as far as the nodes have answered; only chains that have not ended need
+    slots.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Entry:
     summaries: tuple[CommitSummary, ...] = ()
     first: int = 0
     base_bytes: int | None = None
+    slot_problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -89,7 +93,7 @@ class Entry:
 
         Broken: a commit is missing or damaged. Lost: a node kept too much WAL for the chain. Ended: a command ended the
         chain, or a mark is damaged. Only-full: the increments were pruned. No increment can follow in any of these
-        states.
+        states. Slot-lost: a primary has no usable slot of the chain, so WAL after the last increment is lost.
         """
         if self.problem and not self.has_damaged_mark:
             return BROKEN
@@ -97,13 +101,35 @@ class Entry:
             return ONLY_FULL
         if self.lost:
             return ENDED if self.lost.is_planned else LOST
-        return ENDED if self.has_damaged_mark else COMPLETE
+        if self.has_damaged_mark:
+            return ENDED
+        return SLOT_LOST if self.lost_slots else COMPLETE
+
+    @property
+    def lost_slots(self) -> dict[str, str]:
+        """The problems with the chain's slots on primaries, by node."""
+        if self.chain is None:
+            return {}
+        return {node: why for node, why in self.slot_problems.items() if self.chain.shard_of(node) == node}
 
     @property
     def remark(self) -> str:
         """The explanation of the state for the operator; "" if none is needed."""
         pruned = "its increments were pruned, and no more can be added" if self.is_only_full else ""
-        return self.problem or pruned or (self.lost.text if self.lost else "")
+        return self.problem or pruned or (self.lost.text if self.lost else "") or self._slots_text
+
+    @property
+    def _slots_text(self) -> str:
+        found = self.lost_slots or self.slot_problems
+        if not found:
+            return ""
+        nodes = list_some([f"node {node}: {why}" for node, why in found.items()], NODES_NAMED_MAX)
+        if not self.lost_slots:
+            return f"{nodes}: the next increment leaves out these copies"
+        return (
+            f"{nodes}; to see what the next increment does about it: snapshot create {self.name} --incremental"
+            f" --dry-run; to end the chain, and keep its restore points: snapshot end {self.name}"
+        )
 
 
 COMMIT_FILE = re.compile(r"/increments/0*(\d+)(?:\.\d+)?\.json$")
@@ -260,8 +286,8 @@ class Listing:
         for slot in sorted({retained.slot for retained in self.answers.retained}):
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
-            if entry and entry.lost:
-                warnings.append(f"{ended_text(kept)}: the next create will drop its slots")
+            if entry and (entry.lost or entry.is_only_full):
+                warnings.append(f"{ended_text(kept)}: the next create drops its slots, or: snapshot end {entry.name}")
             elif kept.worst.is_past_limit:
                 warnings.append(
                     f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots"
@@ -286,7 +312,7 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    query = RetainedQuery(fleet.nodes)
+    query = RetainedQuery(fleet)
     documents = document_names(store)
     open_operations = read_open_operations(store, documents=documents)
     read = (read_entry(store, identity, name) for name in snapshot_names(store))
@@ -378,7 +404,26 @@ def entry_of(store: ObjectStore, chain: Chain) -> Entry:
 def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
     if entry.chain is None:
         return entry
-    return replace(entry, retained=answers.of_slot(slot_name(entry.chain.full.chain)))
+    retained = answers.of_slot(slot_name(entry.chain.full.chain))
+    return replace(with_slots(entry, answers.slots), retained=retained)
+
+
+def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
+    """Return the entry with the problems of its slots; `slots` has each slot's problem ("" if none), by node.
+
+    Nodes that did not answer are not in `slots`. The copy of a standby that has ended needs no slot.
+    """
+    chain = entry.chain
+    if chain is None or chain.full.only_cut or replace(entry, slot_problems={}).state != COMPLETE:
+        return entry
+    own, problems = slot_name(chain.full.chain), dict[str, str]()
+    for identity in chain.nodes:
+        node, copy = identity.node, chain.absent.get(identity.node)
+        if node not in slots or (copy is not None and copy.has_ended):
+            continue
+        if problem := slots[node].get(own, slot_problem(own, None)):
+            problems[node] = problem
+    return replace(entry, slot_problems=problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ NODE_UP = Metric(
     ("node", "role"),
 )
 NODE_IN_RECOVERY = Metric("cutline_node_in_recovery", "1 if the node is currently a standby, else 0.", ("node",))
+PROMOTED = Metric(
+    "cutline_node_promoted",
+    "1 if the server of a standby in fleet.toml has the role of this primary now, else 0.",
+    ("node",),
+)
 SLOT_LAG = Metric(
     "cutline_node_slot_lag_bytes",
     "WAL between the position that the chain's slot has confirmed and the node's current position. An idle node's slot"
@@ -76,6 +81,11 @@ SLOT_LAG = Metric(
     ("node", "slot"),
 )
 RETAINED = Metric("cutline_node_retained_wal_bytes", "WAL that the node retains for the slot.", ("node", "slot"))
+SLOT_UNUSABLE = Metric(
+    "cutline_node_slot_unusable",
+    "1 if the slot can't continue its chain, for example because the server has invalidated it, else 0.",
+    ("node", "slot"),
+)
 RETAINED_LIMIT = Metric(
     "cutline_node_retained_wal_limit_bytes", "Limit max_retained_wal: above it, the chain is given up.", ("node",)
 )

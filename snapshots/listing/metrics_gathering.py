@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
 from importlib.metadata import version
@@ -29,11 +29,13 @@ from cutline.snapshots.listing.listing import (
     ENDED,
     LOST,
     ONLY_FULL,
+    SLOT_LOST,
     Entry,
     MissingPoint,
     committed_by,
     find_missing,
     read_entry,
+    with_slots,
 )
 from cutline.snapshots.listing.metrics import Metric, Sample
 from cutline.snapshots.operations.ended_operations import (
@@ -57,7 +59,7 @@ from cutline.snapshots.records.tombstones import tombstone_key
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lags import LagsQuery, NodeLags
+from cutline.wal.drain.lags import FleetLags, LagsQuery, NodeLags
 
 # The number of snapshots kept in memory, each with the size of its newest commits and a kilobyte per increment.
 KEPT_MAX = 256
@@ -161,13 +163,15 @@ def samples_of_limits(rules: Retention) -> Iterator[Sample]:
         yield metrics.QUOTA.of(rules.quota_bytes)
 
 
-def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mapping[str, Lsn]) -> Iterator[Sample]:
+def samples_of_nodes(lags: FleetLags, archived: Mapping[str, Lsn]) -> Iterator[Sample]:
     """Yield all samples for the nodes; `archived` maps nodes with WAL in the store to positions."""
-    for node in fleet.nodes:
+    for node in lags.fleet.nodes:
         role = metrics.STANDBY if node.backup_of else metrics.PRIMARY
-        node_lags = lags[node.id]
+        node_lags = lags.nodes[node.id]
         yield metrics.NODE_UP.of(not node_lags.problem, node.id, role)
         yield metrics.RETAINED_LIMIT.of(node.retained_wal_bytes_max, node.id)
+        if node.backup_of is None:
+            yield metrics.PROMOTED.of(node.id in lags.promoted, node.id)
         if not node_lags.problem:
             yield from _samples_of_node(node, node_lags, archived.get(node.id))
 
@@ -175,8 +179,10 @@ def samples_of_nodes(fleet: Fleet, lags: Mapping[str, NodeLags], archived: Mappi
 def _samples_of_node(node: Node, found: NodeLags, archived: Lsn | None) -> Iterator[Sample]:
     yield metrics.NODE_IN_RECOVERY.of(found.is_in_recovery, node.id)
     for slot in found.slots:
-        yield metrics.SLOT_LAG.of(slot.lag_bytes, node.id, slot.slot)
+        if slot.lag_bytes is not None:
+            yield metrics.SLOT_LAG.of(slot.lag_bytes, node.id, slot.slot)
         yield metrics.RETAINED.of(slot.retained_bytes, node.id, slot.slot)
+        yield metrics.SLOT_UNUSABLE.of(bool(slot.problem), node.id, slot.slot)
     if (behind := found.behind(archived)) is not None:
         yield metrics.ARCHIVE_LAG.of(behind, node.id)
     if found.replay is not None:
@@ -318,7 +324,7 @@ def _restored(end: KindEnd) -> Iterator[Sample]:
         yield metrics.RESTORE_CHANGES.of(steps[metrics.WAL_STEP].amount)
 
 
-STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL)
+STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL, SLOT_LOST)
 # At most this many snapshots are named in labels.
 NAMED_MAX = 20
 
@@ -475,16 +481,17 @@ class MetricsGatherer:
     def gather(self, fleet: Fleet, seconds_max: float = GATHERING_SECONDS_MAX) -> Gathered:
         """Query the store and all nodes at the same time, for at most `seconds_max`; does not raise their errors."""
         began = time.monotonic()
-        query = LagsQuery(fleet.nodes)
+        query = LagsQuery(fleet)
         facts, problem = self._read(fleet, seconds_max)
         lags, now = query.lags(), utc_now()
         samples = [metrics.BUILD_INFO.of(1, version("cutline")), metrics.STORE_UP.of(facts is not None)]
         if facts is not None:
-            samples += samples_of_store(facts, now)
+            entries = tuple(with_slots(entry, lags.slots) for entry in facts.entries)
+            samples += samples_of_store(replace(facts, entries=entries), now)
         samples += samples_of_limits(fleet.retention)
-        samples += samples_of_nodes(fleet, lags, archived_positions(facts.chains) if facts else {})
+        samples += samples_of_nodes(lags, archived_positions(facts.chains) if facts else {})
         samples += [metrics.GATHERED.of(now.timestamp()), metrics.GATHERING.of(time.monotonic() - began)]
-        problems = [f"node {lag.node}: {lag.problem}" for lag in lags.values() if lag.problem]
+        problems = [f"node {lag.node}: {lag.problem}" for lag in lags.nodes.values() if lag.problem]
         return Gathered(tuple(samples), tuple([problem] * bool(problem) + problems), now)
 
     def _read(self, fleet: Fleet, seconds_max: float) -> tuple[StoreFacts | None, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutline.fleet.messages import NEW_CHAIN, list_some
+from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Time, fields_of
 from cutline.fleet.units import size_text
 from cutline.snapshots.records.chain import Chain
@@ -32,7 +33,7 @@ NODES_NAMED_MAX = 5
 
 
 class ChainLostError(RefusedError):
-    """The chain has ended: it retained too much WAL, lost its slot, was ended by a restore, or has a successor."""
+    """The chain has ended: it retained too much WAL, lost its slot, has a successor, or a command ended it."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
@@ -40,7 +41,8 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
 
     `restore` is the operation that set aside the chain's databases on `nodes`; `node` is the first of them. `successor`
     is the snapshot with which `watch` replaced this one, and `slot_problem` is the problem with the chain's slot on
-    `node` at that time ("" if none is known). If these fields are empty, the node retained too much WAL.
+    `node` at that time ("" if none is known). `ended_by` is the label of the command with which an operator ended the
+    chain. If these fields are empty, the node retained too much WAL.
     """
 
     snapshot: str
@@ -54,11 +56,12 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     successor: str = ""
     slot_problem: str = ""
     nodes: tuple[str, ...] = ()
+    ended_by: str = ""
 
     @property
     def is_planned(self) -> bool:
         """Whether a command ended the chain, rather than too much WAL or a lost slot."""
-        return bool(self.restore or self.successor) and not self.slot_problem
+        return bool(self.ended_by) or (bool(self.restore or self.successor) and not self.slot_problem)
 
     @property
     def text(self) -> str:
@@ -69,6 +72,11 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
             databases = "databases on nodes" if len(nodes) > 1 else "database on node"
             aside = f"set aside its {databases} {list_some(nodes, NODES_NAMED_MAX)}"
             return f"can't be continued after {after}: restore {self.restore} {aside}"
+        if self.ended_by:
+            label = read_label(self.ended_by)
+            who = f"{label.user}@{label.host}" if label else "an unknown user"
+            problem = f"; node {self.node}: {self.slot_problem}" if self.slot_problem else ""
+            return f"can't be continued after {after}: ended by {who}{problem}"
         if self.slot_problem:
             replaced = f"; {self.successor} has taken its place" if self.successor else ""
             return f"can't be continued after {after}: node {self.node}: {self.slot_problem}{replaced}"

@@ -17,11 +17,11 @@ from cutline.nodes.connections import with_database
 from cutline.nodes.lock import FleetBusyError
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.archive_ahead import ArchivedAhead, archive_ahead
-from cutline.snapshots.create.full import supersede
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.removal.chain_end import supersede
 from cutline.wal.drain.lags import read_waiting
 from cutline.wal.drain.slots import slot_name
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -92,8 +92,8 @@ def paused_replay(dsn: str) -> Iterator[None]:
         execute(dsn, "SELECT pg_wal_replay_resume()")
 
 
-def lags_of(fleet: Fleet) -> dict[str, NodeLags]:
-    return LagsQuery(fleet.nodes).lags()
+def lags_of(fleet: Fleet) -> Mapping[str, NodeLags]:
+    return LagsQuery(fleet).lags().nodes
 
 
 def test_slots_and_standbys_lag_by_what_postgresql_says(runs: Runs) -> None:
@@ -110,6 +110,7 @@ def test_slots_and_standbys_lag_by_what_postgresql_says(runs: Runs) -> None:
         confirmed, restart = map(Lsn.parse, value(primary.dsn, SLOT, slot))
         (one,) = found["s1"].slots
         assert (one.slot, one.lag_bytes, one.retained_bytes) == (slot, at - confirmed, at - restart)
+        assert one.lag_bytes is not None
         assert one.lag_bytes > 300_000
         assert (found["s1"].is_in_recovery, found["s1-b1"].is_in_recovery) == (False, True)
         replay = found["s1-b1"].replay
@@ -139,6 +140,8 @@ def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
         assert one["archive_lag_bytes"] == positions[name] - archived
         (slot,) = one["slots"]
         assert slot["slot"] in slots_of(runs.fleet.node(name).dsn)
+        assert (slot["snapshot"], slot["chain"], slot["chain_state"]) == ("daily", chain.full.chain, "complete")
+        assert (slot["problem"], one["server"]) == ("", name)
         assert (one["replay_lag_bytes"] is None) == (one["role"] == "primary")
         assert (one["holder"], one["problem"]) == (None, None)
         assert one["lock"] == ("free" if one["role"] == "primary" else None)

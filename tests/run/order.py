@@ -30,6 +30,7 @@ LONG = (
     "tests/integration/test_speculation.py",
     "tests/integration/test_watch.py",
     "tests/integration/test_failover.py",
+    "tests/integration/test_chain_states.py",
     "tests/integration/test_absent_copies.py",
     "tests/integration/test_renewed_copies.py",
     "tests/integration/test_statement_plans.py",

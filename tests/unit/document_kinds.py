@@ -230,7 +230,7 @@ OPTIONAL = {
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
     "pin": {"until", "reason"},
-    "lost": {"restore", "successor", "slot_problem", "nodes"},
+    "lost": {"restore", "successor", "slot_problem", "nodes", "ended_by"},
     "outcome": {"increment", "code", "began_at"},
     "check": {
         "code",

@@ -28,7 +28,7 @@ from cutline.snapshots.listing.metrics_gathering import (
 from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
-from cutline.wal.drain.lags import NodeLags, ReplayLag, SlotLag
+from cutline.wal.drain.lags import FleetLags, NodeLags, ReplayLag, SlotLag
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url
@@ -116,22 +116,28 @@ def test_of_many_snapshots_only_the_newest_are_named() -> None:
     assert of(metrics.RESTORE_POINTS, found) == {"": 23}
 
 
+def lags_of(lags: NodeLags) -> FleetLags:
+    return FleetLags(FLEET, {}, {"a": lags})
+
+
 def test_what_is_not_known_of_a_node_is_absent() -> None:
     (node,) = FLEET.nodes
-    away = read(samples_of_nodes(FLEET, {"a": NodeLags("a", "no answer")}, {"a": Lsn(5)}))
-    assert set(away) == {metrics.NODE_UP.name, metrics.RETAINED_LIMIT.name}
+    away = read(samples_of_nodes(lags_of(NodeLags("a", "no answer")), {"a": Lsn(5)}))
+    assert set(away) == {metrics.NODE_UP.name, metrics.RETAINED_LIMIT.name, metrics.PROMOTED.name}
     assert of(metrics.NODE_UP, away) == {"a/primary": 0}
     lags = NodeLags("a", position=Lsn(1000), slots=(SlotLag("cutline_x", 300, 400),))
-    there = read(samples_of_nodes(FLEET, {"a": lags}, {}))
+    there = read(samples_of_nodes(lags_of(lags), {}))
     assert of(metrics.SLOT_LAG, there) == {"a/cutline_x": 300}
     assert of(metrics.RETAINED, there) == {"a/cutline_x": 400}
+    assert of(metrics.SLOT_UNUSABLE, there) == {"a/cutline_x": 0}
+    assert of(metrics.PROMOTED, there) == {"a": 0}
     assert of(metrics.RETAINED_LIMIT, there) == {"a": node.retained_wal_bytes_max}
     assert metrics.ARCHIVE_LAG.name not in there
     assert metrics.REPLAY_LAG.name not in there
-    archived = read(samples_of_nodes(FLEET, {"a": lags}, {"a": Lsn(900)}))
+    archived = read(samples_of_nodes(lags_of(lags), {"a": Lsn(900)}))
     assert of(metrics.ARCHIVE_LAG, archived) == {"a": 100}
     late = replace(lags, is_in_recovery=True, replay=ReplayLag(50, None))
-    standby = read(samples_of_nodes(FLEET, {"a": late}, {}))
+    standby = read(samples_of_nodes(lags_of(late), {}))
     assert of(metrics.REPLAY_LAG, standby) == {"a": 50}
     assert metrics.REPLAY_LAG_SECONDS.name not in standby
 

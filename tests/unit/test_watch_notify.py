@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import cutline.cli.watch.notices
-from cutline.cli.watch.notices import notify
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.notices import Notices, adopt_failures, notify, state_of
 
 EVENT: dict[str, object] = {"event": "failed", "message": "node s1 can't be reached"}
 
@@ -53,3 +56,32 @@ def test_a_command_that_hangs_ends_with_an_interrupted_watch(tmp_path: Path, mon
         notify(python("import time; time.sleep(60)"), EVENT)
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
+
+
+def test_absent_copies_are_reported_when_they_change_and_when_they_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str, str]] = []
+    source = SimpleNamespace(fleet=SimpleNamespace(name="shop", notify=("x",)))
+
+    def keep(_command: object, event: dict[str, object]) -> str:
+        sent.append((str(event["event"]), str(event["task"]), str(event["message"])))
+        return ""
+
+    monkeypatch.setattr(cutline.cli.watch.notices, "notify", keep)
+    notices = Notices(cast(FleetSource, source), lambda *_, **__: None)
+    for absent in ({}, {"b": "paused"}, {"b": "not receiving"}, {"b": "paused", "c": "away"}, {}, {}):
+        notices.leaves_out("daily", absent)
+    assert [event for event, _, _ in sent] == ["failed", "failed", "recovered"]
+    assert {task for _, task, _ in sent} == {"copies"}
+    assert [("b: paused" in text, "c: away" in text) for _, _, text in sent[:2]] == [(True, False), (True, True)]
+    assert notices.troubles == []
+
+
+def test_a_new_watch_does_not_report_the_same_absence_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SimpleNamespace(fleet=SimpleNamespace(name="shop", notify=()))
+    first = Notices(cast(FleetSource, source), lambda *_, **__: None)
+    first.leaves_out("daily", {"b": "paused"})
+    told = state_of(first.troubles, had_turn=True).failing
+    second = Notices(cast(FleetSource, source), lambda *_, **__: None)
+    second.adopt(adopt_failures(told, {}), ())
+    monkeypatch.setattr(Notices, "send", lambda *_: pytest.fail("it was reported"))
+    second.leaves_out("daily", {"b": "not receiving"})

@@ -7,18 +7,19 @@ can be compared; positions of different shards never can.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import psycopg
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import raising_unreachable, unreachable_error
 from cutline.nodes.other_databases import OldDatabase, read_old
+from cutline.nodes.roles import ServerState, in_current_roles, read_server, servers_by_role
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.watch import NodeAnswers, NodesQuery
-from cutline.wal.drain.slots import POSITION, RETAINING_SLOTS
+from cutline.wal.drain.slots import POSITION, SLOTS_HERE, STATE_FIELDS, SlotState, slot_problem, state_of_row
 
 ASKING_SECONDS_MAX = 2.0
 # Every function is evaluated once, so a slot's lag refers to the position that is reported with it.
@@ -28,21 +29,27 @@ WITH here AS MATERIALIZED (
            {POSITION} AS at,
            greatest(extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()), 0)::float AS age
 )
-SELECT recovers, at::text, age, slot_name,
+SELECT recovers, at::text, age, (pg_control_system()).system_identifier::text, slot_name,
        greatest(pg_wal_lsn_diff(at, confirmed_flush_lsn), 0)::bigint,
-       greatest(pg_wal_lsn_diff(at, restart_lsn), 0)::bigint
-  FROM here LEFT JOIN pg_replication_slots ON {RETAINING_SLOTS}
+       coalesce(greatest(pg_wal_lsn_diff(at, restart_lsn), 0), 0)::bigint, {STATE_FIELDS}
+  FROM here LEFT JOIN pg_replication_slots s ON {SLOTS_HERE}
  ORDER BY slot_name
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLag:
-    """How much WAL lies between a slot's confirmed position and its node's, and how much is retained for the slot."""
+    """How much WAL lies between a slot's confirmed position and its node's, and how much is retained for the slot.
+
+    `lag_bytes` is None for a slot that is being created. `wal_status` is as in pg_replication_slots. `problem` says why
+    the slot can't continue its chain, "" if nothing prevents it; no WAL is retained for an invalidated slot.
+    """
 
     slot: str
-    lag_bytes: int
+    lag_bytes: int | None
     retained_bytes: int
+    wal_status: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +84,72 @@ class NodeLags:
         return None if archived is None or self.position is None else max(self.position - archived, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class FleetLags:
+    """The lags of all nodes, in the order of fleet.toml, in the roles that their servers have now.
+
+    `fleet` has promoted standbys in their primaries' places; `promoted` names them by primary (nodes/roles.py).
+    """
+
+    fleet: Fleet
+    promoted: Mapping[str, str]
+    nodes: Mapping[str, NodeLags]
+
+    def server_of(self, node: str) -> str:
+        """Return the node of fleet.toml whose server has the node's role now."""
+        return servers_by_role(self.promoted).get(node, node)
+
+    @property
+    def slots(self) -> dict[str, dict[str, str]]:
+        """The problem with each slot ("" if none), by slot, for each node that answered."""
+        return {
+            node: {slot.slot: slot.problem for slot in lags.slots}
+            for node, lags in self.nodes.items()
+            if not lags.problem
+        }
+
+
 class LagsQuery:
-    """Queries all `nodes` in parallel for ASKING_SECONDS_MAX, in background threads that start with this object."""
+    """Queries all nodes in parallel for ASKING_SECONDS_MAX, in background threads that start with this object."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._nodes = tuple(nodes)
-        self._query = NodesQuery(self._nodes, _ask, ASKING_SECONDS_MAX)
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._query = NodesQuery(fleet.nodes, _ask, ASKING_SECONDS_MAX)
 
-    def lags(self) -> dict[str, NodeLags]:
-        """Return the lags, keyed by node, in the order of the nodes; wait no longer than the time limit."""
-        answers = self._query.answers()
-        return {node.id: _lags_of(node, answers) for node in self._nodes}
+    def lags(self) -> FleetLags:
+        """Return the lags; wait no longer than the time limit."""
+        asked = self._query.answers()
+        roles = in_current_roles(self._fleet, asked, lambda answer: answer.server)
+        lags = {node.id: _lags_of(node, roles.answers) for node in roles.fleet.nodes}
+        return FleetLags(roles.fleet, roles.promoted, lags)
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A node's own position; `age_seconds` is the age of the last commit that a standby has replayed."""
+    """A server's own position; `age_seconds` is the age of the last commit that a standby has replayed."""
 
-    is_in_recovery: bool
+    server: ServerState
     position: Lsn | None
     age_seconds: float | None
     slots: tuple[SlotLag, ...]
 
+    @property
+    def is_in_recovery(self) -> bool:
+        return self.server.is_in_recovery
+
 
 def _ask(_node: Node, connection: psycopg.Connection[Any]) -> _Position:
     rows = connection.execute(LAGS_QUERY).fetchall()
-    is_in_recovery, position, age_seconds = rows[0][:3]
-    slots = tuple(SlotLag(*row[3:]) for row in rows if row[3] is not None)
-    return _Position(is_in_recovery, Lsn.parse(position) if position else None, age_seconds, slots)
+    is_in_recovery, position, age_seconds, system_identifier = rows[0][:4]
+    slots = tuple(_slot_lag(row[4], row[5], row[6], state_of_row(*row[7:])) for row in rows if row[4] is not None)
+    server = ServerState(is_in_recovery, system_identifier)
+    return _Position(server, Lsn.parse(position) if position else None, age_seconds, slots)
+
+
+def _slot_lag(slot: str, lag_bytes: int | None, retained_bytes: int, state: SlotState) -> SlotLag:
+    # A slot that is being created has no position and no two-phase decoding yet.
+    problem = "" if lag_bytes is None and not state.invalid else slot_problem(slot, state)
+    return SlotLag(slot, lag_bytes, retained_bytes, state.wal_status, problem)
 
 
 def _lags_of(node: Node, answers: NodeAnswers[_Position]) -> NodeLags:
@@ -135,8 +180,8 @@ AT_ONCE_BYTES, AT_ONCE_MIN, AT_ONCE_MAX = 512 << 20, 2, 8
 # Otherwise one node with much WAL would also slow down the drains of a thousand idle nodes.
 LITTLE_BYTES, LITTLE_AT_ONCE = 4 << 20, 16
 RETAINED_QUERY = f"""
-SELECT slot_name, pg_wal_lsn_diff({POSITION}, restart_lsn)::bigint
-  FROM pg_replication_slots WHERE {RETAINING_SLOTS} ORDER BY 1
+SELECT slot_name, coalesce(greatest(pg_wal_lsn_diff({POSITION}, restart_lsn), 0), 0)::bigint, {STATE_FIELDS}
+  FROM pg_replication_slots s WHERE {SLOTS_HERE} ORDER BY 1
 """
 WAITING_QUERY = f"""
 SELECT pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s
@@ -145,12 +190,13 @@ SELECT pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn)::bigint FROM pg_replicat
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """How much WAL a node retains for one slot, and its limit."""
+    """How much WAL a node retains for one slot, and its limit; `problem` is as in SlotLag."""
 
     node: str
     slot: str
     size_bytes: int
     limit_bytes: int
+    problem: str = ""
 
     @property
     def is_much(self) -> bool:
@@ -172,12 +218,23 @@ class Retained:
 class RetainedAnswers:
     """The WAL that nodes retain, and the `old` databases that restores have set aside.
 
-    `not_asked` maps each node that did not answer to the reason.
+    `answered` are the nodes that answered; `not_asked` maps the others to the reason. `promoted` names the standbys
+    that have taken their primaries' places, by primary.
     """
 
     retained: tuple[Retained, ...]
     not_asked: Mapping[str, str]
     old: tuple[OldDatabase, ...] = ()
+    answered: tuple[str, ...] = ()
+    promoted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> dict[str, dict[str, str]]:
+        """The problem with each slot ("" if none), by slot, for each node that answered."""
+        return {
+            node: {retained.slot: retained.problem for retained in self.retained if retained.node == node}
+            for node in self.answered
+        }
 
     def of_slot(self, slot: str) -> tuple[Retained, ...]:
         """Return the WAL that the nodes retain for `slot`."""
@@ -190,7 +247,8 @@ def read_retained(node: Node, connection: psycopg.Connection[Any]) -> list[Retai
         rows = connection.execute(RETAINED_QUERY).fetchall()
     except psycopg.OperationalError as error:
         raise unreachable_error(node, error) from error
-    return [Retained(node.id, slot, size_bytes, node.retained_wal_bytes_max) for slot, size_bytes in rows]
+    lags = [_slot_lag(slot, 0 if state[0] else None, size, state_of_row(*state)) for slot, size, *state in rows]
+    return [Retained(node.id, lag.slot, lag.retained_bytes, node.retained_wal_bytes_max, lag.problem) for lag in lags]
 
 
 def read_waiting(sessions: Sessions, slot: str) -> dict[str, int]:
@@ -244,31 +302,40 @@ def drain_rounds(tasks: Iterable[WalTask]) -> Iterator[tuple[list[WalTask], int]
 
 
 class RetainedQuery:
-    """Queries all `nodes` in parallel, in background threads that start with this object."""
+    """Queries all nodes of a fleet in parallel, in background threads that start with this object."""
 
-    def __init__(self, nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> None:
-        self._query = NodesQuery(nodes, _ask_retained, seconds_max)
+    def __init__(self, fleet: Fleet, seconds_max: float = ASKING_SECONDS_MAX) -> None:
+        self._fleet = fleet
+        self._query = NodesQuery(fleet.nodes, _ask_retained, seconds_max)
 
     def answers(self) -> RetainedAnswers:
-        """Wait for the answers until the time limit."""
-        answers = self._query.answers()
-        return RetainedAnswers(
-            tuple(retained for found in answers.found.values() for retained in found.retained),
-            answers.problems,
-            tuple(database for found in answers.found.values() for database in found.old),
-        )
+        """Wait for the answers until the time limit; return them in the roles that the servers have now."""
+        roles = in_current_roles(self._fleet, self._query.answers(), lambda answer: answer.server)
+        limits, answers = {node.id: node.retained_wal_bytes_max for node in roles.fleet.nodes}, roles.answers
+        retained = [
+            replace(one, node=node, limit_bytes=limits[node])
+            for node, answer in answers.found.items()
+            for one in answer.retained
+        ]
+        old = [replace(one, node=node) for node, answer in answers.found.items() for one in answer.old]
+        return RetainedAnswers(tuple(retained), answers.problems, tuple(old), tuple(answers.found), roles.promoted)
 
 
 @dataclass(frozen=True, slots=True)
 class _NodeAnswer:
+    server: ServerState
     retained: list[Retained]
     old: list[OldDatabase]
 
 
 def _ask_retained(node: Node, connection: psycopg.Connection[Any]) -> _NodeAnswer:
-    return _NodeAnswer(read_retained(node, connection), read_old(node, connection) if node.backup_of is None else [])
+    server = read_server(connection)
+    old = [] if server.is_in_recovery else read_old(node, connection)
+    return _NodeAnswer(server, read_retained(node, connection), old)
 
 
 def query_retained(nodes: Iterable[Node], seconds_max: float = ASKING_SECONDS_MAX) -> RetainedAnswers:
     """Ask the nodes how much WAL they retain, and wait for their answers until the time limit."""
-    return RetainedQuery(nodes, seconds_max).answers()
+    answers = NodesQuery(nodes, read_retained, seconds_max).answers()
+    retained = tuple(one for found in answers.found.values() for one in found)
+    return RetainedAnswers(retained, answers.problems, answered=tuple(answers.found))

@@ -44,11 +44,14 @@ SLOT_SECONDS_MIN = 2.0
 CANCEL_SECONDS_MAX = 10.0
 DROP_CONNECT_SECONDS_MAX = 5
 
-STATE_QUERY = """
-SELECT confirmed_flush_lsn::text, coalesce(wal_status, ''), two_phase,
+# The fields of a SlotState of the slot `s`.
+STATE_FIELDS = """
+       s.confirmed_flush_lsn::text, coalesce(s.wal_status, ''), s.two_phase,
        -- Version 17 says why a slot is invalid; in 16, this is the only reason other than lost WAL.
        coalesce(to_jsonb(s) ->> 'invalidation_reason',
-                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')
+                CASE WHEN to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict with recovery' END, '')"""
+STATE_QUERY = f"""
+SELECT {STATE_FIELDS}
   FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()
 """
 READER_QUERY = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
@@ -250,9 +253,12 @@ class _SlotWait:
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:
     """Read the state of the slot; None if it does not exist."""
     row = connection.execute(STATE_QUERY, (name,)).fetchone()
-    if row is None:
-        return None
-    return SlotState(Lsn.parse(row[0] or "0/0"), *row[1:])
+    return None if row is None else state_of_row(*row)
+
+
+def state_of_row(confirmed: str | None, wal_status: str, two_phase: bool, invalid: str) -> SlotState:  # noqa: FBT001  # a row of STATE_FIELDS
+    """Return the state from a row of STATE_FIELDS."""
+    return SlotState(Lsn.parse(confirmed or "0/0"), wal_status, two_phase, invalid)
 
 
 def slot_problem(name: str, state: SlotState | None) -> str:
@@ -318,8 +324,8 @@ def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:
 
 
 OWN_SLOTS = "slot_name ^@ 'cutline_'"
-# Cutline's slots in the session's database that retain WAL; an invalidated slot has no restart_lsn.
-RETAINING_SLOTS = f"{OWN_SLOTS} AND database = current_database() AND restart_lsn IS NOT NULL"
+# Cutline's slots in the session's database, including invalidated ones.
+SLOTS_HERE = f"{OWN_SLOTS} AND database = current_database()"
 # The position where a primary writes or a standby replays.
 POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
 NAMES_QUERY = f"""

@@ -192,6 +192,7 @@ SELECT pg_is_in_recovery(),
 """
 # The standby was promoted, so it replays no more WAL.
 PROMOTED = "promoted"
+NOT_RECEIVING = "not receiving"
 DELAYED = "Timeout RecoveryApplyDelay"
 # The wait events of replay when sessions block it.
 CONFLICTS = "IPC RecoveryConflict", "BufferPin", "Lock"
@@ -235,7 +236,7 @@ class ReplayState:
             "paused": "its replay is paused",
             "delayed": f"its recovery_min_apply_delay is {self.delay}",
             "conflict": "a session on it blocks its replay",
-            "not receiving": "it receives no WAL",
+            NOT_RECEIVING: "it receives no WAL",
         }.get(self.why, "it has not caught up yet")
 
     @property
@@ -257,7 +258,7 @@ class ReplayState:
                 comment(f"{on}, to see the sessions; pg_terminate_backend(pid) ends a session:"),
                 "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE xact_start IS NOT NULL;",
             ],
-            "not receiving": [comment(f"{on}, to check that this is its primary; check its log, too:"), CONNINFO],
+            NOT_RECEIVING: [comment(f"{on}, to check that this is its primary; check its log, too:"), CONNINFO],
         }.get(self.why, [comment(f"{on}, to see its progress:"), RECEIVER])
         return [*lines, WITHOUT_STANDBYS]
 
@@ -280,7 +281,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
     elif waits_for.startswith(CONFLICTS):
         why = "conflict"
     elif not receives:
-        why = "not receiving"
+        why = NOT_RECEIVING
     else:
         why = "delayed" if delay else "slow"
     return ReplayState(node, replayed, needed - replayed, age_seconds, why, delay, delay_seconds)

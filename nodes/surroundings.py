@@ -1,0 +1,172 @@
+"""What runs a fleet's servers, and settings of theirs that could end a chain later: warnings for `init`.
+
+Nothing here keeps a snapshot from being taken. What only its manager knows of a server, such as Patroni's
+`ignore_slots`, can't be read from the server, so its warning says what must be set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.messages import name_nodes
+from cutline.fleet.units import size_text
+from cutline.nodes.connections import database_name
+from cutline.nodes.sessions import Sessions
+
+# An increment may be late once, and then needs its own time.
+INTERVALS_KEPT = 3
+SURROUNDINGS_QUERY = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'Patroni'),
+       coalesce(current_setting('cnpg.config_sha256', true), '') <> ''
+           OR EXISTS (SELECT FROM pg_replication_slots WHERE slot_name ^@ '_cnpg_'),
+       EXISTS (SELECT FROM pg_settings WHERE name = 'wal_level' AND pending_restart),
+       -- In seconds; new in version 18.
+       coalesce((SELECT setting::bigint * CASE unit WHEN 'min' THEN 60 ELSE 1 END
+                   FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0),
+       -- In megabytes; -1 for no limit.
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
+       (SELECT setting::bigint / 1000.0 FROM pg_settings WHERE name = 'recovery_min_apply_delay')::float,
+       coalesce(current_setting('synchronized_standby_slots', true), '') ~ '(^|[, ])"?cutline_',
+       EXISTS (SELECT FROM pg_replication_slots s
+                WHERE slot_name ^@ 'cutline_' AND to_jsonb(s) ->> 'failover' = 'true'
+                  AND coalesce(to_jsonb(s) ->> 'synced', 'false') = 'false')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The facts about one server that the warnings depend on.
+
+    `idle_timeout_seconds` is 0 and `wal_kept_bytes` is negative if the server has no such limit.
+    """
+
+    has_patroni: bool
+    has_cloudnative_pg: bool
+    level_is_pending: bool
+    idle_timeout_seconds: int
+    wal_kept_bytes: int
+    apply_delay_seconds: float
+    names_own_slots: bool
+    has_failover_slots: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SurroundingsWarning:
+    """A warning about some nodes, with its stable name, and what to do."""
+
+    name: str
+    nodes: tuple[str, ...]
+    message: str
+    action: str
+
+    @property
+    def text(self) -> str:
+        """The warning as one line."""
+        return f"{name_nodes(self.nodes)}: {self.message}: {self.action}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the warning as JSON."""
+        return {"warning": self.name, "nodes": list(self.nodes), "message": self.message, "action": self.action}
+
+
+def read_surroundings(sessions: Sessions) -> dict[str, Surroundings]:
+    """Read the facts about the servers of all nodes. Raises NodeUnreachableError."""
+
+    def read(_node: Node, connection: psycopg.Connection[Any]) -> Surroundings:
+        row = connection.execute(SURROUNDINGS_QUERY).fetchone()
+        if row is None:
+            raise RuntimeError("a query without a table returned no row")
+        patroni, cnpg, pending, timeout, kept_megabytes, delay, named, failover = row
+        return Surroundings(patroni, cnpg, pending, timeout, kept_megabytes << 20, delay, named, failover)
+
+    return sessions.ask_nodes(read)
+
+
+def find_warnings(fleet: Fleet, found: Mapping[str, Surroundings]) -> list[SurroundingsWarning]:
+    """Return the warnings for the servers of these nodes."""
+    return [warning for warning in _all(fleet, found) if warning.nodes]
+
+
+def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[SurroundingsWarning]:
+    nodes = {node.id: node for node in fleet.nodes}
+    every_seconds = float(fleet.watch.every) if fleet.watch else 0.0
+    patroni = tuple(node for node, one in found.items() if one.has_patroni)
+    databases = sorted({database_name(nodes[node].dsn) for node in patroni})
+    entries = ", ".join(f"{{type: logical, plugin: pgoutput, database: {database}}}" for database in databases)
+    yield SurroundingsWarning(
+        "patroni",
+        patroni,
+        "Patroni runs the server, and drops slots that it does not know whenever it restarts a member",
+        f"patronictl edit-config, and set ignore_slots: [{entries}] (docs/patroni.md)",
+    )
+    yield SurroundingsWarning(
+        "cloudnative-pg",
+        tuple(node for node, one in found.items() if one.has_cloudnative_pg),
+        "CloudNativePG runs the server; an instance that it creates anew has no slot of the chain",
+        "see docs/kubernetes.md, section CloudNativePG",
+    )
+    yield SurroundingsWarning(
+        "wal-level-pending",
+        tuple(node for node, one in found.items() if one.level_is_pending),
+        "wal_level changes with the next restart; with a logical slot, a server below wal_level = logical does not"
+        " start",
+        "set wal_level = logical again before the restart",
+    )
+    times = "at times that are not known, without [watch] every"
+    every = f"every {_seconds_text(every_seconds)}" if every_seconds else times
+    for timeout in sorted({one.idle_timeout_seconds for one in found.values()} - {0}):
+        if not every_seconds or timeout < INTERVALS_KEPT * every_seconds:
+            yield SurroundingsWarning(
+                "idle-slot-timeout",
+                tuple(node for node, one in found.items() if one.idle_timeout_seconds == timeout),
+                f"idle_replication_slot_timeout is {_seconds_text(timeout)}, and increments are taken {every}: a slot"
+                " that is idle for longer is invalidated, which ends its copy or its chain",
+                "set it to 0, or to several times the interval of increments",
+            )
+    for kept in sorted({one.wal_kept_bytes for one in found.values() if one.wal_kept_bytes >= 0}):
+        small = tuple(
+            node
+            for node, one in found.items()
+            if one.wal_kept_bytes == kept and kept < nodes[node].retained_wal_bytes_max
+        )
+        yield SurroundingsWarning(
+            "slot-wal-limit",
+            small,
+            f"max_slot_wal_keep_size is {size_text(kept)}, less than max_retained_wal: with more WAL between two"
+            " increments the server invalidates the slot, before Cutline warns of it",
+            f"set it to -1 or above max_retained_wal, or take an increment for every {size_text(kept // 2)} of WAL",
+        )
+    yield SurroundingsWarning(
+        "delayed-standby",
+        tuple(
+            node
+            for node, one in found.items()
+            if nodes[node].backup_of is not None and one.apply_delay_seconds > fleet.standby_wait_seconds
+        ),
+        f"recovery_min_apply_delay is longer than the {_seconds_text(fleet.standby_wait_seconds)} for which increments"
+        " wait for a standby ([copies] wait), so they leave out its copy",
+        "use a standby without a delay, or remove this one from fleet.toml",
+    )
+    yield SurroundingsWarning(
+        "synchronized-standby-slots",
+        tuple(node for node, one in found.items() if one.names_own_slots),
+        "synchronized_standby_slots names slots of Cutline; it takes physical slots only, and logical decoding of"
+        " failover slots waits for them",
+        "remove slots that begin with cutline_ from synchronized_standby_slots",
+    )
+    yield SurroundingsWarning(
+        "failover-slot",
+        tuple(node for node, one in found.items() if one.has_failover_slots),
+        "a slot of Cutline has the failover property; standbys have slots of the same name, which stops their slot"
+        " synchronization with an error",
+        'turn it off: ALTER_REPLICATION_SLOT "…" (FAILOVER false), in a session with replication=database',
+    )
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"{seconds:,.0f} s"

@@ -1,0 +1,73 @@
+"""The warnings of `init` about what runs the servers, and about settings that could end a chain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cutline.fleet.config import Fleet, WatchTable
+from cutline.nodes.surroundings import Surroundings, find_warnings
+from tests.unit.made_fleets import new_fleet
+
+PLAIN = Surroundings(
+    has_patroni=False,
+    has_cloudnative_pg=False,
+    level_is_pending=False,
+    idle_timeout_seconds=0,
+    wal_kept_bytes=-1,
+    apply_delay_seconds=0.0,
+    names_own_slots=False,
+    has_failover_slots=False,
+)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    made = new_fleet()
+    first = made.nodes[0]
+    primary = replace(first, id="a", backup_of=None, dsn="host=a dbname=shop", retained_wal_bytes_max=1 << 30)
+    return replace(made, nodes=(primary, replace(primary, id="b", backup_of="a", dsn="host=b dbname=shop")))
+
+
+def warned(fleet: Fleet, **changed: object) -> list[str]:
+    """The names of the warnings if the standby's server is like this, and the primary's is plain."""
+    found = find_warnings(fleet, {"a": PLAIN, "b": replace(PLAIN, **changed)})
+    assert all(warning.nodes == ("b",) for warning in found)
+    return [warning.name for warning in found]
+
+
+def test_plain_servers_give_no_warning(fleet: Fleet) -> None:
+    assert warned(fleet) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("has_patroni", True, "patroni"),
+        ("has_cloudnative_pg", True, "cloudnative-pg"),
+        ("level_is_pending", True, "wal-level-pending"),
+        ("apply_delay_seconds", 1200.0, "delayed-standby"),
+        ("names_own_slots", True, "synchronized-standby-slots"),
+        ("has_failover_slots", True, "failover-slot"),
+        ("idle_timeout_seconds", 3600, "idle-slot-timeout"),
+        ("wal_kept_bytes", 1 << 20, "slot-wal-limit"),
+    ],
+)
+def test_each_has_its_own_warning(fleet: Fleet, field: str, value: object, name: str) -> None:
+    assert warned(fleet, **{field: value}) == [name]
+
+
+def test_limits_that_leave_enough_room_give_no_warning(fleet: Fleet) -> None:
+    hourly = replace(fleet, watch=WatchTable(every=3600.0))
+    assert warned(hourly, idle_timeout_seconds=2 * 3600) == ["idle-slot-timeout"]
+    assert warned(hourly, idle_timeout_seconds=3 * 3600) == []
+    assert warned(fleet, wal_kept_bytes=1 << 30) == []
+    assert warned(fleet, apply_delay_seconds=fleet.standby_wait_seconds) == []
+
+
+def test_the_entry_for_patroni_names_the_database(fleet: Fleet) -> None:
+    (warning,) = find_warnings(fleet, {"a": replace(PLAIN, has_patroni=True), "b": PLAIN})
+    assert "ignore_slots: [{type: logical, plugin: pgoutput, database: shop}]" in warning.action
+    assert warning.text.startswith("node a: ")
+    assert warning.to_json().keys() == {"warning", "nodes", "message", "action"}

@@ -106,6 +106,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "repair": CommandEntry(
         "cutline.cli.commands.repair", "repair", "Replace damaged objects, from another copy or from another store."
     ),
+    "copy": CommandEntry("cutline.cli.commands.copy", "copy", "Copy snapshots into a second store."),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
@@ -143,7 +144,7 @@ SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
     "Take snapshots": ("create", "watch", "resume"),
     "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
-    "Verify and repair": ("check", "repair"),
+    "Verify and repair": ("check", "repair", "copy"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
     "Remove": ("delete", "prune", "gc"),

@@ -90,7 +90,7 @@ from cutline.snapshots.records.proven_chains import (
     increment_numbers,
     read_newest_part,
 )
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -144,6 +144,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     """Run every check for a full snapshot; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     check_not_deleted(store, request.name)
     free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):

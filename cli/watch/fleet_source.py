@@ -150,6 +150,7 @@ def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
         TaskKind.CHECK: rules.check,
         TaskKind.PRUNE: PRUNE_SECONDS if any(keep is not None for keep in keeps) else 0.0,
         TaskKind.DRILL: rules.drill,
+        TaskKind.COPY: rules.copy if fleet.copies else 0.0,
     }
 
 

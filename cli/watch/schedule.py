@@ -35,6 +35,7 @@ class TaskKind(StrEnum):
     CHECK = "check"
     PRUNE = "prune"
     DRILL = "drill"
+    COPY = "copy"
     WATCH = "watch"
     FILE = "fleet-file"
 
@@ -42,7 +43,7 @@ class TaskKind(StrEnum):
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
 # The tasks that run concurrently with others, the tasks that need a continuing chain, and the tasks that need any
 # snapshot at all.
-BESIDE = (TaskKind.CHECK, TaskKind.DRILL)
+BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.COPY)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 

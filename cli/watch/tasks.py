@@ -76,7 +76,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check or a drill that runs while increments are taken; `what` describes it."""
+    """A check, a drill or a copy that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
@@ -110,20 +110,16 @@ def take_full(source: FleetSource) -> TaskResult:
     return TaskResult(text, tuple(document["warnings"]))
 
 
-def start_check(source: FleetSource, name: str) -> RunningCommand:
-    """Start a check of the snapshot with all its increments."""
-    with _raising_not_started("check"):
-        return start_command(source.copy, ["check", name])
-
-
-def start_drill(source: FleetSource, name: str) -> RunningCommand:
-    """Start a drill of the snapshot on temporary servers."""
-    with _raising_not_started("drill"):
-        return start_command(source.copy, ["drill", name])
+def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
+    """Start a check or a drill of the snapshot with all its increments, or a copy of all snapshots."""
+    is_copy = kind is TaskKind.COPY
+    with _raising_not_started(kind):
+        running = start_command(source.copy, [kind, "--all" if is_copy else name])
+    return Beside(kind, "copy of all snapshots" if is_copy else f"{kind} of {name}", running)
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check or a drill of the snapshot that this watch did not start is running."""
+    """Raise BusyError if a check, a drill or a copy of the snapshot that this watch did not start is running."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill
@@ -143,6 +139,19 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
             f"tables of {name} have changed, so an increment is needed before more WAL can be archived; it follows now"
         )
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
+
+
+def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
+    """Return the result of a check, a drill or a copy; raise CommandFailedError."""
+    if beside.kind is not TaskKind.COPY:
+        return verdict_of(beside.what, ended, fleet)
+    document = _document(ended, (CONFLICTS,))
+    text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
+    problems = [problem for store in document["stores"] for one in store["snapshots"] for problem in one["problems"]]
+    if not problems:
+        return TaskResult(text)
+    hint = f"object {problems[0]['object']}: {problems[0]['detail']}; to see all: snapshot copy --all --dry-run"
+    return finding_of(ended.code, "not-copied", f"{text}; {quantity_text(len(problems), 'problems')}", hint)
 
 
 def verdict_of(what: str, ended: CommandResult, fleet: Fleet) -> TaskResult:
@@ -251,6 +260,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
     for kind, (name, result) in {
         TaskKind.CHECK: last_check(fleet, snapshot),
         TaskKind.DRILL: last_drill(fleet),
+        TaskKind.COPY: last_copy(fleet),
     }.items():
         if result is None or result.done_at is None:
             continue
@@ -266,6 +276,8 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     """Return the result of another process, such as a killed watch's command, if it is newer than the task."""
+    if task.kind is TaskKind.COPY:
+        return None
     name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
     if result is None or result.done_at is None or name != snapshot:
         return None
@@ -283,6 +295,14 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
     result = check.point.result
     text = f"check of {snapshot}: {result}"
     return snapshot, accepting(finding_of(EXIT_CODES[result], result, text, done_at=check.moment), fleet)
+
+
+def last_copy(fleet: Fleet) -> tuple[str, TaskResult | None]:
+    """Return the time of the last complete copy of all snapshots, as a result; raises the store's errors."""
+    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        if (ended.kind, ended.snapshot, ended.code) == (TaskKind.COPY.value, "", DONE):
+            return "", TaskResult("copy of all snapshots", done_at=ended.ended_at)
+    return "", None
 
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:

@@ -118,13 +118,13 @@ class Watcher:
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """Settle the concurrent check or drill if it has ended."""
+        """Settle the concurrent check, drill or copy if it has ended."""
         if self._beside is None:
             return
         beside, ended = self._beside, self._beside.running.result()
         if ended is not None:
             self._beside = None
-            self._settle(self.tasks[beside.kind], lambda: work.verdict_of(beside.what, ended, self.source.fleet))
+            self._settle(self.tasks[beside.kind], lambda: work.result_of(beside, ended, self.source.fleet))
 
     def _do(self, task: Task) -> None:
         name = self.chain.name if self.chain else ""
@@ -138,11 +138,10 @@ class Watcher:
         self._settle(task, run)
 
     def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
-        start = work.start_check if kind is TaskKind.CHECK else work.start_drill
         work.check_not_running(self.source, kind, name)
         if verdict := newer_verdict(self.source.fleet, name, self.tasks[kind]):
             return verdict
-        self._beside = Beside(kind, f"{kind} of {name}", start(self.source, name))
+        self._beside = work.start_beside(self.source, kind, name)
         self.log(f"{self._beside.what} begins", task=kind)
         return None
 

@@ -14,6 +14,7 @@ from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import restore_command
+from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -220,7 +221,8 @@ def _read(store: ObjectStore, documents: Mapping[str, Set[str]], operations: Seq
 class Listing:
     """A store's snapshots by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
-    `missing` are committed restore points whose commit files are missing.
+    `missing` are committed restore points whose commit files are missing. `copies` are the second stores, if fleet.toml
+    names any, as their last copies left them.
     """
 
     entries: tuple[Entry, ...]
@@ -228,6 +230,7 @@ class Listing:
     open_operations: tuple[OpenOperation, ...] = ()
     checks: NewestChecks = field(default_factory=NewestChecks)
     missing: tuple[MissingPoint, ...] = ()
+    copies: tuple[SecondStoreState, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -263,7 +266,8 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    query = RetainedQuery(fleet.nodes)
+    # A copy feeds no chain, so no node retains WAL for it.
+    query = RetainedQuery(() if identity.is_copy else fleet.nodes)
     documents = document_names(store)
     open_operations = read_open_operations(store, documents=documents)
     read = (read_entry(store, identity, name) for name in snapshot_names(store))
@@ -271,7 +275,9 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     checks = read_checks(store, documents, None if all_checks else {entry.name for entry in entries})
     missing, answers = tuple(read_missing(store, documents, entries)), query.answers()
     listed = tuple(_with_retained(entry, answers) for entry in entries)
-    return Listing(listed, answers, open_operations, checks, missing)
+    increments = {entry.name: len(entry.summaries) for entry in entries}
+    copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
+    return Listing(listed, answers, open_operations, checks, missing, copies)
 
 
 def read_entry(

@@ -18,7 +18,7 @@ from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
-from cutline.snapshots.copying.chains import CopyProblem, CopyReport, SnapshotCopy, copy_snapshots
+from cutline.snapshots.copying.chains import CopyProblem, StoreCopy, SnapshotCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, find_place
 from cutline.snapshots.records.operation_records import CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name, point_label
@@ -83,7 +83,8 @@ def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) 
     """Return the second stores; raise UsageError if the arguments name none, or name no snapshot or both."""
     if (name is None) != everything:
         raise UsageError(
-            "name a snapshot, or copy all snapshots with --all, but not both", hint="see: snapshot copy --help"
+            "name a snapshot, or copy all snapshots with --all, but not both",
+            hint="to copy all snapshots: snapshot copy --all",
         )
     if name is not None:
         check_name(name)
@@ -97,8 +98,8 @@ def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) 
     return [find_place(fleet, each) for each in named]
 
 
-def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: RecordedCommand) -> list[CopyReport]:
-    reports: list[CopyReport] = []
+def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: RecordedCommand) -> list[StoreCopy]:
+    reports: list[StoreCopy] = []
     try:
         for report in _copy(fleet, places, name, recorded.activity, is_dry=False):
             reports.append(report)
@@ -114,11 +115,11 @@ def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: Reco
 
 def _copy(
     fleet: Fleet, places: Iterable[CopyPlace], name: str | None, shown: Progress, *, is_dry: bool
-) -> Iterator[CopyReport]:
+) -> Iterator[StoreCopy]:
     """Yield the report of each store; raise the error of an unreachable store after the other stores."""
     unreachable: UnreachableError | None = None
     for place in places:
-        report = CopyReport(place.url, is_dry)
+        report = StoreCopy(place.url, is_dry)
         try:
             copy_snapshots(fleet, place, name, shown, report)
         except UnreachableError as error:
@@ -129,22 +130,22 @@ def _copy(
         raise unreachable
 
 
-def _copied_points(reports: Iterable[CopyReport]) -> Iterator[CopiedPoint]:
+def _copied_points(reports: Iterable[StoreCopy]) -> Iterator[CopiedPoint]:
     for report in reports:
         for one in report.snapshots:
             if one.through is not None and one.cut_at is not None:
                 yield CopiedPoint(report.url, one.name, one.through, one.cut_at, one.behind)
 
 
-def _code(reports: Iterable[CopyReport]) -> int:
+def _code(reports: Iterable[StoreCopy]) -> int:
     return CONFLICTS if any(report.problems for report in reports) else DONE
 
 
-def _sum(reports: Iterable[CopyReport], count: Callable[[SnapshotCopy], int]) -> int:
+def _sum(reports: Iterable[StoreCopy], count: Callable[[SnapshotCopy], int]) -> int:
     return sum(report.total(count) for report in reports)
 
 
-def document_of(reports: list[CopyReport], name: str | None, operation: str, seconds: float) -> dict[str, Any]:
+def document_of(reports: list[StoreCopy], name: str | None, operation: str, seconds: float) -> dict[str, Any]:
     """Return the command's JSON output. `skipped` counts what the second store already had of the same commits."""
     return {
         "schema": SCHEMA,
@@ -193,12 +194,12 @@ def _snapshot_document(one: SnapshotCopy) -> dict[str, Any]:
     }
 
 
-def lines_of(reports: Iterable[CopyReport]) -> list[str]:
+def lines_of(reports: Iterable[StoreCopy]) -> list[str]:
     """Return the human-readable output."""
     return [line for report in reports for line in _store_lines(report)]
 
 
-def _store_lines(report: CopyReport) -> Iterator[str]:
+def _store_lines(report: StoreCopy) -> Iterator[str]:
     done = "would copy" if report.is_dry else "copied"
     for one in report.snapshots:
         if one.left_out:

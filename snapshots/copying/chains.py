@@ -71,7 +71,7 @@ class OtherChainError(RefusedError):
     """The second store has another snapshot, or another increment, under the same name."""
 
 
-class Wanted(NamedTuple):
+class WantedObject(NamedTuple):
     """An object to copy: its key, its node, the stored size in bytes and the digest by which the commit lists it."""
 
     key: str
@@ -137,23 +137,23 @@ class ChainPlan:
     repairs: tuple[int, ...]
     problem: CopyProblem | None = None
 
-    def wanted(self, pair: StorePair, commit: Commit) -> Iterator[Wanted]:
+    def wanted(self, pair: StorePair, commit: Commit) -> Iterator[WantedObject]:
         """Yield the objects that the commit lists; raise ObjectDamagedError if an object list is lost."""
         stored_size = pair.source.stored_size
         for object_list in commit.object_lists:
             if isinstance(object_list, LostList):
                 raise lost_list_error(object_list)
         for entry in commit.named_and_listed:
-            yield Wanted(entry.key, entry.node, stored_size(entry.size), entry.digest)
+            yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
 
-    def wanted_by_repairs(self, pair: StorePair) -> Iterator[Wanted]:
+    def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
         """Yield the objects of the missing repairs that commits in the second store already need."""
         first, stored_size = self.missing[0].increment if self.missing else None, pair.source.stored_size
         for repair in self.chain.applied.repairs:
             for replacement in repair.replacements:
                 if repair.number in self.repairs and (first is None or replacement.increment < first):
                     for entry in replacement.new:
-                        yield Wanted(entry.key, entry.node, stored_size(entry.size), entry.digest)
+                        yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
 
 
 def plan_chain(pair: StorePair, name: str) -> ChainPlan:
@@ -293,9 +293,9 @@ class _ChainCopy:
             self._copy_mark()
             self._copy_records()
 
-    def _copy_objects(self, wanted: Iterable[Wanted], label: str) -> bool:
+    def _copy_objects(self, wanted: Iterable[WantedObject], label: str) -> bool:
         """Copy the objects that are missing; return whether none of them is damaged. Add problems to the result."""
-        missing: list[Wanted] = []
+        missing: list[WantedObject] = []
         for one in wanted:
             if one.key not in self.there:
                 missing.append(one)
@@ -322,7 +322,7 @@ class _ChainCopy:
         self.result.problems += sorted(damaged, key=lambda problem: problem.key)
         return not damaged
 
-    def _copy_object(self, one: Wanted) -> CopyProblem | None:
+    def _copy_object(self, one: WantedObject) -> CopyProblem | None:
         try:
             body = read_listed(self.pair.source.raw, one.node, one.key, (one.size, one.digest))
         except ObjectDamagedError as error:
@@ -398,15 +398,15 @@ class _ChainCopy:
 T = TypeVar("T")
 
 
-def _in_threads(wanted: Sequence[Wanted], work: Callable[[Wanted], T]) -> Iterator[tuple[Wanted, T]]:
+def _in_threads(wanted: Sequence[WantedObject], work: Callable[[WantedObject], T]) -> Iterator[tuple[WantedObject, T]]:
     """Do the work on each object in threads, with at most BYTES_MAX of objects at a time; yield the results.
 
     Raises the first error after the objects in progress are done.
     """
-    running: dict[Future[T], Wanted] = {}
+    running: dict[Future[T], WantedObject] = {}
     threads = ThreadPoolExecutor(THREADS_MAX)
 
-    def finish() -> Iterator[tuple[Wanted, T]]:
+    def finish() -> Iterator[tuple[WantedObject, T]]:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
             yield running.pop(one), one.result()
@@ -437,7 +437,7 @@ def names_to_copy(pair: StorePair) -> list[str]:
 
 
 @dataclass(slots=True)
-class CopyReport:
+class StoreCopy:
     """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`)."""
 
     url: str
@@ -456,8 +456,8 @@ class CopyReport:
 
 
 def copy_snapshots(
-    fleet: Fleet, place: CopyPlace, name: str | None, progress: Progress, report: CopyReport
-) -> CopyReport:
+    fleet: Fleet, place: CopyPlace, name: str | None, progress: Progress, report: StoreCopy
+) -> StoreCopy:
     """Copy one snapshot, or with None all of them, the newest first; add the results to the report.
 
     If one snapshot is damaged, or differs from that of the second store, the others are still copied. Raises the errors

@@ -157,6 +157,7 @@ NODE_LAST_COMMIT = Metric(
     "Commit time of the newest transaction on this primary in the newest cut, by the primary's clock.",
     ("node",),
 )
+CLOCK_SKEW = Metric("cutline_clock_skew_seconds", "Largest difference between the primaries' clocks at the newest cut.")
 COPY_NEWEST_CUT = Metric(
     "cutline_copy_newest_cut_timestamp_seconds",
     "Time of the newest cut in this second store, according to the last copies.",
@@ -167,7 +168,6 @@ COPY_BEHIND = Metric(
     "Restore points that this second store lacks, of the snapshots that were copied there.",
     ("store",),
 )
-CLOCK_SKEW = Metric("cutline_clock_skew_seconds", "Largest difference between the primaries' clocks at the newest cut.")
 
 OPEN_OPERATIONS = Metric(
     "cutline_open_operations", "Operations without an outcome: running, publishing or dead.", ("kind", "state")

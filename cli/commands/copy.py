@@ -18,7 +18,7 @@ from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
-from cutline.snapshots.copying.chains import CopyProblem, StoreCopy, SnapshotCopy, copy_snapshots
+from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, find_place
 from cutline.snapshots.records.operation_records import CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name, point_label

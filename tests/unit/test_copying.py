@@ -10,7 +10,7 @@ import pytest
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.progress import Silent
-from cutline.snapshots.copying.chains import StoreCopy, OtherChainError, SnapshotCopy, copy_snapshots
+from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.encrypted_store import StoreKey
+from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import (
     EncryptionKey,
     StoreKeyError,

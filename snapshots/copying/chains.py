@@ -56,6 +56,7 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 # The memory for objects on their way, unless a single object needs more.
 BYTES_MAX = 256 << 20
 THREADS_MAX = 8
+BASELINES = "baselines"
 
 
 class CopyCrashPoint(StrEnum):
@@ -342,7 +343,7 @@ class _ChainCopy:
             if place.commit is None or place.commit.digest != commit.digest:
                 raise ObjectDamagedError(key=place.key, kind="missing", node="", detail="the commit is gone")
             for turn in range(1, place.turn + 1):
-                self._copy_document(commit_key(name, number, turn))
+                _copy_document(self.pair, commit_key(name, number, turn))
             self.progress.reached(CopyCrashPoint.COMMITTED)
             self.result.through, self.result.cut_at = number, commit.cut.made_at
         self.result.increments.append(number)
@@ -352,7 +353,7 @@ class _ChainCopy:
         if self.is_dry:
             return
         for number in self.plan.repairs:
-            self._copy_document(repair_key(self.plan.chain.name, number))
+            _copy_document(self.pair, repair_key(self.plan.chain.name, number))
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
@@ -360,7 +361,7 @@ class _ChainCopy:
         full = self.plan.chain.full
         key = lost_key(full.snapshot, full.chain)
         if is_lost(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):
-            self._copy_document(key)
+            _copy_document(self.pair, key)
 
     def _copy_records(self) -> None:
         """Copy the intents and outcomes of operations that own objects of the chain, also those of an earlier copy.
@@ -381,18 +382,27 @@ class _ChainCopy:
                 intent, outcome = read_intent(self.pair.first, owner), read_outcome(self.pair.first, owner)
                 if outcome is not None and intent.operation == owner:
                     for kind in ("outcome", "intent"):
-                        self._copy_document(operation_key(owner, kind))
+                        _copy_document(self.pair, operation_key(owner, kind))
         self.progress.reached(CopyCrashPoint.RECORDED)
 
-    def _copy_document(self, key: str) -> None:
-        """Copy a document, whose bytes contain their own digest; raise ManifestError if they have changed."""
-        raw = self.pair.source.raw
-        stored = raw.read_range(key, 0, max(raw.size(key), 1))
-        try:
-            unseal(key, self.pair.source.decode(key, stored))
-        except UndecryptableError as error:
-            raise ManifestError(error.message, hint=error.hint, details=error.details) from None
-        create_or_find(self.pair.target, key, stored)
+
+def _copy_document(pair: StorePair, key: str) -> None:
+    """Copy a document, whose bytes contain their own digest; raise ManifestError if they have changed."""
+    raw = pair.source.raw
+    stored = raw.read_range(key, 0, max(raw.size(key), 1))
+    try:
+        unseal(key, pair.source.decode(key, stored))
+    except UndecryptableError as error:
+        raise ManifestError(error.message, hint=error.hint, details=error.details) from None
+    create_or_find(pair.target, key, stored)
+
+
+def _copy_primaries(pair: StorePair) -> None:
+    """Copy the records of the fleet's primaries, with which `check` compares the chains; raise ManifestError."""
+    there = set(pair.target.list(BASELINES))
+    for key in pair.source.raw.list(BASELINES):
+        if key not in there:
+            _copy_document(pair, key)
 
 
 T = TypeVar("T")
@@ -469,6 +479,8 @@ def copy_snapshots(
     if name is not None:
         check_name(name)
     pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
+    if not report.is_dry:
+        _copy_primaries(pair)
     for each in [name] if name is not None else names_to_copy(pair):
         try:
             report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))

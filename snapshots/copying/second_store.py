@@ -167,8 +167,8 @@ def _check_identity(second: ObjectStore, identity: StoreIdentity) -> None:
     if not found.is_copy:
         raise NotACopyError(
             f"store {second.url} is a store in which snapshots are taken, not a copy",
-            hint="name an empty folder: snapshot copy NAME --to s3://bucket/folder   (a store copied by other programs"
-            " can't be continued by this command)",
+            hint="name an empty folder: --to s3://bucket/folder   (a store that other programs have copied can't be"
+            " continued by this command)",
             details={"store": second.url},
         )
 

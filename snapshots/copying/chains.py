@@ -69,7 +69,7 @@ class CopyCrashPoint(StrEnum):
 
 
 class OtherChainError(RefusedError):
-    """The second store has another snapshot, or another increment, under the same name."""
+    """The second store has another snapshot or increment under the same name, or one that can't be read."""
 
 
 class WantedObject(NamedTuple):
@@ -172,9 +172,16 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
         problem = CopyProblem(key, "commit", "", number, error.message)
     if not pair.is_new and is_only_full(pair.second, name):
         chain = Chain(chain.full)
-    there = [] if pair.is_new else _copied_numbers(pair, name)
-    _check_same(pair, chain, there)
-    repairs = _missing_repairs(pair, name)
+    try:
+        there = [] if pair.is_new else _copied_numbers(pair, name)
+        _check_same(pair, chain, there)
+        repairs = _missing_repairs(pair, name)
+    except ManifestError as error:
+        raise OtherChainError(
+            f"store {pair.second.url} can't be compared with {pair.first.url}: {error.message}",
+            hint="check the snapshot with the second store's fleet file, and put the object back from the first store",
+            details={**error.details, "snapshot": name, "store": pair.second.url},
+        ) from error
     # Without their repairs, commits in the second store list the objects that the first store's operations stored.
     chain = read_chain_lists(pair.first, chain if repairs is None else with_repairs(pair.first, chain))
     missing = tuple(commit for commit in chain.commits if commit.increment not in there)
@@ -370,12 +377,13 @@ class _ChainCopy:
         """
         chain, through = self.plan.chain, self.result.next_increment
         commits = [one for one in chain.commits if one.increment < through and (not one.increment or one.entries)]
-        owners = [*(one.operation for one in commits), *(one.operation for one in chain.applied.repairs)]
-        # The newest comes last, so if it is there, all are.
-        if not owners or self.pair.target.exists(operation_key(owners[-1], "intent")):
+        repairs = [one.operation for one in chain.applied.repairs]
+        # The newest of each comes last, so if it is there, all are.
+        newest = [*(one.operation for one in commits[-1:]), *repairs[-1:]]
+        if all(self.pair.target.exists(operation_key(owner, "intent")) for owner in newest):
             return
         there = set(self.pair.target.list_children("operations"))
-        for owner in owners:
+        for owner in (*(one.operation for one in commits), *repairs):
             if owner in there and self.pair.target.exists(operation_key(owner, "intent")):
                 continue
             with suppress(ManifestError, ObjectMissingError):

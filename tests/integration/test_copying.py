@@ -55,14 +55,15 @@ class Stores:
         self.first.increment(NAME) if self.states[1:] else self.first.full(NAME)
 
 
-@pytest.fixture
+@pytest.fixture(params=["encrypted", "plain"])
 def stores(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Stores:
     s3: S3Place = request.getfixturevalue(ONE_KIND)
     servers = fleet_factory(2)
     more = encryption(tmp_path, "second.key", "22") + ONE_COPY
     second = configure_fleet(servers, tmp_path / "second.toml", f"{s3.bucket('copies')}/shop", s3.options, more)
     (tmp_path / "first").mkdir()
-    more = encryption(tmp_path / "first", "key", "11") + f"[[copy]]\nto = {json.dumps(str(second.path))}\n"
+    key = encryption(tmp_path / "first", "key", "11") if request.param == "encrypted" else ""
+    more = f"{key}[[copy]]\nto = {json.dumps(str(second.path))}\n"
     first = configure_fleet(servers, tmp_path / "first" / "fleet.toml", f"file://{tmp_path}/first/store", more=more)
     for primary in first.primaries:
         with psycopg.connect(primary.dsn, autocommit=True) as connection:

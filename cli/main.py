@@ -109,6 +109,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "merge": CommandEntry(
         "cutline.cli.commands.merge", "merge", "Let a chain begin at an increment, from the store alone."
     ),
+    "copy": CommandEntry("cutline.cli.commands.copy", "copy", "Copy snapshots into a second store."),
     "resume": CommandEntry("cutline.cli.commands.resume", "resume", "Accept writes again after a terminal snapshot."),
     "list": CommandEntry("cutline.cli.commands.list", "list_snapshots", "List the snapshots in the store."),
     "show": CommandEntry("cutline.cli.commands.show", "show", "Show all details of one snapshot."),
@@ -150,7 +151,7 @@ SECTIONS = {
     "Set up": ("init", "key", "cluster", "demo"),
     "Take snapshots": ("create", "watch", "merge", "resume"),
     "Restore": ("restore", "restore-resume", "restore-abandon", "restore-discard", "drill"),
-    "Verify and repair": ("check", "repair"),
+    "Verify and repair": ("check", "repair", "copy"),
     "Inspect": ("list", "show", "status", "history", "report"),
     "Running operations": ("wait", "cancel"),
     "Keep and remove": ("keep", "end", "prune", "delete", "gc"),

@@ -215,6 +215,7 @@ REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 STANDBY_WAIT = Duration.parse("10s")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
+HOURLY = Interval.parse("1h")
 TOML_WORDS = {
     "array": "list",
     "object": "table",
@@ -300,6 +301,7 @@ class WatchTable(Record, frozen=True):
     full: Interval = WEEKLY
     name: Text = "watch-{date}-{time}"
     check: Interval = DAILY
+    copy: Interval = HOURLY
     drill: Interval = NEVER
     accept_inconclusive: bool = False
 
@@ -330,6 +332,12 @@ class MetricsTable(Record, frozen=True):
     file: Text | None = None
     listen: Text | None = None
     traces: bool | None = None
+
+
+class CopyTable(Record, frozen=True):
+    """One `[[copy]]` table of fleet.toml: a second store, as a URL, a folder or the fleet file that names it."""
+
+    to: Text
 
 
 class NodeTable(Record, frozen=True):
@@ -391,6 +399,7 @@ class FleetFile(Record, frozen=True):
     drill: DrillTable = DrillTable()
     watch: WatchTable | None = None
     notify: NotifyTable | None = None
+    copy: tuple[CopyTable, ...] = ()
 
 
 def decode_fleet_file(text: str) -> FleetFile:
@@ -678,6 +687,8 @@ class Fleet:
     standbys_min: int | None = 0
     # How long a create waits for a standby that it may leave out.
     standby_wait_seconds: float = STANDBY_WAIT
+    # The second stores (snapshot copy): URLs, folders and fleet files.
+    copies: tuple[str, ...] = ()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -767,6 +778,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),
         standby_wait_seconds=file.copies.wait,
+        copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
     )
 
@@ -789,6 +801,16 @@ def _retention(table: RetentionTable) -> Retention:
         gc_grace_seconds=table.gc_grace,
         merge_seconds=table.merge,
     )
+
+
+def _copy_place(table: CopyTable) -> str:
+    place = expand("copy.to", table.to)
+    if "://" in place:
+        return place
+    path = Path(place).expanduser()
+    if not path.is_absolute():
+        raise ValueError("`copy.to` is neither a URL nor an absolute path")
+    return str(path)
 
 
 def _standbys_min(require: str | int) -> int | None:

@@ -69,6 +69,10 @@ every = "5min"
 full = "weekly"
 check = "daily"
 drill = "weekly"
+copy = "1h"
+
+[[copy]]                             # a second store, kept up to date by `snapshot copy` and `watch`
+to = "/etc/cutline/second.toml"
 
 [notify]
 command = ["/usr/local/bin/page-me"]

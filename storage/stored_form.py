@@ -16,7 +16,8 @@ class StoredForm(Protocol):
     """The form in which a store keeps objects.
 
     `written` are the bytes passed to ObjectStore.create; `stored` are the resulting bytes in `raw`. Commits contain the
-    digests of the stored bytes, which anybody can verify.
+    digests of the stored bytes, which anybody can verify. The encrypted copy of an unencrypted store is an exception:
+    its commits are those of the first store, so its form is AsWritten, and `raw` is the store that decrypts.
     """
 
     @property
@@ -66,7 +67,8 @@ class AsWritten:
 def stored_form(store: ObjectStore) -> StoredForm:
     """Return the form in which `store` keeps objects."""
     # An isinstance check against a Protocol takes longer than reading a small object from memory.
-    return cast("StoredForm", store) if hasattr(store, "stored_offset") else AsWritten(store)
+    own = getattr(store, "own_form", None)
+    return AsWritten(store) if own is None else cast("StoredForm", own)
 
 
 class UndecryptableError(RefusedError):

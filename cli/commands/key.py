@@ -72,7 +72,7 @@ def list_keys(context: typer.Context) -> None:
     from cutline.storage.encryption.key_documents import find_data_key, stored_keys
 
     raw, key = fleet.store.open_raw(), encryption.read_key()
-    data_key = find_data_key(raw, key)
+    data_key = find_data_key(raw, key).data_key
     keys = [
         {
             "key": stored_key.document.key if stored_key.document else None,

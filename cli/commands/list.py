@@ -23,6 +23,7 @@ from cutline.cli.output.tables import (
     count_text,
     minute_text,
     moment_text,
+    quantity_text,
     size_text,
     sparkline,
     stdout_levels,
@@ -33,6 +34,7 @@ from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
 from cutline.snapshots.listing.name_templates import newest_name
+from cutline.snapshots.listing.second_stores import SecondStoreState
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
 from cutline.snapshots.records.chain import summary_of
 from cutline.snapshots.records.commit import CommitSummary
@@ -138,6 +140,7 @@ def list_snapshots(
         "promoted": dict(listing.answers.promoted),
         "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
         "open_operations": [open_operation.to_json() for open_operation in listing.open_operations],
+        "copies": [state.to_json() for state in listing.copies],
         "put_aside": [asdict(database) for database in listing.answers.old],
     }
     shown = None if every else last or (LAST_OF_ONE if wanted else LAST)
@@ -250,6 +253,7 @@ def lines_of(
     if len(unknown) > NODES_NAMED_MAX:
         lines.append(f"retained WAL is also unknown for other reasons: {len(unknown) - NODES_NAMED_MAX}; see --json")
     lines += [open_operation.text for open_operation in listing.open_operations]
+    lines += [_copy_text(state, now) for state in listing.copies]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > max(entry.first, 1)]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
     lines += [
@@ -262,6 +266,13 @@ def lines_of(
         return ["the store contains no snapshots; to take one: snapshot create NAME", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
+
+
+def _copy_text(state: SecondStoreState, now: datetime) -> str:
+    """Return the age of the newest cut in a second store, and the snapshots that lack restore points there."""
+    behind = [f"{name} lacks {quantity_text(count, 'restore points')}" for name, count in state.behind.items() if count]
+    newest = f"copy in {state.url}: the newest cut was made {age_text(state.newest_cut_at, now=now)}"
+    return "; ".join([newest, *behind, *(["to bring it up to date: snapshot copy --all"] if behind else [])])
 
 
 def _newest_cut(entry: Entry) -> datetime:

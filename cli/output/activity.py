@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import typer
@@ -21,7 +21,7 @@ from cutline.snapshots.operations.activity import Activity, Command, Ending, rec
 from cutline.snapshots.operations.ended_operations import Ended
 from cutline.snapshots.operations.operation import code_of, reason_of
 from cutline.snapshots.operations.under_way import UnderWay
-from cutline.snapshots.records.operation_records import CheckedPoint
+from cutline.snapshots.records.operation_records import CheckedPoint, CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.storage.clock import utc_now
@@ -96,7 +96,7 @@ def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = ""
 class RecordedCommand:
     """The activity of a command without an intent, and the fields of its outcome.
 
-    Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes`, the work done
+    Once it `is_begun`, others see it as `operation`. If the command raises, only `volumes` and `copied`, the work done
     so far, are recorded. If the result of a command that ended can't be stored, `unrecorded` says so and why.
     """
 
@@ -107,6 +107,7 @@ class RecordedCommand:
     reason: str = ""
     volumes: Mapping[str, int] = field(default_factory=dict)
     checked: tuple[CheckedPoint, ...] = ()
+    copied: tuple[CopiedPoint, ...] = ()
     unrecorded: str = ""
 
     @property
@@ -159,10 +160,12 @@ def recorded_activity(
             yield run
         except BaseException as error:
             with suppress(SnapshotError):
-                record(Ending("failed", reason_of(error), code_of(error), run.volumes, phases=times.phases()))
+                ending = Ending("failed", reason_of(error), code_of(error), run.volumes, phases=times.phases())
+                record(replace(ending, copied=run.copied))
             raise
         try:
-            record(Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases()))
+            ending = Ending("done", run.reason, run.code, run.volumes, run.checked, times.phases())
+            record(replace(ending, copied=run.copied))
         except SnapshotError as error:
             run.unrecorded = unrecorded_text(kind, error)
             found.note(run.unrecorded)

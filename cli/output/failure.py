@@ -69,6 +69,7 @@ STOPPED_HINTS: dict[str, str] = {
     "create": "to see whether it committed anything: snapshot list",
     "check": "a check changes nothing; to start again, repeat the command",
     "repair": "nothing was repaired; to start again, repeat the command",
+    "copy": "what was copied stays; to continue, repeat the command",
     "delete": "if the deletion had begun, the snapshot is no longer listed; to finish it, repeat the command",
     "prune": "what was deleted is gone; to finish, repeat the command",
     "gc": "only garbage was removed; to remove the rest, repeat the command",

@@ -11,7 +11,12 @@ from pathlib import Path
 from cutline.cli.watch.schedule import TaskKind
 from cutline.fleet.config import Fleet, WatchTable, check_drill, load_fleet
 from cutline.snapshots.listing.name_templates import NUMBER, TIME, read_template
-from cutline.snapshots.records.store_identity import IdentityLostError, StoreNotInitialisedError, read_identity
+from cutline.snapshots.records.store_identity import (
+    IdentityLostError,
+    StoreNotInitialisedError,
+    check_takes_snapshots,
+    read_identity,
+)
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.own_store import store_gone_error
@@ -64,13 +69,15 @@ class FleetSource:
         """Open the store; raise StoreGoneError if it is gone or a different store, and the errors of read_identity."""
         store = self.fleet.store.open()
         try:
-            fleet_id = read_identity(store, self.fleet).fleet_id
+            identity = read_identity(store, self.fleet)
         except IdentityLostError:
             raise
         except StoreNotInitialisedError as error:
             if self._fleet_id is None:
                 raise
             raise store_gone_error(store, None, WATCH_AGAIN) from error
+        check_takes_snapshots(identity, store)
+        fleet_id = identity.fleet_id
         self._fleet_id = self._fleet_id or fleet_id
         if fleet_id != self._fleet_id:
             raise store_gone_error(store, fleet_id, WATCH_AGAIN)
@@ -143,6 +150,7 @@ def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
         TaskKind.PRUNE: PRUNE_SECONDS,
         TaskKind.DRILL: rules.drill,
         TaskKind.MERGE: fleet.retention.merge_seconds,
+        TaskKind.COPY: rules.copy if fleet.copies else 0.0,
     }
 
 

@@ -37,6 +37,7 @@ class TaskKind(StrEnum):
     PRUNE = "prune"
     DRILL = "drill"
     MERGE = "merge"
+    COPY = "copy"
     WATCH = "watch"
     FILE = "fleet-file"
     AGE = "max-age"
@@ -46,7 +47,7 @@ class TaskKind(StrEnum):
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
 # The tasks that run concurrently with others, the tasks that need a continuing chain, and the tasks that need any
 # snapshot at all.
-BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE)
+BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 # The tasks whose result is a verdict on a snapshot, which their records in the store show.

@@ -79,7 +79,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check, a drill or a merge that runs while increments are taken; `what` describes it."""
+    """A check, a drill, a merge or a copy that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
@@ -113,28 +113,24 @@ def take_full(source: FleetSource) -> TaskResult:
     return TaskResult(text, tuple(document["warnings"]))
 
 
-def start_check(source: FleetSource, name: str) -> RunningCommand:
-    """Start a check of the snapshot with all its increments."""
-    with _raising_not_started("check"):
-        return start_command(source.copy, ["check", name])
-
-
-def start_drill(source: FleetSource, name: str) -> RunningCommand:
-    """Start a drill of the snapshot on temporary servers."""
-    with _raising_not_started("drill"):
-        return start_command(source.copy, ["drill", name])
-
-
-def start_merge(source: FleetSource, name: str) -> RunningCommand:
-    """Start a merge of the snapshot to its newest increment."""
-    with _raising_not_started("merge"):
-        return start_command(source.copy, ["merge", name])
+def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
+    """Start a check or a drill of the snapshot, its merge to the newest increment, or a copy of all snapshots."""
+    is_copy = kind is TaskKind.COPY
+    with _raising_not_started(kind):
+        running = start_command(source.copy, [kind, "--all" if is_copy else name])
+    return Beside(kind, "copy of all snapshots" if is_copy else f"{kind} of {name}", running)
 
 
 def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
     """Return the result of a task that ran while increments were taken; raise CommandFailedError."""
-    if beside.kind is not TaskKind.MERGE:
-        return verdict_of(beside.what, ended, fleet)
+    if beside.kind is TaskKind.MERGE:
+        return _result_of_merge(beside, ended)
+    if beside.kind is TaskKind.COPY:
+        return _result_of_copy(beside, ended)
+    return verdict_of(beside.what, ended, fleet)
+
+
+def _result_of_merge(beside: Beside, ended: CommandResult) -> TaskResult:
     if ended.code and ended.document.get("error") == NOTHING_TO_MERGE:
         return TaskResult("")
     document = _document(ended)
@@ -146,6 +142,16 @@ def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
     )
 
 
+def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
+    document = _document(ended, (CONFLICTS,))
+    text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
+    problems = [problem for store in document["stores"] for one in store["snapshots"] for problem in one["problems"]]
+    if not problems:
+        return TaskResult(text)
+    hint = f"object {problems[0]['object']}: {problems[0]['detail']}; to see all: snapshot copy --all --dry-run"
+    return finding_of(ended.code, "not-copied", f"{text}; {quantity_text(len(problems), 'problems')}", hint)
+
+
 def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
     """Return when the snapshot was last merged; None if never. Raises the store's errors."""
     merge = newest_merge(open_own_store(fleet), snapshot)
@@ -153,7 +159,7 @@ def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check, drill or merge of the snapshot that this watch did not start is running."""
+    """Raise BusyError if a check, drill, merge or copy of the snapshot that this watch did not start is running."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill
@@ -292,6 +298,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
     for kind, (name, result) in {
         TaskKind.CHECK: last_check(fleet, snapshot),
         TaskKind.DRILL: last_drill(fleet),
+        TaskKind.COPY: last_copy(fleet),
     }.items():
         if result is None or result.done_at is None:
             continue
@@ -307,6 +314,8 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     """Return the result of another process, such as a killed watch's command, if it is newer than the task."""
+    if task.kind is TaskKind.COPY:
+        return None
     name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
     if result is None or result.done_at is None or name != snapshot:
         return None
@@ -324,6 +333,14 @@ def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
     result = check.point.result
     text = f"check of {snapshot}: {result}"
     return snapshot, accepting(finding_of(EXIT_CODES[result], result, text, done_at=check.moment), fleet)
+
+
+def last_copy(fleet: Fleet) -> tuple[str, TaskResult | None]:
+    """Return the time of the last complete copy of all snapshots, as a result; raises the store's errors."""
+    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        if (ended.kind, ended.snapshot, ended.code) == (TaskKind.COPY.value, "", DONE):
+            return "", TaskResult("copy of all snapshots", done_at=ended.ended_at)
+    return "", None
 
 
 def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:

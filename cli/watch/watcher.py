@@ -45,11 +45,6 @@ BUSY_SECONDS = 15.0
 # The pause after a task was cancelled: the user does not want it to start again at once.
 CANCELLED_SECONDS = 300.0
 
-STARTS = {
-    TaskKind.CHECK: work.start_check,
-    TaskKind.DRILL: work.start_drill,
-    TaskKind.MERGE: work.start_merge,
-}
 TOO_OLD_HINT = "see: snapshot status   and: snapshot history"
 
 Log = Callable[..., None]
@@ -141,7 +136,7 @@ class Watcher:
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """Settle the concurrent check, drill or merge if it has ended."""
+        """Settle the concurrent check, drill, merge or copy if it has ended."""
         if self._beside is None:
             return
         beside, ended = self._beside, self._beside.running.result()
@@ -176,7 +171,7 @@ class Watcher:
         work.check_not_running(self.source, kind, name)
         if kind in JUDGING and (verdict := newer_verdict(self.source.fleet, name, self.tasks[kind])):
             return verdict
-        self._beside = Beside(kind, f"{kind} of {name}", STARTS[kind](self.source, name))
+        self._beside = work.start_beside(self.source, kind, name)
         self.log(f"{self._beside.what} begins", task=kind)
         return None
 

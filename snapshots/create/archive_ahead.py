@@ -27,7 +27,7 @@ from cutline.snapshots.operations.operation import Operation, exclusive, new_ope
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.proven_chains import read_continued, read_newest_part
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.wal.drain.lags import drain_rounds, read_waiting
@@ -56,6 +56,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
     with open_sessions(

@@ -84,7 +84,7 @@ from cutline.snapshots.records.proven_chains import (
     free_turn,
     increment_numbers,
 )
-from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -137,6 +137,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     """Run every check for a full snapshot; raise the error of the first check that fails."""
     check_name(request.name)
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     check_not_deleted(store, request.name)
     free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):

@@ -75,7 +75,7 @@ from cutline.snapshots.records.proven_chains import (
     read_continued,
     read_continued_full,
 )
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource, start_session
@@ -227,6 +227,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     chain = Chain(read_continued_full(store, request.name))
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
@@ -334,6 +335,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     progress.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     chain = read_continued(store, request.name)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)

@@ -44,7 +44,14 @@ from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import note_unknown_slots
-from cutline.snapshots.records.store_identity import StoreIdentity, check_not_lost, ensure_identity, read_identity
+from cutline.snapshots.records.store_identity import (
+    FLEET_KEY,
+    StoreIdentity,
+    check_not_lost,
+    check_takes_snapshots,
+    ensure_identity,
+    read_identity,
+)
 from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
@@ -85,6 +92,8 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
     key = fleet.encryption.read_key() if fleet.encryption else None
+    if raw.exists(FLEET_KEY):
+        check_takes_snapshots(read_identity(store, fleet), store)
     with (
         _naming_role(fleet),
         open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True, spares_standbys=True) as sessions,

@@ -31,7 +31,7 @@ from cutline.snapshots.operations.operation import check_exclusive, commit_opera
 from cutline.snapshots.operations.slot_guard import preview_guard
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import check_name, free_turn
-from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.drain_task import DrainTask
@@ -80,6 +80,7 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
 def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> RestorePointPlan:
     check_name(request.name)
     identity = read_identity(store, fleet)
+    check_takes_snapshots(identity, store)
     check_not_deleted(store, request.name)
     free_turn(store, request.name, 0)
     refuse_unfit(find_node_problems(sessions))

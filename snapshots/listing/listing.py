@@ -16,6 +16,7 @@ from itertools import chain, groupby
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
 from cutline.fleet.units import duration_text
+from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -62,9 +63,8 @@ class Entry:
     `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
     was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
     if the increments were pruned. `summaries` describe the increments, including those before `first`, at which the
-    chain begins for good if that is not 0: a base of `base_bytes` replaces them. `slot_problems` are the
-    problems with the chain's slots, by node, as far as the nodes have answered; only chains that have not ended need
-    slots.
+    chain begins for good if that is not 0: a base of `base_bytes` replaces them. `slot_problems` are the problems
+    with the chain's slots, by node, as far as the nodes have answered; only chains that have not ended need slots.
     """
 
     name: str
@@ -125,10 +125,10 @@ class Entry:
             return ""
         nodes = list_some([f"node {node}: {why}" for node, why in found.items()], NODES_NAMED_MAX)
         if not self.lost_slots:
-            return f"{nodes}: the next increment leaves out these copies"
+            return f"{nodes}: the next increment copies these standbys again"
         return (
-            f"{nodes}; to see what the next increment does about it: snapshot create {self.name} --incremental"
-            f" --dry-run; to end the chain, and keep its restore points: snapshot end {self.name}"
+            f"{nodes}; the next increment copies these shards again: snapshot create {self.name} --incremental; to end"
+            f" the chain instead, and keep its restore points: snapshot end {self.name}"
         )
 
 
@@ -267,7 +267,8 @@ class Listing:
     """A store's snapshots by name, the WAL that the nodes keep, operations without an outcome, and checks.
 
     `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
-    `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not.
+    `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not. `copies` are the
+    second stores, if fleet.toml names any, as their last copies left them.
     """
 
     entries: tuple[Entry, ...]
@@ -277,6 +278,7 @@ class Listing:
     missing: tuple[MissingPoint, ...] = ()
     pins: Mapping[str, tuple[StoredPin, ...]] = field(default_factory=dict)
     age_problem: str = ""
+    copies: tuple[SecondStoreState, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -312,7 +314,8 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
-    query = RetainedQuery(fleet)
+    # A copy feeds no chain, so no node retains WAL for it.
+    query = RetainedQuery(replace(fleet, nodes=()) if identity.is_copy else fleet)
     documents = document_names(store)
     open_operations = read_open_operations(store, documents=documents)
     read = (read_entry(store, identity, name) for name in snapshot_names(store))
@@ -322,7 +325,9 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     listed, now = tuple(_with_retained(entry, answers) for entry in entries), utc_now()
     pins = {entry.name: pins_in_force(store, entry.name, now) for entry in entries}
     problem = age_problem(newest_cut(entries), fleet.retention, now)
-    return Listing(listed, answers, open_operations, checks, missing, pins, problem)
+    increments = {entry.name: len(entry.summaries) for entry in entries}
+    copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
+    return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies)
 
 
 def newest_cut(entries: Iterable[Entry]) -> datetime | None:

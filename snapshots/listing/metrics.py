@@ -38,10 +38,10 @@ class Sample:
 FLEET = "fleet"
 # Values of the `kind` label, in addition to those in ended_operations. Unknown kinds in a store are reported as
 # "other".
-CHECK, DELETE, PRUNE, GC, WATCH, OTHER = "check", "delete", "prune", "gc", "watch", "other"
+CHECK, COPY, DELETE, PRUNE, GC, WATCH, OTHER = "check", "copy", "delete", "prune", "gc", "watch", "other"
 # Values of the `role` label, taken from fleet.toml.
 PRIMARY, STANDBY = "primary", "standby"
-KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, DELETE, PRUNE, GC, WATCH, OTHER)
+KINDS = (FULL, INCREMENT, ONLY_CUT, RESTORE, DRILL, CHECK, COPY, DELETE, PRUNE, GC, WATCH, OTHER)
 # The steps of a restore, including WAL_STEP, in which the changes from the WAL are folded.
 WAL_STEP = "fold changes"
 RESTORE_STEPS = (
@@ -172,6 +172,16 @@ NODE_LAST_COMMIT = Metric(
     ("node",),
 )
 CLOCK_SKEW = Metric("cutline_clock_skew_seconds", "Largest difference between the primaries' clocks at the newest cut.")
+COPY_NEWEST_CUT = Metric(
+    "cutline_copy_newest_cut_timestamp_seconds",
+    "Time of the newest cut in this second store, according to the last copies.",
+    ("store",),
+)
+COPY_BEHIND = Metric(
+    "cutline_copy_restore_points_behind",
+    "Restore points that this second store lacks, of the snapshots that were copied there.",
+    ("store",),
+)
 
 OPEN_OPERATIONS = Metric(
     "cutline_open_operations", "Operations without an outcome: running, publishing or dead.", ("kind", "state")

@@ -38,6 +38,7 @@ from cutline.snapshots.listing.listing import (
     with_slots,
 )
 from cutline.snapshots.listing.metrics import Metric, Sample
+from cutline.snapshots.listing.second_stores import states_of
 from cutline.snapshots.operations.ended_operations import (
     FULL,
     INCREMENT,
@@ -392,6 +393,9 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield from _samples_of_names(facts.entries, chains, sizes, checks)
     if restorable := chains_by_cut(entry for entry in facts.entries if _has_rows(entry) and entry.state != BROKEN):
         yield from _samples_of_newest(restorable[-1])
+    for second in states_of(facts.ended.found, {entry.name: len(entry.summaries) for entry in facts.entries}):
+        yield metrics.COPY_NEWEST_CUT.of(second.newest_cut_at.timestamp(), second.url)
+        yield metrics.COPY_BEHIND.of(sum(second.behind.values()), second.url)
     yield from samples_of_open(
         facts.open_operations,
         {open_operation.id: open_operation.state(now) for open_operation in facts.open_operations},

@@ -36,6 +36,7 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
     CheckedPoint,
+    CopiedPoint,
     NodeSign,
     Outcome,
     SignOfLife,
@@ -71,6 +72,7 @@ class Ending:
     checked: tuple[CheckedPoint, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
     watch: WatchState | UnsetType = UNSET
+    copied: tuple[CopiedPoint, ...] = ()
 
 
 def record_without_intent(store: ObjectStore, command: Command, began_at: Time, by: str, ending: Ending) -> None:
@@ -88,6 +90,7 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         code=UNSET if ending.code is None else ending.code,
         volumes=dict(ending.volumes),
         checked=ending.checked or UNSET,
+        copied=ending.copied or UNSET,
         phases=dict(ending.phases) or UNSET,
         watch=ending.watch,
     )

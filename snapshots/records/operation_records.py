@@ -221,6 +221,20 @@ class CheckedPoint(Record, frozen=True):
         return self.read.oldest_at if isinstance(self.read, ReadTimes) else None
 
 
+class CopiedPoint(Record, frozen=True):
+    """The newest restore point of a snapshot in a second store after a copy, and the time of its cut.
+
+    `to` is the URL of the second store, without secrets. `behind` counts the restore points that the second store still
+    lacked.
+    """
+
+    to: str
+    snapshot: str
+    increment: Count
+    cut_at: Time
+    behind: Count
+
+
 class FailingTask(Record, frozen=True):
     """A failed task of a watch that has been reported and has not succeeded since."""
 
@@ -246,8 +260,9 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
 
     `code` is the exit code of the command, `volumes` measures its work (bytes, objects, rows, …), and `causes` are the
     reasons for its retries. `phases` holds the duration of each step by name, in order. A restore that estimates rely
-    on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings. `began_at` is
-    as in the intent. Operations without an intent record `by` here. `snapshot` is "" for all snapshots.
+    on has `figures` instead; a resumed restore has neither. `checked` lists a check's findings, and `copied` what a
+    copy has left in its second stores. `began_at` is as in the intent. Operations without an intent record `by` here.
+    `snapshot` is "" for all snapshots.
     """
 
     operation: str
@@ -264,6 +279,7 @@ class Outcome(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT)
     volumes: dict[str, Count] | UnsetType = UNSET
     causes: tuple[str, ...] | UnsetType = UNSET
     checked: tuple[CheckedPoint, ...] | UnsetType = UNSET
+    copied: tuple[CopiedPoint, ...] | UnsetType = UNSET
     phases: dict[str, Seconds] | UnsetType = UNSET
     watch: WatchState | UnsetType = UNSET
 

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Record
@@ -56,16 +56,52 @@ class StoreOfAnotherFleetError(RefusedError):
     """The store belongs to a fleet with a different name."""
 
 
+class StoreIsCopyError(RefusedError):
+    """The store is a copy: snapshots are taken only in the store from which it was copied."""
+
+
 class ForeignSnapshotError(RefusedError):
     """The store holds a snapshot of another fleet."""
 
 
 class StoreIdentity(Record, frozen=True, tag_field="schema", tag="cutline/fleet/1"):
-    """The fleet that a store belongs to; `fleet_id` also names the fleet's publications."""
+    """The fleet that a store belongs to; `fleet_id` also names the fleet's publications.
+
+    `copy` is true in a second store (snapshots/copying): no snapshots are taken there.
+    """
 
     fleet_id: Annotated[str, Meta(pattern=f"^[0-9a-f]{{1,16}}{END}")] = field(name="fleet")
     name: str
     format: Literal[1] = 1
+    copy: bool | UnsetType = UNSET
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the store is a copy of the store in which the fleet's snapshots are taken."""
+        return self.copy is True
+
+
+def check_takes_snapshots(identity: StoreIdentity, store: ObjectStore) -> None:
+    """Raise StoreIsCopyError if the store is a copy.
+
+    A chain's slots can feed only one store: an increment taken here would be missing from the first store's chain.
+    """
+    if identity.is_copy:
+        raise StoreIsCopyError(
+            f"store {store.url} is a copy, which snapshot copy keeps up to date: no snapshots are taken there",
+            hint="use the fleet file of the first store; if that store is lost, restore from this copy and take new"
+            " snapshots into a new store",
+            details={"store": store.url},
+        )
+
+
+def is_copy(store: ObjectStore) -> bool:
+    """Whether the store is a copy; False if it has no fleet.json. Raises ManifestError."""
+    try:
+        identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
+    except ObjectMissingError:
+        return False
+    return identity.is_copy
 
 
 def open_own_store(fleet: Fleet) -> ObjectStore:

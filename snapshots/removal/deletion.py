@@ -64,7 +64,7 @@ from cutline.snapshots.records.proven_chains import (
     listed_numbers,
     snapshot_names,
 )
-from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.store_identity import StoreIdentity, is_copy, read_identity
 from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, put_mark, read_mark, tombstone_key
 from cutline.snapshots.removal.pinning import check_not_pinned, pinned_error
 from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot, first_restorable, survey_snapshot
@@ -282,8 +282,9 @@ class DeletionPlan:
     """The plan for a deletion.
 
     `surveyed` is None if the plan resumes an earlier deletion, whose mark is `mark`. `others` are the snapshots that
-    remain. `left_behind` maps nodes of the chain to their servers that fleet.toml no longer names.
-    `is_last_restorable`: none of the others can be restored, but this snapshot can. `pins` are the pins in force.
+    remain. `is_of_copy`: the store is a copy, so no node has slots or publications for it. `left_behind` maps nodes of
+    the chain to their servers that fleet.toml no longer names. `is_last_restorable`: none of the others can be
+    restored, but this snapshot can. `pins` are the pins in force.
     """
 
     mark: Mark
@@ -293,6 +294,7 @@ class DeletionPlan:
     leases: tuple[Lease, ...] = ()
     is_last_restorable: bool = False
     pins: tuple[StoredPin, ...] = ()
+    is_of_copy: bool = False
 
     @property
     def is_resumed(self) -> bool:
@@ -307,7 +309,7 @@ class DeletionPlan:
     @property
     def drops_publications(self) -> bool:
         """Whether the publications will be dropped too, because no other snapshot needs them."""
-        return not self.others
+        return not self.others and not self.is_of_copy
 
 
 def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -> DeletionPlan:
@@ -316,7 +318,9 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
     leases = tuple(lease for lease in open_leases(store, name) if lease.is_running(utc_now()))
     if _has_tombstone(store, name, force=force):
         mark = unfinished_mark(store, fleet, name)
-        return DeletionPlan(mark, None, others, slots_left_behind(store, fleet, mark), leases)
+        return DeletionPlan(
+            mark, None, others, slots_left_behind(store, fleet, mark), leases, is_of_copy=is_copy(store)
+        )
     surveyed = _survey(store, name, force=force)
     matters = surveyed.restorable > 0 or bool(surveyed.unreadable)
     is_only = matters and first_restorable(store, reversed(others)) is None
@@ -326,7 +330,8 @@ def plan_deletion(store: ObjectStore, fleet: Fleet, name: str, *, force: bool) -
         if pins:
             raise pinned_error(name, pins[0])
     mark, is_last = tombstone_of(store, fleet, surveyed), is_only and surveyed.restorable > 0
-    return DeletionPlan(mark, surveyed, others, slots_left_behind(store, fleet, mark), leases, is_last, pins)
+    left_behind = slots_left_behind(store, fleet, mark)
+    return DeletionPlan(mark, surveyed, others, left_behind, leases, is_last, pins, is_copy(store))
 
 
 def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
@@ -340,8 +345,8 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
         exists = True
     if exists:
         return survey_snapshot(store, name)
-    if force and _was_committed(store, name):
-        # The slots of the snapshot will be found in the records.
+    if force and (_was_committed(store, name) or (is_copy(store) and objects_of(store, name))):
+        # The slots of the snapshot will be found in the records. A copy that did not finish has no commit yet.
         return SurveyedSnapshot(name, None, "", "", 0, SizeTotal.of(objects_of(store, name)), SizeTotal())
     raise SnapshotMissingError(
         f"there is no snapshot {name}", hint="see: snapshot list", details={"snapshot": name, "increment": 0}
@@ -412,7 +417,9 @@ class ChainSlots:
 
 
 def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> ChainSlots:
-    """Return the slots that the snapshot may have, and their nodes."""
+    """Return the slots that the snapshot may have, and their nodes; none in a copy, which feeds no chain."""
+    if is_copy(store):
+        return ChainSlots((), (), surveyed.chain.full.chain if surveyed.chain else "")
     if surveyed.chain is not None:
         chain = surveyed.chain.full.chain
         return ChainSlots((slot_name(chain),), tuple(identity.node for identity in surveyed.chain.nodes), chain)
@@ -530,6 +537,22 @@ class RemovalRun:
     force: bool = False
 
 
+class NoNodes:
+    """The NodeCleanup of a removal from a copy, whose chains have no slots.
+
+    Nothing needs the fleet's lock there: two removals, or a removal and a copy, agree by the mark.
+    """
+
+    def check_held(self) -> None:
+        pass
+
+    def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:  # noqa: ARG002  # required by NodeCleanup
+        return [], []
+
+    def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:  # noqa: ARG002  # required by NodeCleanup
+        return [], []
+
+
 @dataclass(frozen=True, slots=True)
 class FleetNodes:
     """The NodeCleanup that uses the sessions holding the fleet's lock."""
@@ -581,7 +604,7 @@ def delete_snapshot(
     identity = read_identity(store, fleet)
     if is_finished(store, check_name(name), force=force):
         return DeletionResult(unfinished_mark(store, fleet, name), None)
-    with hold_fleet(fleet, store, identity.fleet_id, (DELETE, name), progress) as nodes:
+    with hold_fleet(fleet, store, identity, (DELETE, name), progress) as nodes:
         return delete_locked(RemovalRun(fleet, store, nodes, progress, force), name, announce)
 
 
@@ -589,21 +612,25 @@ def delete_snapshot(
 def hold_fleet(
     fleet: Fleet,
     store: ObjectStore,
-    fleet_id: str,
+    identity: StoreIdentity,
     command: tuple[str, str],
     progress: Progress,
     *,
     goes_by_age: bool = False,
-) -> Iterator[FleetNodes]:
+) -> Iterator[NodeCleanup]:
     """Hold the fleet's lock for a command on a snapshot; settle operations that have died.
 
-    Raises ClocksDifferError if the command `goes_by_age` and no clock can be trusted.
+    If the store is a copy, no node is contacted, and ages are by this machine's clock. Raises ClocksDifferError if the
+    command `goes_by_age` and no clock can be trusted.
     """
+    if identity.is_copy:
+        yield NoNodes()
+        return
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:
         (check_clocks if goes_by_age else note_clocks)(sessions.clocks, progress)
         settle_operations(store, sessions.fleet, progress)
-        yield FleetNodes(lock, fleet_id)
+        yield FleetNodes(lock, identity.fleet_id)
 
 
 def delete_locked(run: RemovalRun, name: str, announce: Callable[[DeletionPlan], None]) -> DeletionResult:

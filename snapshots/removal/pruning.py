@@ -29,6 +29,7 @@ from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from cutline.snapshots.removal.deletion import (
+    ChainSlots,
     Removal,
     RemovalResult,
     RemovalRun,
@@ -39,6 +40,7 @@ from cutline.snapshots.removal.deletion import (
     remove_recorded,
     servers_of,
     slots_left_behind,
+    slots_of,
     snapshot_removal,
     tombstone_of,
 )
@@ -52,7 +54,6 @@ from cutline.snapshots.removal.retention import (
 from cutline.snapshots.removal.survey import CHAIN_FOLDERS, SurveyedSnapshot, of_increments, survey_snapshots
 from cutline.storage.clock import utc_now
 from cutline.storage.store import Listed, ObjectStore
-from cutline.wal.drain.slots import slot_name
 
 NAMES_SHOWN_MAX = 10
 
@@ -188,7 +189,7 @@ def prune_store(
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     goes_by_age = rules.within_seconds is not None or _has_pins_that_expire(store)
-    with hold_fleet(fleet, store, identity.fleet_id, (PRUNE, ""), progress, goes_by_age=goes_by_age) as nodes:
+    with hold_fleet(fleet, store, identity, (PRUNE, ""), progress, goes_by_age=goes_by_age) as nodes:
         return prune_locked(RemovalRun(fleet, store, nodes, progress, force), rules, announce, ended)
 
 
@@ -231,7 +232,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
             mark = _unfinished_mark(store, surveyed)
             steps.append(PruneStep(PRUNE, mark, mark.slots, is_resumed=True))
         elif verdict.fate is RetentionFate.ONLY_FULL and not surveyed.first:
-            mark = _only_full_mark(surveyed)
+            mark = _only_full_mark(surveyed, slots_of(store, fleet, surveyed))
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
     steps = [replace(step, left_behind=slots_left_behind(store, fleet, step.mark)) for step in steps]
     problems = unreadable | {name: snapshot.problem for name, snapshot in surveys.items() if snapshot.problem}
@@ -322,7 +323,7 @@ def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     return [entry for entry in listed if is_of_increments(entry.key)]
 
 
-def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
+def _only_full_mark(surveyed: SurveyedSnapshot, held: ChainSlots) -> Mark:
     if surveyed.chain is None:
         raise RuntimeError("only a readable snapshot is pruned")
     chain, total = surveyed.chain, surveyed.of_increments
@@ -332,9 +333,9 @@ def _only_full_mark(surveyed: SurveyedSnapshot) -> Mark:
         "",
         current_time(),
         own_label(PRUNE, surveyed.name),
-        chain.full.chain,
-        (slot_name(chain.full.chain),),
-        tuple(identity.node for identity in chain.nodes),
+        held.chain,
+        held.slots,
+        held.nodes,
         surveyed.points[1:],
         total.objects,
         total.size_bytes,

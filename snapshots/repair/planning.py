@@ -52,6 +52,7 @@ from cutline.snapshots.repair.work import Work
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.stored_form import AsWritten, stored_form
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -395,7 +396,7 @@ def _plan_commits(
     fleet: Fleet, store: ObjectStore, identity: StoreIdentity, request: RepairRequest, other: SecondStore
 ) -> RepairPlan:
     """Plan to put back the commit files that are missing here and belong here; see `_find_commits`."""
-    encryption = fleet.store.encryption
+    encryption = None if isinstance(stored_form(store), AsWritten) else fleet.store.encryption
     view = encryption.for_tasks(store).over(other.raw) if encryption else other.raw
     commits, unrepairable = _find_commits(store, view, identity, request.name)
     if not commits and not unrepairable:

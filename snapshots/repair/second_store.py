@@ -16,7 +16,7 @@ from cutline.storage.digest import digest
 from cutline.storage.errors import RefusedError, UsageError
 from cutline.storage.location import StoreLocation, with_environment
 from cutline.storage.store import ObjectStore
-from cutline.storage.stored_form import stored_form
+from cutline.storage.stored_form import AsWritten, stored_form
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.archive import Segment, archive_prefix, segment_key
 from cutline.wal.segments.damage import read_listed
@@ -30,7 +30,10 @@ class NoSecondStoreError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class SecondStore:
-    """The other store, without decryption: its objects must have the bytes that commits of the fleet's store list."""
+    """The other store: its objects must have the bytes that commits of the fleet's store list.
+
+    Objects are decrypted only if the other store is the encrypted copy of an unencrypted store.
+    """
 
     raw: ObjectStore
 
@@ -54,6 +57,8 @@ class SecondStore:
                 f"there is no store at {location}: it has no {FLEET_KEY}",
                 hint=f"name the folder of a copy that contains {FLEET_KEY}: --from s3://bucket/folder",
             )
+        if location.encryption is not None and isinstance(stored_form(fleet.store.open()), AsWritten):
+            return cls(stored_form(location.open()).raw)
         return cls(raw)
 
     @property

@@ -9,36 +9,52 @@ from typing import TYPE_CHECKING
 
 from cutline.storage.digest import digest
 from cutline.storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_range
-from cutline.storage.stored_form import UndecryptableError
+from cutline.storage.stored_form import AsWritten, StoredForm, UndecryptableError
 
 if TYPE_CHECKING:
     from cutline.storage.encryption.cipher import Cipher
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StoreKey:
+    """A store's data key. `is_of_copy`: the store is the encrypted copy of an unencrypted store (`own_form`)."""
+
+    data_key: bytes
+    is_of_copy: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class EncryptedStore:
     """An ObjectStore and a StoredForm on top of the store `raw`. Sizes refer to the plain bytes.
 
-    `find_data_key` is called once, before the first object is encrypted or decrypted.
+    `find_key` is called once, before the first object is encrypted or decrypted.
     """
 
     raw: ObjectStore
-    find_data_key: Callable[[], bytes] = field(compare=False)
+    find_key: Callable[[], StoreKey] = field(compare=False)
 
     @property
     def url(self) -> str:
         return self.raw.url
 
     @cached_property
-    def data_key(self) -> bytes:
-        """The store's data key; raises the errors of `find_data_key`."""
-        return self.find_data_key()
+    def key(self) -> StoreKey:
+        """The store's data key; raises the errors of `find_key`."""
+        return self.find_key()
+
+    @cached_property
+    def own_form(self) -> StoredForm:
+        """The form in which commits describe the objects: encrypted, or as written in a copy of an unencrypted store.
+
+        Raises the errors of `find_key`.
+        """
+        return AsWritten(self) if self.key.is_of_copy else self
 
     @cached_property
     def _cipher(self) -> Cipher:
         from cutline.storage.encryption.cipher import Cipher
 
-        return Cipher(self.data_key)
+        return Cipher(self.key.data_key)
 
     def encode(self, key: str, written: bytes) -> bytes:
         return self._cipher.encrypt(key, written)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.store import ObjectStore
 
@@ -27,7 +27,7 @@ class FleetEncryption:
         return EncryptionKey(self.source.read(), self.fleet)
 
     def over(self, raw: ObjectStore) -> EncryptedStore:
-        def find() -> bytes:
+        def find() -> StoreKey:
             from cutline.storage.encryption.key_documents import find_data_key
 
             return find_data_key(raw, self.read_key())
@@ -35,7 +35,7 @@ class FleetEncryption:
         return EncryptedStore(raw, find)
 
     def for_tasks(self, opened: EncryptedStore) -> DataKey:
-        return DataKey(opened.data_key)
+        return DataKey(opened.key.data_key, opened.key.is_of_copy)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,9 +43,10 @@ class DataKey:
     """A store's data key, as sent to tasks: they need neither the encryption key nor the key documents."""
 
     data_key: bytes
+    is_of_copy: bool = False
 
     def over(self, raw: ObjectStore) -> EncryptedStore:
-        return EncryptedStore(raw, lambda: self.data_key)
+        return EncryptedStore(raw, lambda: StoreKey(self.data_key, self.is_of_copy))
 
     def for_tasks(self, opened: EncryptedStore) -> DataKey:  # noqa: ARG002  # required by StoreEncryption
         return self

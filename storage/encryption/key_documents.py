@@ -16,7 +16,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from cutline.storage.clock import utc_now
 from cutline.storage.encryption.cipher import KEY_BYTES, derive_key
+from cutline.storage.encryption.encrypted_store import StoreKey
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -46,22 +47,31 @@ class StoreKeyError(RefusedError):
     """None of the store's key documents opens with the fleet's encryption key."""
 
 
-class KeyDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="schema", tag=FORMAT):
+class KeyDocument(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="schema", tag=FORMAT
+):
     """The data key, encrypted with an encryption key; `key` is a name derived from the encryption key.
 
     `data_key` is, as base64, a nonce and the data key encrypted by AES-256-GCM, which also authenticates `key` and the
     fleet's name. `mac` authenticates the whole document with the data key, so that the holder of one encryption key can
-    verify the documents of other keys.
+    verify the documents of other keys. `digests` is `content` in the encrypted copy of an unencrypted store, whose
+    commits contain the digests of the plain bytes.
     """
 
     key: KeyId
     created_at: CreatedAt
     data_key: str
     mac: Mac
+    digests: Literal["stored", "content"] = "stored"
 
     def is_genuine(self, data_key: bytes) -> bool:
         """Whether the document was created by somebody who had the data key."""
-        return hmac.compare_digest(self.mac, _mac_of(data_key, self.key, self.created_at, self.data_key))
+        return hmac.compare_digest(self.mac, self.mac_under(data_key))
+
+    def mac_under(self, data_key: bytes) -> str:
+        """Return the document's MAC with this data key."""
+        named = (self.key, self.created_at, self.data_key)
+        return _mac_of(data_key, *named, *(() if self.digests == "stored" else (self.digests,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +107,17 @@ class EncryptionKey:
         """The key's name, which reveals nothing else about it."""
         return derive_key(self.key, b"cutline key id")[:KEY_ID_BYTES].hex()
 
-    def wrap(self, data_key: bytes) -> KeyDocument:
+    def wrap(self, store_key: StoreKey) -> KeyDocument:
         """Encrypt the data key."""
+        data_key = store_key.data_key
         nonce = secrets.token_bytes(NONCE_BYTES)
         wrapped = nonce + self._wrapping().encrypt(nonce, data_key, self._authenticated(self.id))
         now = utc_now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         text = base64.b64encode(wrapped).decode()
-        return KeyDocument(self.id, now, text, _mac_of(data_key, self.id, now, text))
+        document = KeyDocument(self.id, now, text, "", "content" if store_key.is_of_copy else "stored")
+        return msgspec.structs.replace(document, mac=document.mac_under(data_key))
 
-    def unwrap(self, document: KeyDocument) -> bytes | None:
+    def unwrap(self, document: KeyDocument) -> StoreKey | None:
         """Return the data key; None if the document does not open."""
         try:
             wrapped = base64.b64decode(document.data_key, validate=True)
@@ -113,7 +125,9 @@ class EncryptionKey:
             data_key = self._wrapping().decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], about)
         except (InvalidTag, binascii.Error, ValueError):
             return None
-        return data_key if len(data_key) == KEY_BYTES and document.is_genuine(data_key) else None
+        if len(data_key) != KEY_BYTES or not document.is_genuine(data_key):
+            return None
+        return StoreKey(data_key, document.digests == "content")
 
     def _authenticated(self, key_id: str) -> bytes:
         return f"{key_id} {self.fleet}".encode()
@@ -138,13 +152,13 @@ def stored_keys(raw: ObjectStore) -> list[StoredKey]:
     return found
 
 
-def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
+def find_data_key(raw: ObjectStore, key: EncryptionKey) -> StoreKey:
     """Return the store's data key; raise StoreKeyError if no document opens with `key`."""
     stored = stored_keys(raw)
     for stored_key in stored:
-        data_key = key.unwrap(stored_key.document) if stored_key.document else None
-        if data_key is not None:
-            return data_key
+        store_key = key.unwrap(stored_key.document) if stored_key.document else None
+        if store_key is not None:
+            return store_key
     if not stored:
         raise StoreKeyError(
             f"store {raw.url} has no key document: it is new, it is not encrypted, or {KEYS}/ was removed",
@@ -160,10 +174,10 @@ def find_data_key(raw: ObjectStore, key: EncryptionKey) -> bytes:
     )
 
 
-def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
+def ensure_data_key(raw: ObjectStore, key: EncryptionKey, given: StoreKey | None = None) -> bool:
     """Create the data key if the store is empty; return whether this call created it.
 
-    Raises StoreKeyError if the store is in use and does not open with `key`.
+    The data key is random unless `given`. Raises StoreKeyError if the store is in use and does not open with `key`.
     """
     if not raw.list(KEYS):
         if any(name != "probes" for name in raw.list_children("")):
@@ -174,13 +188,18 @@ def ensure_data_key(raw: ObjectStore, key: EncryptionKey) -> bool:
                 details={"store": raw.url},
             )
         try:
-            create_or_find(raw, _place(1), _body(key.wrap(secrets.token_bytes(KEY_BYTES))))
+            create_or_find(raw, _place(1), _body(key.wrap(given or new_data_key())))
         except ObjectExistsError:
             pass  # another init got there first
         else:
             return True
     find_data_key(raw, key)
     return False
+
+
+def new_data_key(*, is_of_copy: bool = False) -> StoreKey:
+    """Return a random data key."""
+    return StoreKey(secrets.token_bytes(KEY_BYTES), is_of_copy)
 
 
 def add_key(raw: ObjectStore, key: EncryptionKey, added: EncryptionKey) -> KeyDocument:

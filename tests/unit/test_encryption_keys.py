@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from cutline.storage.encryption.encrypted_store import StoreKey
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import (
     EncryptionKey,
@@ -93,7 +94,7 @@ def test_a_source_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pyt
 def test_the_data_key_is_made_once_and_found_again(raw: ObjectStore) -> None:
     key = EncryptionKey(KEY, "shop")
     assert ensure_data_key(raw, key)
-    body, data_key = raw.read(FIRST), find_data_key(raw, key)
+    body, data_key = raw.read(FIRST), find_data_key(raw, key).data_key
     assert not ensure_data_key(raw, key)
     assert (raw.list(""), raw.read(FIRST)) == ([FIRST], body)
     assert len(data_key) == 32
@@ -185,10 +186,10 @@ def test_a_document_that_is_given_the_name_of_another_key_opens_no_more(raw: Obj
 def test_a_document_of_an_attacker_with_the_name_of_our_key_is_passed_over(raw: ObjectStore) -> None:
     key = EncryptionKey(KEY, "shop")
     ensure_data_key(raw, key)
-    data_key = find_data_key(raw, key)
-    stranger = EncryptionKey(bytes(32), "shop").wrap(b"a" * 32)
+    data_key = find_data_key(raw, key).data_key
+    stranger = EncryptionKey(bytes(32), "shop").wrap(StoreKey(b"a" * 32))
     raw.create("keys/0000000000000000.json", msgspec.json.encode(structs.replace(stranger, key=key.id)))
-    assert find_data_key(raw, key) == data_key
+    assert find_data_key(raw, key).data_key == data_key
     planted, ours = [one.document for one in stored_keys(raw)]
     assert planted
     assert ours
@@ -196,7 +197,8 @@ def test_a_document_of_an_attacker_with_the_name_of_our_key_is_passed_over(raw: 
 
 
 @pytest.mark.parametrize(
-    "change", [{"created_at": "1999-01-01T00:00:00.000Z"}, {"key": "0" * 16}, {"data_key": "AAAA"}]
+    "change",
+    [{"created_at": "1999-01-01T00:00:00.000Z"}, {"key": "0" * 16}, {"data_key": "AAAA"}, {"digests": "content"}],
 )
 def test_whoever_has_one_key_sees_what_was_changed_in_the_document_of_another(
     raw: ObjectStore, change: dict[str, str]
@@ -204,7 +206,7 @@ def test_whoever_has_one_key_sees_what_was_changed_in_the_document_of_another(
     key, escrow = EncryptionKey(KEY, "shop"), EncryptionKey(bytes(32), "shop")
     ensure_data_key(raw, key)
     document = add_key(raw, key, escrow)
-    data_key = find_data_key(raw, key)
+    data_key = find_data_key(raw, key).data_key
     assert document.is_genuine(data_key)
     assert not structs.replace(document, **change).is_genuine(data_key)
 

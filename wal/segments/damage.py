@@ -160,6 +160,6 @@ class _HoldingStore:
         return found
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("stored_offset", "encode", "decode", "stored_size"):
+        if name.startswith("__") or name == "own_form":
             raise AttributeError(name)
         return getattr(self.raw, name)

@@ -1,0 +1,235 @@
+"""`snapshot copy`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any
+
+import typer
+
+from cutline.cli.commands.background import or_in_background
+from cutline.cli.output.activity import RecordedCommand, recorded_activity
+from cutline.cli.output.arguments import DryRun, command_context
+from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.failure import CONFLICTS, DONE
+from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.results import answer, emit, progress
+from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress
+from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
+from cutline.snapshots.copying.second_store import CopyPlace, find_place
+from cutline.snapshots.records.operation_records import CopiedPoint
+from cutline.snapshots.records.proven_chains import check_name, point_label
+from cutline.storage.errors import UnreachableError, UsageError
+
+SCHEMA = "cutline/copy/1"
+SHOWN_MAX = 20
+
+
+@or_in_background
+def copy(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", autocompletion=complete_snapshots, help="The full name of the snapshot.", show_default=False
+        ),
+    ] = None,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="URL",
+            help="The second store, such as s3://bucket/folder, or the fleet file that names it. Default: every"
+            " [[copy]] in fleet.toml.",
+            show_default=False,
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Copy all snapshots, the newest first.")] = False,
+    dry_run: DryRun = False,
+    metrics: MetricsFile = None,
+) -> None:
+    """Copy snapshots with all their increments into a second store.
+
+    Only what is missing there is copied, and every object is verified as it is read. An empty store is initialised.
+    Nothing is overwritten, and nothing is deleted: retention in the second store is its own. Needs no node.
+
+    Exit codes: 0 if the second store has everything, 1 if objects are damaged: increments that need them are not
+    copied.
+    """
+    fleet = command_context(context).load_fleet()
+    places = _check(fleet, name, to, everything=everything)
+    began = time.monotonic()
+    with leaving_metrics(context, fleet, "copy", metrics, is_dry=dry_run):
+        if dry_run:
+            with progress(context) as shown:
+                reports = list(_copy(fleet, places, name, shown, is_dry=True))
+            document = document_of(reports, name, "", time.monotonic() - began)
+            answer(context, document, [*lines_of(reports), "nothing was changed"])
+            raise typer.Exit(_code(reports))
+        with recorded_activity(context, fleet, "copy", name or "") as recorded:
+            reports = _run(fleet, places, name, recorded)
+            recorded.code = _code(reports)
+        document = document_of(reports, name, recorded.operation, time.monotonic() - began)
+        document["warnings"] = recorded.warnings
+        emit(context, document, lines_of(reports), code=recorded.code)
+        raise typer.Exit(recorded.code)
+
+
+def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) -> list[CopyPlace]:
+    """Return the second stores; raise UsageError if the arguments name none, or name no snapshot or both."""
+    if (name is None) != everything:
+        raise UsageError(
+            "name a snapshot, or copy all snapshots with --all, but not both",
+            hint="to copy all snapshots: snapshot copy --all",
+        )
+    if name is not None:
+        check_name(name)
+    named = [to] if to is not None else list(fleet.copies)
+    if not named:
+        raise UsageError(
+            f"no second store is named: neither with --to nor under [[copy]] in {fleet.path}",
+            hint="name one: --to s3://bucket/folder, or --to FILE for the fleet file that names it; see"
+            " docs/second-store.md",
+        )
+    return [find_place(fleet, each) for each in named]
+
+
+def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: RecordedCommand) -> list[StoreCopy]:
+    reports: list[StoreCopy] = []
+    try:
+        for report in _copy(fleet, places, name, recorded.activity, is_dry=False):
+            reports.append(report)
+    finally:
+        # What has been copied stays copied, however the command ends.
+        recorded.copied = tuple(_copied_points(reports))
+        recorded.volumes = {
+            "objects": _sum(reports, lambda one: one.copied.objects),
+            "bytes": _sum(reports, lambda one: one.copied.size_bytes),
+        }
+    return reports
+
+
+def _copy(
+    fleet: Fleet, places: Iterable[CopyPlace], name: str | None, shown: Progress, *, is_dry: bool
+) -> Iterator[StoreCopy]:
+    """Yield the report of each store; raise the error of an unreachable store after the other stores."""
+    unreachable: UnreachableError | None = None
+    for place in places:
+        report = StoreCopy(place.url, is_dry)
+        try:
+            copy_snapshots(fleet, place, name, shown, report)
+        except UnreachableError as error:
+            unreachable = unreachable or error
+        finally:
+            yield report
+    if unreachable is not None:
+        raise unreachable
+
+
+def _copied_points(reports: Iterable[StoreCopy]) -> Iterator[CopiedPoint]:
+    for report in reports:
+        for one in report.snapshots:
+            if one.through is not None and one.cut_at is not None:
+                yield CopiedPoint(report.url, one.name, one.through, one.cut_at, one.behind)
+
+
+def _code(reports: Iterable[StoreCopy]) -> int:
+    return CONFLICTS if any(report.problems for report in reports) else DONE
+
+
+def _sum(reports: Iterable[StoreCopy], count: Callable[[SnapshotCopy], int]) -> int:
+    return sum(report.total(count) for report in reports)
+
+
+def document_of(reports: list[StoreCopy], name: str | None, operation: str, seconds: float) -> dict[str, Any]:
+    """Return the command's JSON output. `skipped` counts what the second store already had of the same commits."""
+    return {
+        "schema": SCHEMA,
+        "dry_run": not operation,
+        "operation": operation or None,
+        "snapshot": name,
+        "increments": _sum(reports, lambda one: len(one.increments)),
+        "behind": _sum(reports, lambda one: one.behind),
+        "objects": _sum(reports, lambda one: one.copied.objects),
+        "bytes": _sum(reports, lambda one: one.copied.size_bytes),
+        "skipped": _sum(reports, lambda one: one.present.objects),
+        "stores": [
+            {
+                "to": report.url,
+                "snapshots": [_snapshot_document(one) for one in report.snapshots],
+                "seconds": round(report.seconds, 3),
+            }
+            for report in reports
+        ],
+        "seconds": round(seconds, 3),
+    }
+
+
+def _snapshot_document(one: SnapshotCopy) -> dict[str, Any]:
+    return {
+        "snapshot": one.name,
+        "increments": one.increments,
+        "newest": one.newest,
+        "through": one.through,
+        "cut_at": one.cut_at,
+        "behind": one.behind,
+        "objects": one.copied.objects,
+        "bytes": one.copied.size_bytes,
+        "skipped": one.present.objects,
+        "left_out": one.left_out or None,
+        "problems": [
+            {
+                "object": problem.key,
+                "kind": problem.kind,
+                "node": problem.node or None,
+                "increment": problem.increment,
+                "detail": problem.detail,
+            }
+            for problem in one.problems
+        ],
+    }
+
+
+def lines_of(reports: Iterable[StoreCopy]) -> list[str]:
+    """Return the human-readable output."""
+    return [line for report in reports for line in _store_lines(report)]
+
+
+def _store_lines(report: StoreCopy) -> Iterator[str]:
+    done = "would copy" if report.is_dry else "copied"
+    for one in report.snapshots:
+        if one.left_out:
+            yield f"not copied: {one.name}: {one.left_out}"
+        elif one.increments:
+            points = f"{point_label(one.increments[0])}"
+            if len(one.increments) > 1:
+                points = f"{points} to {point_label(one.increments[-1])}"
+            volume = f"{quantity_text(one.copied.objects, 'objects')}, {size_text(one.copied.size_bytes)}"
+            yield f"{done} {one.name}, {points}: {volume}"
+        elif not one.problems:
+            yield f"{one.name} is complete up to {point_label(one.through or 0)}"
+        yield from _problem_lines(one)
+    if not report.snapshots:
+        yield "there are no snapshots to copy"
+    yield f"{'to' if report.is_dry else 'in'} {report.url}, {seconds_text(report.seconds)}"
+
+
+def _problem_lines(one: SnapshotCopy) -> Iterator[str]:
+    for problem in one.problems[:SHOWN_MAX]:
+        yield f"warning: {_problem_text(problem)}"
+    if len(one.problems) > SHOWN_MAX:
+        yield f"… {len(one.problems) - SHOWN_MAX:,} more problems; --json lists all of them"
+    if one.problems:
+        first = point_label(one.problems[0].increment)
+        yield (
+            f"{one.name} was not copied from {first} on; to repair it: snapshot repair {one.name}, then copy it again"
+        )
+
+
+def _problem_text(problem: CopyProblem) -> str:
+    node = f" of {problem.node}" if problem.node else ""
+    return f"object {problem.key}{node}: {problem.detail}"

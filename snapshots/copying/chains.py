@@ -1,0 +1,507 @@
+"""Copy one snapshot with its increments: what the second store lacks, and the order in which it gets it.
+
+1. All objects that a commit lists, each verified by its digest as it is read.
+2. The repairs of the chain. A reader ignores those of commits that are not there.
+3. The commit. From here on, the restore point exists in the second store.
+4. The records of the operations that own the objects, by which gc recognises them.
+
+Increments follow in order, so if a copy dies, the second store contains an earlier state of the chain, and perhaps
+objects that no commit lists yet. Every object is created by a conditional put and never overwritten, so copies that run
+at the same time store the same objects. A damaged object ends the copy of its chain before the commit that lists it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.snapshots.copying.second_store import CopyPlace, StorePair, open_pair, preview_pair
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, LostList
+from cutline.snapshots.records.documents import ManifestError, unseal
+from cutline.snapshots.records.lost_chains import is_lost, lost_key
+from cutline.snapshots.records.operation_records import operation_key, read_intent, read_outcome
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    check_name,
+    commit_key,
+    cut_time,
+    find_place,
+    increment_label,
+    increment_numbers,
+    read_as_committed,
+    read_full,
+    read_readable_part,
+    snapshot_names,
+)
+from cutline.snapshots.records.repair_records import next_repair_number, read_repair, repair_key
+from cutline.snapshots.records.repaired_chain import with_repairs
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_known_only_full, is_only_full
+from cutline.snapshots.removal.survey import SizeTotal
+from cutline.storage.errors import RefusedError, SnapshotError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError
+from cutline.storage.stored_form import UndecryptableError
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+
+# The memory for objects on their way, unless a single object needs more.
+BYTES_MAX = 256 << 20
+THREADS_MAX = 8
+BASELINES = "baselines"
+
+
+class CopyCrashPoint(StrEnum):
+    """The effects of a copy after which a process may die, in order."""
+
+    OBJECT_STORED = "object copied"
+    REPAIRS_STORED = "repairs copied"
+    COMMITTED = "commit copied"
+    RECORDED = "records copied"
+
+
+class OtherChainError(RefusedError):
+    """The second store has another snapshot or increment under the same name, or one that can't be read."""
+
+
+class WantedObject(NamedTuple):
+    """An object to copy: its key, its node, the stored size in bytes and the digest by which the commit lists it."""
+
+    key: str
+    node: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProblem:
+    """Why something was not copied. `key` is the object, and `increment` the first commit that was not copied."""
+
+    key: str
+    kind: str
+    node: str
+    increment: int
+    detail: str
+
+
+@dataclass(slots=True)
+class SnapshotCopy:
+    """What was copied of one snapshot, or would be.
+
+    `newest` is the newest restore point in the first store, None if unknown. `through` is the newest in the second
+    store, None if it has none, and `cut_at` the time of its cut. `increments` are the restore points that this copy
+    added; 0 is the full snapshot. `copied` and `present` count objects that commits or repairs list: those copied, and
+    those of the same commits that the second store already had. `left_out` says why the snapshot was not copied, if it
+    was deleted in one of the stores.
+    """
+
+    name: str
+    newest: int | None = None
+    through: int | None = None
+    cut_at: Time | None = None
+    increments: list[int] = field(default_factory=list)
+    copied: SizeTotal = field(default_factory=SizeTotal)
+    present: SizeTotal = field(default_factory=SizeTotal)
+    problems: list[CopyProblem] = field(default_factory=list)
+    left_out: str = ""
+
+    @property
+    def next_increment(self) -> int:
+        """The first restore point that the second store lacks."""
+        return 0 if self.through is None else self.through + 1
+
+    @property
+    def behind(self) -> int:
+        """The number of restore points that the second store lacks."""
+        if self.newest is None or self.left_out:
+            return 0
+        return self.newest + 1 - self.next_increment
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPlan:
+    """The missing restore points of a chain, oldest first, and the repairs that the second store lacks, by number.
+
+    The commits of `chain` list the objects that readers need once the repairs are applied.
+    """
+
+    chain: Chain
+    missing: tuple[Commit, ...]
+    repairs: tuple[int, ...]
+    problem: CopyProblem | None = None
+
+    def wanted(self, pair: StorePair, commit: Commit) -> Iterator[WantedObject]:
+        """Yield the objects that the commit lists; raise ObjectDamagedError if an object list is lost."""
+        stored_size = pair.source.stored_size
+        for object_list in commit.object_lists:
+            if isinstance(object_list, LostList):
+                raise lost_list_error(object_list)
+        for entry in commit.named_and_listed:
+            yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
+
+    def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
+        """Yield the objects of the missing repairs that commits in the second store already need."""
+        first, stored_size = self.missing[0].increment if self.missing else None, pair.source.stored_size
+        for repair in self.chain.applied.repairs:
+            for replacement in repair.replacements:
+                if repair.number in self.repairs and (first is None or replacement.increment < first):
+                    for entry in replacement.new:
+                        yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
+
+
+def plan_chain(pair: StorePair, name: str) -> ChainPlan:
+    """Find what the second store lacks of the snapshot.
+
+    Raises SnapshotDeletedError, SnapshotMissingError, ManifestError if no commit can be read, and OtherChainError.
+    """
+    problem = None
+    try:
+        chain = read_as_committed(pair.first, check_name(name))
+    except (ManifestError, SnapshotMissingError) as error:
+        chain = read_readable_part(pair.first, name)
+        number = chain.last.increment + 1
+        key = str(error.details.get("object") or commit_key(name, number))
+        problem = CopyProblem(key, "commit", "", number, error.message)
+    if not pair.is_new and is_only_full(pair.second, name):
+        chain = Chain(chain.full)
+    try:
+        there = [] if pair.is_new else _copied_numbers(pair, name)
+        _check_same(pair, chain, there)
+        repairs = _missing_repairs(pair, name)
+    except ManifestError as error:
+        raise OtherChainError(
+            f"store {pair.second.url} can't be compared with {pair.first.url}: {error.message}",
+            hint="check the snapshot with the second store's fleet file, and put the object back from the first store",
+            details={**error.details, "snapshot": name, "store": pair.second.url},
+        ) from error
+    # Without their repairs, commits in the second store list the objects that the first store's operations stored.
+    chain = read_chain_lists(pair.first, chain if repairs is None else with_repairs(pair.first, chain))
+    missing = tuple(commit for commit in chain.commits if commit.increment not in there)
+    return ChainPlan(chain, missing, repairs or (), problem)
+
+
+def _copied_numbers(pair: StorePair, name: str) -> list[int]:
+    """Return the restore points that the second store has, in order; 0 is the full snapshot."""
+    full = [0] if find_place(pair.second, name, 0).commit is not None else []
+    return [*full, *increment_numbers(pair.second, name)]
+
+
+def _check_same(pair: StorePair, chain: Chain, there: Sequence[int]) -> None:
+    """Raise OtherChainError unless the newest commit that both stores have is the same one."""
+    common = [commit for commit in chain.commits if commit.increment in there]
+    if not common:
+        return
+    newest = common[-1]
+    found = find_place(pair.second, chain.name, newest.increment).commit
+    if found is None or found.digest != newest.digest:
+        raise OtherChainError(
+            f"store {pair.second.url} has another {increment_label(chain.name, newest.increment)} than"
+            f" {pair.first.url}",
+            hint=f"delete it there, or copy into an empty folder: snapshot --fleet FILE delete {chain.name}",
+            details={"snapshot": chain.name, "increment": newest.increment, "store": pair.second.url},
+        )
+
+
+def _missing_repairs(pair: StorePair, name: str) -> tuple[int, ...] | None:
+    """Return the numbers of the repairs that the second store lacks; None if it was repaired by itself."""
+    numbers = range(1, next_repair_number(pair.first, name))
+    missing = []
+    for number in numbers:
+        try:
+            found = None if pair.is_new else read_repair(pair.second, name, number)
+        except ObjectMissingError:
+            found = None
+        if found is None:
+            missing.append(number)
+        elif found != read_repair(pair.first, name, number):
+            return None
+    own = 0 if pair.is_new else next_repair_number(pair.second, name) - 1
+    return None if own > len(numbers) else tuple(missing)
+
+
+def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool = False) -> SnapshotCopy:
+    """Copy what the second store lacks of the snapshot, or with `is_dry` only count it.
+
+    Problems with objects are in the result. Raises SnapshotDeletedError, SnapshotMissingError, OtherChainError, and the
+    errors of both stores, such as StoreUnreachableError.
+    """
+    result = SnapshotCopy(name)
+    try:
+        if not pair.is_new and is_deleted(pair.second, name):
+            result.left_out = f"it was deleted in {pair.second.url}"
+            return result
+        plan = plan_chain(pair, name)
+        _note_state(plan, result)
+        if plan.problem:
+            result.problems.append(plan.problem)
+        _ChainCopy(pair, plan, result, progress, is_dry=is_dry).run()
+    except (ManifestError, ObjectDamagedError, ObjectExistsError) as error:
+        key, kind, node = (str(error.details.get(detail) or "") for detail in ("object", "kind", "node"))
+        detail = error.detail if isinstance(error, ObjectDamagedError) else error.message
+        result.problems.append(CopyProblem(key, kind or "document", node, result.next_increment, detail))
+    if result.problems and _is_gone(pair, result):
+        result.problems.clear()
+    return result
+
+
+def _note_state(plan: ChainPlan, result: SnapshotCopy) -> None:
+    """Note the newest restore point in each store, before anything is copied."""
+    result.newest = max(plan.chain.last.increment, plan.problem.increment if plan.problem else 0)
+    missing = {commit.increment for commit in plan.missing}
+    for commit in plan.chain.commits:
+        if commit.increment in missing:
+            return
+        result.through, result.cut_at = commit.increment, commit.cut.made_at
+
+
+def _is_gone(pair: StorePair, result: SnapshotCopy) -> bool:
+    """Whether objects are missing because the snapshot, or its increments, were removed meanwhile."""
+    with suppress(ManifestError):
+        if is_deleted(pair.first, result.name):
+            result.left_out = f"it was deleted in {pair.first.url} while it was copied"
+        elif is_known_only_full(pair.first, result.name) and result.through is not None:
+            result.left_out = f"its increments were pruned in {pair.first.url} while they were copied"
+    return bool(result.left_out)
+
+
+@dataclass(slots=True)
+class _ChainCopy:
+    pair: StorePair
+    plan: ChainPlan
+    result: SnapshotCopy
+    progress: Progress
+    is_dry: bool
+    # The objects that the second store has, with their sizes.
+    there: dict[str, int] = field(default_factory=dict)
+    records: set[str] = field(default_factory=set)
+
+    def run(self) -> None:
+        plan, name = self.plan, self.plan.chain.name
+        if not (self.pair.is_new or (not plan.missing and not plan.repairs)):
+            self.there = {one.key: one.size for one in self.pair.target.inventory(f"snapshots/{name}")}
+        if plan.repairs:
+            if not self._copy_objects(plan.wanted_by_repairs(self.pair), "repairs"):
+                return
+            self._copy_repairs()
+        for commit in plan.missing:
+            label = increment_label(name, commit.increment)
+            if not self._copy_objects(plan.wanted(self.pair, commit), label):
+                break
+            if not self._commit(commit):
+                return
+        if not self.is_dry:
+            self._copy_mark()
+            self._copy_records()
+
+    def _copy_objects(self, wanted: Iterable[WantedObject], label: str) -> bool:
+        """Copy the objects that are missing; return whether none of them is damaged. Add problems to the result."""
+        missing: list[WantedObject] = []
+        for one in wanted:
+            if one.key not in self.there:
+                missing.append(one)
+                continue
+            if self.there[one.key] != one.size:
+                raise ObjectExistsError(url=self.pair.second.url, key=one.key)
+            self.result.present.add(one.size)
+        if self.is_dry:
+            for one in missing:
+                self.result.copied.add(one.size)
+            return True
+        if not missing:
+            return True
+        self.progress.step(f"copy {label}", total=sum(one.size for one in missing), unit="bytes")
+        damaged = list[CopyProblem]()
+        for one, problem in _in_threads(missing, self._copy_object):
+            self.progress.advance(one.size)
+            if problem is not None:
+                damaged.append(problem)
+                continue
+            self.there[one.key] = one.size
+            self.result.copied.add(one.size)
+            self.progress.reached(CopyCrashPoint.OBJECT_STORED)
+        self.result.problems += sorted(damaged, key=lambda problem: problem.key)
+        return not damaged
+
+    def _copy_object(self, one: WantedObject) -> CopyProblem | None:
+        try:
+            body = read_listed(self.pair.source.raw, one.node, one.key, (one.size, one.digest))
+        except ObjectDamagedError as error:
+            return CopyProblem(one.key, error.kind, one.node, self.result.next_increment, error.detail)
+        create_or_find(self.pair.target, one.key, body)
+        return None
+
+    def _commit(self, commit: Commit) -> bool:
+        """Copy the commit; return False, and say why in the result, if it was removed in the second store meanwhile."""
+        name, number = self.plan.chain.name, commit.increment
+        if not self.is_dry:
+            # The mark of a removal there counts even if it is stored after this.
+            if is_deleted(self.pair.second, name) or (number and is_only_full(self.pair.second, name)):
+                self.result.left_out = f"it was removed in {self.pair.second.url} while it was copied"
+                return False
+            place = find_place(self.pair.first, name, number)
+            if place.commit is None or place.commit.digest != commit.digest:
+                raise ObjectDamagedError(key=place.key, kind="missing", node="", detail="the commit is gone")
+            for turn in range(1, place.turn + 1):
+                _copy_document(self.pair, commit_key(name, number, turn))
+            self.progress.reached(CopyCrashPoint.COMMITTED)
+            self.result.through, self.result.cut_at = number, commit.cut.made_at
+        self.result.increments.append(number)
+        return True
+
+    def _copy_repairs(self) -> None:
+        if self.is_dry:
+            return
+        for number in self.plan.repairs:
+            _copy_document(self.pair, repair_key(self.plan.chain.name, number))
+        self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
+
+    def _copy_mark(self) -> None:
+        """Copy the mark of a lost chain, so that `list` says why nothing follows."""
+        full = self.plan.chain.full
+        key = lost_key(full.snapshot, full.chain)
+        if is_lost(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):
+            _copy_document(self.pair, key)
+
+    def _copy_records(self) -> None:
+        """Copy the intents and outcomes of operations that own objects of the chain, also those of an earlier copy.
+
+        The outcome comes first: an intent without an outcome is an open operation.
+        """
+        chain, through = self.plan.chain, self.result.next_increment
+        commits = [one for one in chain.commits if one.increment < through and (not one.increment or one.entries)]
+        repairs = [one.operation for one in chain.applied.repairs]
+        # The newest of each comes last, so if it is there, all are.
+        newest = [*(one.operation for one in commits[-1:]), *repairs[-1:]]
+        if all(self.pair.target.exists(operation_key(owner, "intent")) for owner in newest):
+            return
+        there = set(self.pair.target.list_children("operations"))
+        for owner in (*(one.operation for one in commits), *repairs):
+            if owner in there and self.pair.target.exists(operation_key(owner, "intent")):
+                continue
+            with suppress(ManifestError, ObjectMissingError):
+                intent, outcome = read_intent(self.pair.first, owner), read_outcome(self.pair.first, owner)
+                if outcome is not None and intent.operation == owner:
+                    for kind in ("outcome", "intent"):
+                        _copy_document(self.pair, operation_key(owner, kind))
+        self.progress.reached(CopyCrashPoint.RECORDED)
+
+
+def _copy_document(pair: StorePair, key: str) -> None:
+    """Copy a document, whose bytes contain their own digest; raise ManifestError if they have changed."""
+    raw = pair.source.raw
+    stored = raw.read_range(key, 0, max(raw.size(key), 1))
+    try:
+        unseal(key, pair.source.decode(key, stored))
+    except UndecryptableError as error:
+        raise ManifestError(error.message, hint=error.hint, details=error.details) from None
+    create_or_find(pair.target, key, stored)
+
+
+def _copy_primaries(pair: StorePair) -> None:
+    """Copy the records of the fleet's primaries, with which `check` compares the chains; raise ManifestError."""
+    there = set(pair.target.list(BASELINES))
+    for key in pair.source.raw.list(BASELINES):
+        if key not in there:
+            _copy_document(pair, key)
+
+
+T = TypeVar("T")
+
+
+def _in_threads(wanted: Sequence[WantedObject], work: Callable[[WantedObject], T]) -> Iterator[tuple[WantedObject, T]]:
+    """Do the work on each object in threads, with at most BYTES_MAX of objects at a time; yield the results.
+
+    Raises the first error after the objects in progress are done.
+    """
+    running: dict[Future[T], WantedObject] = {}
+    threads = ThreadPoolExecutor(THREADS_MAX)
+
+    def finish() -> Iterator[tuple[WantedObject, T]]:
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for one in done:
+            yield running.pop(one), one.result()
+
+    try:
+        for one in wanted:
+            while running and (
+                len(running) >= THREADS_MAX or sum(each.size for each in running.values()) + one.size > BYTES_MAX
+            ):
+                yield from finish()
+            running[threads.submit(work, one)] = one
+        while running:
+            yield from finish()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def names_to_copy(pair: StorePair) -> list[str]:
+    """Return the first store's snapshots, the newest first; those whose commit can't be read are last."""
+
+    def age(name: str) -> float:
+        try:
+            return -cut_time(read_full(pair.first, name)).timestamp()
+        except SnapshotError:
+            return 0.0
+
+    return sorted(snapshot_names(pair.first), key=age)
+
+
+@dataclass(slots=True)
+class StoreCopy:
+    """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`)."""
+
+    url: str
+    is_dry: bool
+    snapshots: list[SnapshotCopy] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[CopyProblem]:
+        """The problems of all snapshots."""
+        return [problem for one in self.snapshots for problem in one.problems]
+
+    def total(self, count: Callable[[SnapshotCopy], int]) -> int:
+        """Return a sum over the snapshots."""
+        return sum(count(one) for one in self.snapshots)
+
+
+def copy_snapshots(
+    fleet: Fleet, place: CopyPlace, name: str | None, progress: Progress, report: StoreCopy
+) -> StoreCopy:
+    """Copy one snapshot, or with None all of them, the newest first; add the results to the report.
+
+    If one snapshot is damaged, or differs from that of the second store, the others are still copied. Raises the errors
+    of `open_pair`, SnapshotDeletedError and SnapshotMissingError if the named snapshot does not exist, and the errors
+    of both stores.
+    """
+    began = time.monotonic()
+    progress.step("compare the stores")
+    if name is not None:
+        check_name(name)
+    pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
+    if not report.is_dry:
+        _copy_primaries(pair)
+    for each in [name] if name is not None else names_to_copy(pair):
+        try:
+            report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))
+        except (OtherChainError, SnapshotDeletedError, SnapshotMissingError) as error:
+            if name is not None:
+                raise
+            report.snapshots.append(_not_copied(each, error))
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _not_copied(name: str, error: RefusedError) -> SnapshotCopy:
+    if isinstance(error, SnapshotDeletedError):
+        return SnapshotCopy(name, left_out=error.message)
+    key = str(error.details.get("object") or commit_key(name, 0))
+    return SnapshotCopy(name, problems=[CopyProblem(key, "commit", "", 0, error.message)])

@@ -1,0 +1,499 @@
+"""A copy has what the first store has, commits last; it survives a kill at every write, and repeats nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.progress import Silent
+from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
+from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
+from cutline.snapshots.records.store_identity import StoreIsCopyError, StoreOfAnotherFleetError, read_identity
+from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted
+from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal.pruning import prune_store
+from cutline.snapshots.repair.planning import RepairRequest, plan_repair
+from cutline.snapshots.repair.running import run_repair
+from cutline.storage.encryption.fleet_encryption import FleetEncryption
+from cutline.storage.encryption.key_documents import StoreKeyError, ensure_data_key, find_data_key
+from cutline.storage.encryption.key_source import KeySource
+from cutline.storage.errors import UsageError
+from cutline.storage.location import StoreLocation
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore, StoreUnreachableError
+from tests.unit.made_commits import unused_url
+from tests.unit.made_fleets import new_fleet
+from tests.unit.made_garbage import StoreBuilder
+from tests.unit.made_repairs import NAME, MadeShard, NoSpark, damage, item, log, restored, upserts
+
+ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
+HISTORY = [upserts(100, item(1, "first")), upserts(1200, item(4, "second"), log("more")), upserts(2200, item(1, "x"))]
+BORDERS = {"a": [[250, 1000], [2000], [3000]], "b": [[350, 1000], [1250, 2000], [3000]]}
+POSITIONS = (1000, 2000, 3000)
+
+
+class KilledError(BaseException):
+    """The process has died."""
+
+
+def new_shard(**more: Any) -> MadeShard:
+    return MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, BORDERS, **more)
+
+
+def key_file(folder: Path, name: str, digits: str) -> FleetEncryption:
+    path = folder / name
+    path.write_text(digits * 32)
+    path.chmod(0o600)
+    return FleetEncryption(KeySource(path), "shop")
+
+
+def place(encryption: FleetEncryption | None = None) -> CopyPlace:
+    return CopyPlace(StoreLocation(unused_url(), encryption=encryption), encryption)
+
+
+def copy(fleet: Fleet, second: CopyPlace, name: str | None = NAME, *, is_dry: bool = False) -> SnapshotCopy:
+    report = StoreCopy(second.url, is_dry)
+    copy_snapshots(fleet, second, name, Silent(), report)
+    (copied,) = report.snapshots
+    return copied
+
+
+def copy_all(fleet: Fleet, second: CopyPlace) -> dict[str, SnapshotCopy]:
+    report = copy_snapshots(fleet, second, None, Silent(), StoreCopy(second.url, is_dry=False))
+    return {one.name: one for one in report.snapshots}
+
+
+def fleet_of(fleet: Fleet, second: CopyPlace) -> Fleet:
+    """The fleet as the second store's fleet file describes it."""
+    return replace(fleet, store=second.location, encryption=second.encryption)
+
+
+def check_restores(shard: MadeShard, second: CopyPlace, through: int = 2) -> None:
+    """Both copies restore the state at every cut, from the second store alone."""
+    there = replace_store(shard, second)
+    for increment, position in enumerate(POSITIONS[: through + 1]):
+        chain = read_chain(there.store, NAME, increment)
+        for node in ("a", "b"):
+            assert restored(there, chain, node) == shard.state_at(position), (increment, node)
+
+
+def replace_store(shard: MadeShard, second: CopyPlace) -> MadeShard:
+    there = object.__new__(MadeShard)
+    there.__dict__.update(shard.__dict__)
+    there.store = second.location.open()
+    return there
+
+
+def encrypted_shard(encryption: FleetEncryption) -> MadeShard:
+    location = StoreLocation(unused_url(), encryption=encryption)
+    ensure_data_key(location.open_raw(), encryption.read_key())
+    return new_shard(location=location)
+
+
+@pytest.mark.parametrize("forms", ["plain to plain", "plain to encrypted", "encrypted to another key"])
+def test_the_second_store_restores_every_cut_by_itself(forms: str, tmp_path: Path) -> None:
+    first, other = key_file(tmp_path, "first", "11"), key_file(tmp_path, "other", "22")
+    shard = encrypted_shard(first) if forms.startswith("encrypted") else new_shard()
+    fleet = replace(shard.fleet, encryption=first if forms.startswith("encrypted") else None)
+    shard.take()
+    second = place(None if forms == "plain to plain" else other)
+    copied = copy(fleet, second)
+    assert (copied.increments, copied.behind, copied.problems, copied.present.objects) == ([0, 1, 2], 0, [], 0)
+    chain = read_chain(shard.store, NAME)
+    assert copied.copied.objects == sum(len(list(commit.named_and_listed)) for commit in chain.commits)
+    if forms == "encrypted to another key":
+        # The stored bytes are those of the first store, under the same data key.
+        chains = [read_chain(location.open(), NAME) for location in (shard.location, second.location)]
+        assert chains[0] == chains[1]
+        objects = [key for key in shard.location.open_raw().list("snapshots") if "/base/" in key or "/wal/" in key]
+        there = second.location.open()
+        assert [there.read(key) for key in objects] == [shard.store.read(key) for key in objects]
+        assert not find_data_key(shard.location.open_raw(), first.read_key()).is_of_copy
+        with pytest.raises(StoreKeyError):
+            find_data_key(second.location.open_raw(), first.read_key())
+    else:
+        check_restores(shard, second)
+    if forms != "plain to plain":
+        raw = second.location.open_raw()
+        assert all(raw.read(key).endswith(b"cutline\x01") for key in raw.list("snapshots"))
+    again = copy(fleet, second)
+    assert (again.increments, again.copied.objects) == ([], 0)
+
+
+def test_the_encrypted_copy_of_a_plain_store_is_read_and_repairs_it(tmp_path: Path) -> None:
+    shard, second = new_shard(), place(key_file(tmp_path, "key", "11"))
+    chain = shard.take()
+    copy(shard.fleet, second)
+    assert read_chain(second.location.open(), NAME) == chain
+    ddl = next(entry for entry in chain.full.own_objects if entry.kind == "archive")
+    damage(shard, ddl.key)
+    file = tmp_path / "second.toml"
+    file.write_text(
+        f'name = "shop"\nstore = "{second.location.url}"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n'
+        f'[encryption]\nkey_file = "{tmp_path}/key"\n'
+    )
+    report = repair(shard.fleet, str(file))
+    assert report.unrepaired == []
+    new = read_chain(shard.store, NAME).ddl_object("a")
+    assert new is not None
+    assert shard.store.read(new.key) == b"ddl"
+
+
+def repair(fleet: Fleet, other: str | None = None) -> Any:
+    planned = plan_repair(fleet, RepairRequest(NAME, other), NoSpark(), Silent())  # type: ignore[arg-type]
+    return run_repair(fleet, planned, NoSpark(), Silent())  # type: ignore[arg-type]
+
+
+@dataclass
+class Deadly:
+    """Kills the process before or after the n-th object is stored in a store, counting from 1."""
+
+    url: str
+    at: int
+    after: bool
+    puts: int = field(default=0)
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        create = InMemoryStore.create
+
+        def create_and_die(store: InMemoryStore, key: str, body: bytes) -> None:
+            if store.url == self.url:
+                self.puts += 1
+                if self.puts > self.at or (self.puts == self.at and not self.after):
+                    raise KilledError
+            create(store, key, body)
+            if store.url == self.url and self.puts == self.at:
+                raise KilledError
+
+        monkeypatch.setattr(InMemoryStore, "create", create_and_die)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_copy_that_dies_is_an_older_state_and_is_continued(*, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every write in turn: what the second store shows can be restored, and the next copy completes it."""
+    borders = {node: [[1000], [2000], [3000]] for node in ("a", "b")}
+    shard = MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, borders, {"a": 1, "b": 1})
+    shard.take()
+    puts, shown = 0, set[int]()
+    while True:
+        puts += 1
+        second = place()
+        with monkeypatch.context() as patched:
+            deadly = Deadly(second.location.url, puts, after)
+            deadly.patch(patched)
+            try:
+                copy(shard.fleet, second)
+            except KilledError:
+                pass
+            else:
+                break
+        there = second.location.open()
+        if there.exists("fleet.json"):
+            names = snapshot_names(there)
+            through = read_chain(there, NAME).last.increment if names else -1
+            shown.add(through)
+            check_restores(shard, second, through)
+            assert read_open_operations(there) == ()
+        copied = copy(shard.fleet, second)
+        assert (copied.behind, copied.problems) == (0, [])
+        assert read_chain(there, NAME) == read_chain(shard.store, NAME)
+        assert set(there.list("snapshots")) == set(shard.store.list("snapshots"))
+    assert shown == {-1, 0, 1, 2}
+
+
+def test_a_second_run_reads_and_writes_no_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, second = new_shard(), place()
+    shard.take()
+    copy(shard.fleet, second)
+    used: list[str] = []
+    read, create = InMemoryStore.read_range, InMemoryStore.create
+
+    def count_read(store: InMemoryStore, key: str, start: int, length: int) -> bytes:
+        used.append(key)
+        return read(store, key, start, length)
+
+    def count_create(store: InMemoryStore, key: str, body: bytes) -> None:
+        raise AssertionError(key)
+
+    monkeypatch.setattr(InMemoryStore, "read_range", count_read)
+    monkeypatch.setattr(InMemoryStore, "create", count_create)
+    assert copy(shard.fleet, second).copied.objects == 0
+    assert [key for key in used if key.endswith((".parquet", ".zst"))] == []
+    monkeypatch.setattr(InMemoryStore, "create", create)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return new_fleet()
+
+
+@pytest.fixture
+def builder(fleet: Fleet) -> StoreBuilder:
+    """Commits in the fleet's store."""
+    return StoreBuilder(fleet.store.open())
+
+
+def test_increments_follow_and_only_the_new_ones_are_copied(fleet: Fleet, builder: StoreBuilder) -> None:
+    second, there = place(), place_store
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    assert copy(fleet, second, "daily").increments == [0, 1]
+    chain = builder.take_increment("daily", copies=True)
+    builder.take_full("other")
+    assert copy(fleet, second, "daily", is_dry=True).increments == [2]
+    assert copy_all(fleet, second).keys() == {"daily", "other"}
+    assert read_chain(there(second), "daily") == chain
+    assert copy(fleet, second, "daily").increments == []
+    # Segments of a create that failed are not listed, and not copied.
+    builder.store_segments("daily", chain.full.operation, [builder.next_number(chain)])
+    assert copy(fleet, second, "daily").copied.objects == 0
+
+
+def place_store(second: CopyPlace) -> ObjectStore:
+    return second.location.open()
+
+
+def test_an_increment_taken_during_the_copy_follows_in_the_next(fleet: Fleet, builder: StoreBuilder) -> None:
+    second = place()
+    builder.take_full("daily")
+
+    class Taking(Silent):
+        taken = False
+
+        def reached(self, point: str, *, node: str = "") -> None:
+            if not self.taken:
+                self.taken = True
+                builder.take_increment("daily")
+
+    report = copy_snapshots(fleet, second, "daily", Taking(), StoreCopy("", is_dry=False))
+    assert report.snapshots[0].increments == [0]
+    assert copy(fleet, second, "daily").increments == [1]
+
+
+def test_what_is_damaged_is_named_and_ends_only_its_own_chain(fleet: Fleet, builder: StoreBuilder) -> None:
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    segment = builder.take_increment("daily").last.segments["a"][-1].key
+    builder.take_increment("daily")
+    builder.take_full("other")
+    body = builder.store.read(segment)
+    builder.store.delete(segment)
+    builder.store.create(segment, bytes(len(body)))
+    copied = copy_all(fleet, second)
+    assert [(one.key, one.kind, one.node, one.increment) for one in copied["daily"].problems] == [
+        (segment, "digest", "a", 2)
+    ]
+    assert (copied["daily"].increments, copied["daily"].behind, copied["other"].behind) == ([0, 1], 2, 0)
+    assert read_chain(place_store(second), "daily").last.increment == 1
+    # Once it is back, the copy goes on.
+    builder.store.delete(segment)
+    builder.store.create(segment, body)
+    assert copy(fleet, second, "daily").increments == [2, 3]
+
+
+def test_a_damaged_commit_is_named_and_what_precedes_it_is_copied(fleet: Fleet, builder: StoreBuilder) -> None:
+    second, key = place(), commit_key("daily", 1)
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    builder.store.delete(key)
+    builder.store.create(key, b"{}")
+    copied = copy(fleet, second, "daily")
+    assert ([one.key for one in copied.problems], copied.increments, copied.behind) == ([key], [0], 1)
+
+
+def test_a_copy_brings_repairs_with_the_objects_that_supersede_damaged_ones() -> None:
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copied_before = place()
+    copy(shard.fleet, copied_before)
+    damaged = chain.segments("a")[2]
+    damage(shard, damaged.key)
+    assert repair(shard.fleet).unrepaired == []
+    for target in (second, copied_before):
+        assert copy(shard.fleet, target).behind == 0
+        check_restores(shard, target)
+        assert read_chain(place_store(target), NAME) == read_chain(shard.store, NAME)
+    assert not place_store(second).exists(damaged.key)
+
+
+def test_a_copy_that_was_repaired_by_itself_keeps_its_repairs() -> None:
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copy(shard.fleet, second)
+    there = replace_store(shard, second)
+    key = chain.segments("a")[2].key
+    damage(there, key)
+    second_fleet = fleet_of(shard.fleet, second)
+    assert repair(second_fleet).unrepaired == []
+    assert copy(shard.fleet, second).behind == 0
+    check_restores(shard, second)
+
+
+def test_an_object_changed_in_the_copy_is_found_there_and_repaired_from_the_first_store() -> None:
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copy(shard.fleet, second)
+    ddl = next(entry for entry in chain.full.own_objects if entry.kind == "archive")
+    damage(replace_store(shard, second), ddl.key)
+    second_fleet = fleet_of(shard.fleet, second)
+    planned = plan_repair(second_fleet, RepairRequest(NAME), NoSpark(), Silent())  # type: ignore[arg-type]
+    assert [one.key for one in planned.damages] == [ddl.key]
+    assert repair(second_fleet, shard.location.url).unrepaired == []
+
+
+def test_a_snapshot_deleted_in_one_store_stays_in_the_other(fleet: Fleet, builder: StoreBuilder) -> None:
+    """The first store's deletions are not copied, and what the second store deleted never comes back."""
+    second = place()
+    for name in ("old", "new"):
+        builder.take_full(name)
+        builder.take_increment(name)
+    copy_all(fleet, second)
+    builder.put_tombstone("old")
+    assert copy_all(fleet, second).keys() == {"new"}
+    assert read_chain(place_store(second), "old").last.increment == 1
+    with pytest.raises(SnapshotDeletedError):
+        copy(fleet, second, "old")
+    there = fleet_of(fleet, second)
+    delete_snapshot(there, "new", Silent(), lambda _: None, force=False)
+    assert copy(fleet, second, "new").left_out.startswith("it was deleted in memory://")
+    assert snapshot_names(place_store(second)) == ["old"]
+
+
+def test_retention_of_the_second_store_needs_no_node(fleet: Fleet, builder: StoreBuilder) -> None:
+    """FLEET's nodes don't exist. Pruned increments are not copied again."""
+    second = place()
+    for name in ("old", "new"):
+        builder.take_full(name)
+        builder.take_increment(name, copies=True)
+    copy_all(fleet, second)
+    there = fleet_of(fleet, second)
+    result = prune_store(there, Retention(keep_increments=1), Silent(), lambda _: None, force=False)
+    assert [one.is_done for one in result.removed] == [True]
+    pruned = result.removed[0].mark
+    assert (pruned.slots, pruned.nodes) == ((), ())
+    assert read_chain(place_store(second), pruned.snapshot).last.increment == 0
+    assert copy(fleet, second, pruned.snapshot).increments == []
+    report = collect_garbage(there, 0.0, Silent())
+    assert (report.garbage, report.unsettled, report.open_operations) == ([], "", ())
+    assert [key for key in report.kept if key.reason == "unclear"] == []
+
+
+def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: StoreBuilder) -> None:
+    second = place()
+    chain = builder.take_full("daily")
+    copy(fleet, second, "daily")
+    store = place_store(second)
+    store.delete(commit_key("daily", 0))
+    for kind in ("intent", "outcome"):
+        store.delete(f"operations/{chain.full.operation}/{kind}.json")
+    there = fleet_of(fleet, second)
+    assert collect_garbage(there, 0.0, Silent()).garbage == []
+    with pytest.raises(SnapshotMissingError):
+        delete_snapshot(there, "daily", Silent(), lambda _: None, force=False)
+    delete_snapshot(there, "daily", Silent(), lambda _: None, force=True)
+    assert is_deleted(store, "daily")
+    assert store.list("snapshots") == []
+
+
+@dataclass
+class Deleting(Silent):
+    """Deletes the snapshot in a store as soon as its full snapshot is copied."""
+
+    store: ObjectStore
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        if point == "commit copied" and not is_deleted(self.store, "daily"):
+            StoreBuilder(self.store).put_tombstone("daily")
+            for key in self.store.list("snapshots/daily"):
+                self.store.delete(key)
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+def test_a_snapshot_deleted_while_it_is_copied_is_left_out(fleet: Fleet, builder: StoreBuilder, where: str) -> None:
+    """In the first store, whose objects are then missing, or in the second, whose tombstone then counts."""
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    deleting = Deleting(builder.store if where == "first" else place_store(second))
+    report = copy_snapshots(fleet, second, "daily", deleting, StoreCopy("", is_dry=False))
+    (copied,) = report.snapshots
+    assert (copied.increments, copied.problems) == ([0], [])
+    assert "while it was copied" in copied.left_out
+    assert snapshot_names(place_store(second)) == (["daily"] if where == "first" else [])
+
+
+def test_no_snapshot_is_taken_in_a_copy(fleet: Fleet, builder: StoreBuilder) -> None:
+    second = place()
+    builder.take_full("daily")
+    copy(fleet, second, "daily")
+    identity = read_identity(place_store(second), fleet)
+    assert identity.fleet_id == read_identity(builder.store, fleet).fleet_id
+    with pytest.raises(StoreIsCopyError, match="is a copy"):
+        create_increment(fleet_of(fleet, second), CreateRequest("daily"), NoSpark(), Silent())  # type: ignore[arg-type]
+
+
+def test_a_store_that_is_no_copy_is_refused(fleet: Fleet, builder: StoreBuilder) -> None:
+    """A store of its own, that of another fleet, and a chain that went its own way."""
+    builder.take_full("daily")
+    for other in (new_fleet(), replace(fleet, store=new_fleet().store)):
+        with pytest.raises(StoreOfAnotherFleetError):
+            copy(fleet, CopyPlace(other.store, None), "daily")
+    second = place()
+    for key in builder.store.list(""):
+        place_store(second).create(key, builder.store.read(key))
+    with pytest.raises(NotACopyError, match="not a copy"):
+        copy(fleet, second, "daily")
+    with pytest.raises(UsageError, match="the fleet's own store"):
+        find_place(fleet, fleet.store.url)
+    other, target = new_fleet(), place()
+    StoreBuilder(other.store.open()).take_full("daily")
+    copy(fleet, target, "daily")
+    store = place_store(target)
+    store.delete(commit_key("daily", 0))
+    store.create(commit_key("daily", 0), other.store.open().read(commit_key("daily", 0)))
+    with pytest.raises(OtherChainError):
+        copy(fleet, target, "daily")
+
+
+def test_an_encrypted_store_is_not_copied_where_no_key_is_named(tmp_path: Path) -> None:
+    encryption = key_file(tmp_path, "key", "11")
+    shard = encrypted_shard(encryption)
+    file = tmp_path / "second.toml"
+    file.write_text('name = "shop"\nstore = "memory://plain-second"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n')
+    with pytest.raises(UsageError, match="names no key"):
+        find_place(replace(shard.fleet, encryption=encryption), str(file))
+
+
+def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreBuilder) -> None:
+    second = place()
+    chain = builder.take_full("daily")
+    builder.lose_chain(chain)
+    copy(fleet, second, "daily")
+    assert is_lost(place_store(second), "daily", chain.full.chain)
+    assert read_intent(place_store(second), chain.full.operation).snapshot == "daily"
+
+
+def test_an_unreachable_second_store_ends_the_command(
+    fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = place()
+    builder.take_full("daily")
+
+    def refuse(store: InMemoryStore, key: str, body: bytes) -> None:
+        raise StoreUnreachableError(url=store.url, reason="gone")
+
+    monkeypatch.setattr(InMemoryStore, "create", refuse)
+    with pytest.raises(StoreUnreachableError):
+        copy(fleet, second, "daily")

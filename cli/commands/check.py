@@ -143,7 +143,8 @@ def check(
         typer.Option(
             "--max-rate",
             metavar="SIZE",
-            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: no limit.",
+            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: the limit in the"
+            " fleet file, if any.",
             show_default=False,
         ),
     ] = None,

@@ -27,6 +27,7 @@ from cutline.cli.output.junit import write_report
 from cutline.cli.output.junit_live import junit_of_live
 from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.config import read_limit
 from cutline.fleet.own_files import replaced_file
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.spark.on_demand import SparkOnDemand
@@ -52,7 +53,8 @@ def run_live(
     """Run a check of running databases, and report its result; the arguments are those of `check`."""
     fleet = command_context(context).load_fleet()
     name = newest_name(fleet, name) if name is not None else None
-    request = LiveRequest(name, rows, bytes_per_second, indexes, script is not None)
+    limit = bytes_per_second or read_limit(fleet.nodes)
+    request = LiveRequest(name, rows, limit, indexes, script is not None)
     # A file that can't be written is refused before the work.
     with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
         with (

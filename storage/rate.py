@@ -43,54 +43,54 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class PacedStore:
-    """An ObjectStore that stores objects in `paced` at a limited rate; reading is not limited.
+    """An ObjectStore that stores objects in `raw` at a limited rate; reading is not limited.
 
     An object waits for its turn, and is then stored at full speed.
     """
 
-    paced: ObjectStore
+    raw: ObjectStore
     pace: Pace = field(compare=False)
 
     @property
     def url(self) -> str:
-        return self.paced.url
+        return self.raw.url
 
     def expect_answers(self) -> None:
-        self.paced.expect_answers()
+        self.raw.expect_answers()
 
     def create(self, key: str, body: bytes) -> None:
         self.pace.spend(len(body))
-        self.paced.create(key, body)
+        self.raw.create(key, body)
 
     def read(self, key: str) -> bytes:
-        return self.paced.read(key)
+        return self.raw.read(key)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        return self.paced.read_range(key, start, length)
+        return self.raw.read_range(key, start, length)
 
     def size(self, key: str) -> int:
-        return self.paced.size(key)
+        return self.raw.size(key)
 
     def digest(self, key: str) -> str:
-        return self.paced.digest(key)
+        return self.raw.digest(key)
 
     def exists(self, key: str) -> bool:
-        return self.paced.exists(key)
+        return self.raw.exists(key)
 
     def list(self, prefix: str) -> Keys:
-        return self.paced.list(prefix)
+        return self.raw.list(prefix)
 
     def list_children(self, prefix: str) -> Keys:
-        return self.paced.list_children(prefix)
+        return self.raw.list_children(prefix)
 
     def inventory(self, prefix: str) -> Inventory:
-        return self.paced.inventory(prefix)
+        return self.raw.inventory(prefix)
 
     def delete(self, key: str) -> None:
-        self.paced.delete(key)
+        self.raw.delete(key)
 
     def unfinished(self) -> Leftovers:
-        return self.paced.unfinished()
+        return self.raw.unfinished()
 
     def abandon(self, leftover: Unfinished) -> None:
-        self.paced.abandon(leftover)
+        self.raw.abandon(leftover)

@@ -287,7 +287,7 @@ class LimitsTable(Record, frozen=True):
     read: Rate | None = None
     store: Rate | None = None
     restore: Rate | None = None
-    hours: Hours | None = None
+    hours: Text | None = None
 
 
 class GlobalsTable(Record, frozen=True):
@@ -456,7 +456,7 @@ def _missing_key(match: re.Match[str]) -> str:
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
-    if kind in (Size, Rate, Hours, Duration, Interval):
+    if kind in (Size, Rate, Duration, Interval):
         return kind.from_document(value)
     raise NotImplementedError(kind.__name__)
 
@@ -754,7 +754,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         encryption=encryption,
         drill=file.drill,
         watch=check_watch(file.watch),
-        hours=file.limits.hours,
+        hours=_hours(file.limits.hours),
         notify=file.notify.command or (),
         success_url=_success_url(file.notify.success_url),
         hooks=_hooks(file.hooks),
@@ -824,6 +824,13 @@ def _limited(store: StoreLocation, limits: LimitsTable, master: str, settings: M
             " `spark.executor.instances` (`spark.dynamicAllocation.maxExecutors`) and `spark.executor.cores`"
         )
     return replace(store, bytes_per_second=limits.store, tasks_max=most)
+
+
+def _hours(text: str | None) -> Hours | None:
+    try:
+        return None if text is None else Hours.parse(text)
+    except ValueError as error:
+        raise ValueError(f"`limits.hours`: {error}") from error
 
 
 def _success_url(text: str | None) -> str:

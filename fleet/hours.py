@@ -26,17 +26,16 @@ class Hours:
     text: str
 
     @classmethod
-    def from_document(cls, value: object) -> Hours:
+    def parse(cls, text: str) -> Hours:
         """Parse `22:00-06:00` (UTC) or `22:00-06:00 Europe/Berlin`; raise ValueError for anything else."""
-        match = FORM.fullmatch(value) if isinstance(value, str) else None
-        if match is None:
-            raise ValueError(f'{value!r} are not hours such as "22:00-06:00" or "22:00-06:00 Europe/Berlin"')
+        if (match := FORM.fullmatch(text)) is None:
+            raise ValueError(f'{text!r} are not hours such as "22:00-06:00" or "22:00-06:00 Europe/Berlin"')
         try:
             begin, end = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
         except ValueError:
-            raise ValueError(f"{value!r} contains a time that no clock shows") from None
+            raise ValueError(f"{text!r} contains a time that no clock shows") from None
         if begin == end:
-            raise ValueError(f"{value!r} begin and end at the same time")
+            raise ValueError(f"{text!r} begin and end at the same time")
         return cls(begin, end, _zone(match[5] or "UTC"), match[0])
 
     def opens_at(self, moment: datetime) -> datetime:

@@ -72,7 +72,7 @@ drill = "weekly"
 
 [notify]
 command = ["/usr/local/bin/page-me"]
-success_url = "https://hc-ping.com/${PING_KEY}/{command}"
+success_url = "https://hc-ping.com/your-ping-key/{command}"
 
 [limits]                             # without this table, commands are as fast as they can be
 read = "50MB/s"                      # from each node

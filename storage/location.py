@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cutline.storage.open import STORES_KEPT_MAX, HashableOptions, from_hashable, open_store, redact_url, to_hashable
-from cutline.storage.rate import Pace, PacedStore
+from cutline.storage.rate import PacedStore, RateLimit
 from cutline.storage.store import ObjectStore
 
 
@@ -108,7 +108,7 @@ def _open_once(
 ) -> ObjectStore:
     raw = open_store(url, from_hashable(options))
     if bytes_per_second is not None:
-        raw = PacedStore(raw, Pace(bytes_per_second))
+        raw = PacedStore(raw, RateLimit(bytes_per_second))
     return raw if encryption is None else encryption.over(raw)
 
 

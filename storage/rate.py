@@ -1,6 +1,6 @@
 """Limit how many bytes per second are read from nodes, stored, or loaded ([limits] in fleet.toml).
 
-A process has one Pace for each limit, or each of its tasks has a Pace with a share of the limit.
+A process has one RateLimit for each limit, or each of its tasks has a RateLimit with a share of the limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.2
 
 
 @dataclass(slots=True)
-class Pace:
+class RateLimit:
     """Limits the rate at which any number of threads spend bytes; None means no limit."""
 
     bytes_per_second: float | None
@@ -49,7 +49,7 @@ class PacedStore:
     """
 
     raw: ObjectStore
-    pace: Pace = field(compare=False)
+    pace: RateLimit = field(compare=False)
 
     @property
     def url(self) -> str:

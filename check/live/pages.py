@@ -39,7 +39,7 @@ from cutline.snapshots.base_copy.copy_ranges import (
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.base_copy.copy_tables import PACED_PAGES
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 
 # The system columns that precede the columns of a group.
 VERSION = ("ctid", "xmin")
@@ -126,7 +126,7 @@ class RangeReader:
 
     reading: ImportedSnapshot
     whole: frozenset[int]
-    pace: Pace
+    pace: RateLimit
     collect: Callable[[PageRange, BytesColumn], Any]
 
     def read(self, ranges: Iterable[PageRange]) -> NodeRead:
@@ -331,7 +331,7 @@ def _sums_by_page(task: CompareTask, reading: ImportedSnapshot) -> NodeRead:
         pages = _whole_parts(hashes) if part.oid in task.whole else tids_of(lines)[0]
         return combine_hashes(np.stack([np.full(len(lines), part.oid, np.int64), pages], axis=1), hashes)
 
-    return RangeReader(reading, task.whole, Pace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, RateLimit(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _whole_parts(hashes: Hashes) -> Ints:
@@ -484,7 +484,7 @@ def _versions(task: ConfirmTask, reading: ImportedSnapshot) -> NodeRead:
             found = found.take(np.isin(pages, wanted))
         return found
 
-    return RangeReader(reading, task.whole, Pace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, RateLimit(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _difference(oid: int, missing: Versions, extra: Versions) -> TableDifference:

@@ -34,7 +34,7 @@ from cutline.snapshots.records.commit import (
 from cutline.spark.spark_jobs import Dealing, raise_first, run_tasks, share_rate, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.damage import read_listed
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def read_actors(task: ActorsTask) -> ActorsReport:
 
 def load_large(task: LargeLoadTask) -> LoadReport:
     """Load the task's objects; report an error instead of raising it."""
-    order, pace = PartOrder(), Pace(task.bytes_per_second)
+    order, pace = PartOrder(), RateLimit(task.bytes_per_second)
     try:
         store = task.store.open()
         with connect(task.node) as connection:

@@ -45,7 +45,7 @@ from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
 # Each table's owner, and whether its constraints or generated columns call functions that set no search_path. A
@@ -311,7 +311,7 @@ class Loader:
         self._frozen: set[int] = set()
         self._widened: set[int] = set()
         self._said, self._path = 0.0, ""
-        self._pace = Pace(target.bytes_per_second)
+        self._pace = RateLimit(target.bytes_per_second)
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
         # The INSERT waits for a concurrent attempt at the same task.
@@ -415,7 +415,7 @@ class Loader:
         self._connection.execute(entries.encode(), (self._task, list(counts), list(counts.values())))
 
 
-def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview, pace: Pace) -> int:
+def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview, pace: RateLimit) -> int:
     """Run a COPY FROM STDIN with this data, at this pace; return the number of rows. Raises psycopg.Error.
 
     The table owner's functions may raise a notice for every row. psycopg does not read while it writes, so the server

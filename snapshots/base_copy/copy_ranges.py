@@ -41,7 +41,7 @@ from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
 from cutline.snapshots.records.documents import base_prefix
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.segments import parquet_options
@@ -208,7 +208,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )
-            rows, pace = _Rows(objects), Pace(task.bytes_per_second)
+            rows, pace = _Rows(objects), RateLimit(task.bytes_per_second)
             lock_tables(connection, task.node, task.ranges)
             # The server prints the next ranges while the task pauses, so with a limit it gets one at a time.
             together = COPIES_AT_ONCE if task.bytes_per_second is None else 1
@@ -325,7 +325,7 @@ def copy_in_turn(
     connection: psycopg.Connection[Any],
     node: Node,
     copies: Sequence[tuple[PageRange, str]],
-    pace: Pace | None = None,
+    pace: RateLimit | None = None,
 ) -> Iterator[tuple[PageRange, BytesColumn]]:
     """Send several COPYs, each with the range that it reads, in one message; yield their lines as copy_lines does.
 
@@ -371,7 +371,7 @@ def _check_copying(node: Node, part: PageRange, raw: Any, result: PGresult | Non
     raise _copy_error(node, part, result)
 
 
-def _chunk_bytes(pace: Pace | None) -> int:
+def _chunk_bytes(pace: RateLimit | None) -> int:
     """Return how much is read at full speed: with a limit, no more than fits into PACED_SECONDS."""
     if pace is None or pace.bytes_per_second is None:
         return CHUNK_BYTES

@@ -32,7 +32,7 @@ from cutline.snapshots.records.commit import (
     parse_definition,
 )
 from cutline.storage.errors import SnapshotError, report_of
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import open_parquet, reading_parquet
 
@@ -138,7 +138,7 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )
-            pace = Pace(task.bytes_per_second)
+            pace = RateLimit(task.bytes_per_second)
             for parts in _read(connection, task):
                 _add(objects, parts)
                 pace.spend(sum(len(part.data) for part in parts))

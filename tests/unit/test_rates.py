@@ -11,7 +11,7 @@ from cutline.fleet.cores import tasks_max
 from cutline.fleet.units import Rate
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
-from cutline.storage.rate import CREDIT_SECONDS, Pace, PacedStore
+from cutline.storage.rate import CREDIT_SECONDS, PacedStore, RateLimit
 from cutline.storage.store import ObjectStore, RequestStoppedError, stoppable_requests
 from tests.stores.contract import ObjectStoreContract
 
@@ -21,11 +21,11 @@ MB = 1_000_000
 class TestPacedStore(ObjectStoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
-        return PacedStore(LocalStore(tmp_path / "paced"), Pace(1000 * MB))
+        return PacedStore(LocalStore(tmp_path / "paced"), RateLimit(1000 * MB))
 
 
 def test_threads_share_a_pace() -> None:
-    pace, began = Pace(10 * MB), time.monotonic()
+    pace, began = RateLimit(10 * MB), time.monotonic()
     threads = [threading.Thread(target=pace.spend, args=(MB,)) for _ in range(10)]
     for thread in threads:
         thread.start()
@@ -36,7 +36,7 @@ def test_threads_share_a_pace() -> None:
 
 
 def test_a_pause_is_not_made_up_for_without_a_bound() -> None:
-    pace = Pace(MB)
+    pace = RateLimit(MB)
     time.sleep(CREDIT_SECONDS + 0.5)
     began = time.monotonic()
     pace.spend(2 * MB)
@@ -48,7 +48,7 @@ def test_a_stopped_task_does_not_wait() -> None:
     with stoppable_requests() as stop:
         threading.Timer(0.3, stop).start()
         with pytest.raises(RequestStoppedError):
-            Pace(1000).spend(MB)
+            RateLimit(1000).spend(MB)
     assert time.monotonic() - began < 60
 
 

@@ -29,7 +29,7 @@ from cutline.fleet.messages import NEW_CHAIN
 from cutline.nodes.connections import connect, unreachable_error
 from cutline.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import ChainEnd, SnapshotError, UnreachableError, report_of
-from cutline.storage.rate import Pace
+from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
@@ -79,10 +79,10 @@ class _Archive:
     ignored: int = 0
     grown_at: float = 0.0
     idle: pa.Table | None = None
-    pace: Pace = field(init=False)
+    pace: RateLimit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.task.node.read_bytes_per_second)
+        self.pace = RateLimit(self.task.node.read_bytes_per_second)
 
     @property
     def prefix(self) -> str:

@@ -10,10 +10,11 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
@@ -21,9 +22,11 @@ from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet import libpq_environment
+from cutline.fleet.cores import tasks_max
+from cutline.fleet.hours import Hours
 from cutline.fleet.participants import is_single_name
 from cutline.fleet.record import END, Record
-from cutline.fleet.units import Duration, Interval, Size, size_text
+from cutline.fleet.units import Duration, Interval, Rate, Size, size_text
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError, remember_secret
@@ -214,6 +217,7 @@ GC_GRACE = Duration.parse("24h")
 REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 STANDBY_WAIT = Duration.parse("10s")
+HOOK_TIMEOUT = Duration.parse("5min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 HOURLY = Interval.parse("1h")
 TOML_WORDS = {
@@ -288,6 +292,18 @@ class CopiesTable(Record, frozen=True):
     wait: Duration = STANDBY_WAIT
 
 
+class LimitsTable(Record, frozen=True):
+    """The `[limits]` table of fleet.toml: rates per node for reading and restoring, and for the whole command.
+
+    `store` is the rate at which a command stores objects; `watch` begins heavy tasks only within the `hours`.
+    """
+
+    read: Rate | None = None
+    store: Rate | None = None
+    restore: Rate | None = None
+    hours: Text | None = None
+
+
 class GlobalsTable(Record, frozen=True):
     """The `[globals]` table of fleet.toml."""
 
@@ -307,9 +323,18 @@ class WatchTable(Record, frozen=True):
 
 
 class NotifyTable(Record, frozen=True):
-    """The `[notify]` table of fleet.toml."""
+    """The `[notify]` table of fleet.toml. In `success_url`, `{command}` stands for the command's name."""
 
-    command: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    success_url: Text | None = None
+
+
+class HooksTable(Record, frozen=True):
+    """The `[hooks]` table of fleet.toml: programs with their arguments, and how long each may run."""
+
+    before: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    after: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
+    timeout: Duration = HOOK_TIMEOUT
 
 
 class ToolsTable(Record, frozen=True):
@@ -398,8 +423,10 @@ class FleetFile(Record, frozen=True):
     metrics: MetricsTable = MetricsTable()
     drill: DrillTable = DrillTable()
     watch: WatchTable | None = None
-    notify: NotifyTable | None = None
     copy: tuple[CopyTable, ...] = ()
+    notify: NotifyTable = NotifyTable()
+    limits: LimitsTable = LimitsTable()
+    hooks: HooksTable = HooksTable()
 
 
 def decode_fleet_file(text: str) -> FleetFile:
@@ -451,9 +478,7 @@ def _missing_key(match: re.Match[str]) -> str:
 
 
 def _decode(kind: type[Any], value: Any) -> Any:
-    if kind is Size:
-        return Size.from_document(value)
-    if kind in (Duration, Interval):
+    if kind in (Size, Rate, Duration, Interval):
         return kind.from_document(value)
     raise NotImplementedError(kind.__name__)
 
@@ -563,6 +588,9 @@ class Node:
     connections_max: int | None = None
     # The folder that contains pg_dump and pg_restore; None: search for them.
     programs: Path | None = None
+    # How fast a command reads from this node, and restores into it; None: no limit.
+    read_bytes_per_second: int | None = None
+    restore_bytes_per_second: int | None = None
     # Other names that distributed transactions have for the shard (fleet.participants).
     known_as: tuple[str, ...] = ()
     # None until a session has reached the server.
@@ -572,6 +600,16 @@ class Node:
     def shard(self) -> str:
         """The id of the primary whose rows this node holds."""
         return self.backup_of or self.id
+
+
+def read_limit(nodes: Iterable[Node]) -> int | None:
+    """Return how many bytes per second may be read from each of these nodes: fleet.toml has one limit for all."""
+    return min((limit for node in nodes if (limit := node.read_bytes_per_second) is not None), default=None)
+
+
+def restore_limit(nodes: Iterable[Node]) -> int | None:
+    """Return how many bytes per second each of these nodes may get in a restore: fleet.toml has one limit for all."""
+    return min((limit for node in nodes if (limit := node.restore_bytes_per_second) is not None), default=None)
 
 
 class GroupRules(Record, frozen=True):
@@ -674,9 +712,14 @@ class Fleet:
     # The encryption of `store`; None: objects are stored unencrypted.
     encryption: FleetEncryption | None = None
     drill: DrillTable = field(default_factory=DrillTable)
-    # The schedule of `snapshot watch`, and the command that it runs to report failures.
+    # The schedule of `snapshot watch`, the hours in which it begins heavy tasks (None: any), and the command that it
+    # runs to report failures.
     watch: WatchTable | None = None
+    hours: Hours | None = None
     notify: tuple[str, ...] = ()
+    # The address to which successful commands send a request, with `{command}` in the place of their name, or "".
+    success_url: str = field(default="", repr=False)
+    hooks: HooksTable = field(default_factory=HooksTable)
     metrics: MetricsRules = MetricsRules()
     with_passwords: bool = False
     # Whether a check may pass although a shard has no second copy to compare with.
@@ -739,7 +782,7 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
-    nodes = tuple(_node(entry, file.wal, file.tools) for entry in file.node)
+    nodes = tuple(_node(entry, file) for entry in file.node)
     _check_nodes(nodes)
     check_global_id(file.cut.global_id)
     if any(table.timeout <= 0 for table in file.drill.assertion):
@@ -761,7 +804,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
     return Fleet(
         path=path,
         name=file.name,
-        store=_store(file, encryption),
+        store=_limited(_store(file, encryption), file.limits, master, settings),
         nodes=nodes,
         global_id=file.cut.global_id,
         groups=GroupRules(file.groups.include, file.groups.exclude, file.groups.append_only),
@@ -771,7 +814,10 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         encryption=encryption,
         drill=file.drill,
         watch=check_watch(file.watch),
-        notify=file.notify.command if file.notify else (),
+        hours=_hours(file.limits.hours),
+        notify=file.notify.command or (),
+        success_url=_success_url(file.notify.success_url),
+        hooks=_hooks(file.hooks),
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,
         allows_one_copy="one-copy" in file.check.allow,
@@ -859,7 +905,43 @@ def _seconds(key: str, value: object) -> float:
         raise ValueError(f"`{key}`: {error}") from error
 
 
-def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
+def _limited(store: StoreLocation, limits: LimitsTable, master: str, settings: Mapping[str, str]) -> StoreLocation:
+    """Return the store with the limit on the rate at which it stores objects."""
+    if limits.store is None:
+        return store
+    if (most := tasks_max(master, settings)) is None:
+        raise ValueError(
+            "`limits.store` is shared by all tasks: limit these with `spark.cores.max`, or with"
+            " `spark.executor.instances` (`spark.dynamicAllocation.maxExecutors`) and `spark.executor.cores`"
+        )
+    return replace(store, bytes_per_second=limits.store, tasks_max=most)
+
+
+def _hours(text: str | None) -> Hours | None:
+    try:
+        return None if text is None else Hours.parse(text)
+    except ValueError as error:
+        raise ValueError(f"`limits.hours`: {error}") from error
+
+
+def _success_url(text: str | None) -> str:
+    if text is None:
+        return ""
+    url = expand("notify.success_url", text)
+    # Whoever knows the address can report successes.
+    remember_secret(url)
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise ValueError("`notify.success_url` is not an address that begins with https:// or http://")
+    return url
+
+
+def _hooks(table: HooksTable) -> HooksTable:
+    if table.timeout <= 0:
+        raise ValueError("`hooks.timeout` is 0: no hook could end in time")
+    return table
+
+
+def _node(entry: NodeTable, file: FleetFile) -> Node:
     dsn = libpq_environment.with_environment(expand_dsn(f"node {entry.id}: dsn", entry.dsn))
     remember_secrets_of(dsn)
     dsn = check_dsn(f"node {entry.id}: dsn", dsn, is_primary=entry.backup_of is None)
@@ -867,9 +949,11 @@ def _node(entry: NodeTable, wal: WalTable, tools: ToolsTable) -> Node:
         id=entry.id,
         dsn=dsn,
         backup_of=entry.backup_of,
-        retained_wal_bytes_max=wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
+        retained_wal_bytes_max=file.wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
         connections_max=entry.connections_max,
-        programs=Path(tools.postgresql) if tools.postgresql else None,
+        programs=Path(file.tools.postgresql) if file.tools.postgresql else None,
+        read_bytes_per_second=file.limits.read,
+        restore_bytes_per_second=file.limits.restore,
         known_as=entry.known_as,
     )
 

@@ -76,6 +76,18 @@ to = "/etc/cutline/second.toml"
 
 [notify]
 command = ["/usr/local/bin/page-me"]
+success_url = "https://hc-ping.com/your-ping-key/{command}"
+
+[limits]                             # without this table, commands are as fast as they can be
+read = "50MB/s"                      # from each node
+store = "100MB/s"                    # of all tasks of a command together
+restore = "50MB/s"                   # into each node
+hours = "22:00-06:00"                # when a watch begins full snapshots, checks and drills (UTC)
+
+[hooks]                              # programs that get JSON on stdin
+before = ["/usr/local/bin/before-cutline"]
+after = ["/usr/local/bin/after-cutline"]
+timeout = "5min"
 
 [retention]                          # the rules of `snapshot prune` and of `watch`
 last = 2                             # the newest snapshots with all their increments

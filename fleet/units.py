@@ -8,6 +8,8 @@ WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400,
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 # Longer durations would exceed Python's range of dates.
 DAYS_MAX = 36_500
+# Below this, a row of 1 MB would take longer than the time limits of some servers and proxies.
+RATE_MIN = 100_000
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 
@@ -52,6 +54,22 @@ class Interval(Duration):
         if not (seconds := Duration.parse(text)):
             raise ValueError(f'{text!r} is not an interval; to disable the task, write "never"')
         return cls(seconds)
+
+
+class Rate(int):
+    """A number of bytes per second, written as `50MB/s` or `16 MiB/s`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_document(cls, value: object) -> Rate:
+        """Parse a size with its unit, followed by `/s`; raise ValueError for anything else, and below RATE_MIN."""
+        if not isinstance(value, str) or not value.endswith("/s"):
+            raise ValueError('a rate is a string such as "50MB/s"')
+        rate = cls(Size.parse(value.removesuffix("/s")))
+        if rate < RATE_MIN:
+            raise ValueError(f"{value!r} is less than {RATE_MIN // 1000} kB/s")
+        return rate
 
 
 def duration_text(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutline.spark.settings import cores_of
+from cutline.fleet.cores import cores_of
 from cutline.storage.location import S3_PROTOCOLS, StoreLocation
 
 # Up to this amount, threads of the command take less time than a JVM and its workers: on two cores, with 3.9 million

@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from cutline.fleet.config import Fleet, check_spark_variables, has_executors
+from cutline.fleet.cores import cores_of
 from cutline.fleet.progress import Progress
 from cutline.spark.amount import THREADS_MAX, Amount, is_for_command
 from cutline.spark.driver_session import DriverSession
-from cutline.spark.settings import check_protection, cores_of
+from cutline.spark.settings import check_protection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,6 +26,7 @@ from pathlib import Path
 import cutline
 from cutline.columns import allocator
 from cutline.fleet.config import JAVA_OPTIONS, has_executors, runs_on_this_machine, secrets_in_options
+from cutline.fleet.cores import cores_of
 from cutline.spark.java import Java
 from cutline.storage.errors import UsageError, remember_secret
 
@@ -190,7 +191,7 @@ DRIVER_MEMORY_BYTES_MIN = 1024**3
 DRIVER_MEMORY_BYTES_MAX = 8 * 1024**3
 # The path of a socket is at most 104 bytes long on macOS (108 on Linux), including 43 bytes for Spark's name.
 SOCKET_FOLDER_BYTES_MAX = 60
-CGROUP_MEMORY_LIMIT, CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/cpu.max")
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # The names of the C locale's encoding on Linux and macOS, and the locale that differs from C only in its encoding.
 ASCII, UTF8_LOCALE = ("ANSI_X3.4-1968", "US-ASCII"), "C.UTF-8"
 WORKER_PYTHON = "spark.pyspark.python"
@@ -265,15 +266,6 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
 """
-
-
-def cores_of(master: str) -> int | None:
-    """Return how many tasks run at once in the driver; None if executors run the tasks."""
-    if master == "local":
-        return 1
-    if threads := re.fullmatch(r"local\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\]", master):
-        return _cores_of_this_machine() if threads.group(1) == "*" else int(threads.group(1))
-    return None
 
 
 def with_retries(master: str) -> str:
@@ -422,12 +414,3 @@ def _settings_without_executors(master: str, temporary: Path) -> dict[str, str]:
     if cores := cores_of(master):
         settings["spark.sql.shuffle.partitions"] = str(max(SHUFFLE_PARTITIONS_MIN, 2 * cores))
     return settings
-
-
-def _cores_of_this_machine() -> int:
-    """Return the number of processors that this process may use, as the JVM counts them for `local[*]`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or its content is "max 100000"
-        quota, period = map(int, CGROUP_CPU_LIMIT.read_text().split())
-        cores = min(cores, -(-quota // period))
-    return cores

@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cutline.columns.python_workers import FirstWork, begin_task, first_work
 from cutline.fleet.crash_points import CrashPoint
@@ -233,9 +233,50 @@ def limited_sessions(
     A task that Spark runs twice because it seems slow needs two sessions. `per_core` is the jobs' (`Dealing`).
     """
     most = max(cores_of(spark).most, spark.at_once(per_core) if runs_in_driver(spark) else 0)
-    is_twice = not runs_in_driver(spark) and spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
-    copies = 2 if is_twice else 1
+    copies = _attempts_at_once(spark)
     return {node: max(number // (jobs * copies), 1) for node, number in sessions.items() if number < most * copies}
+
+
+def _attempts_at_once(spark: SparkSession) -> int:
+    is_twice = not runs_in_driver(spark) and spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
+    return 2 if is_twice else 1
+
+
+# One task reads or loads at least this fast, so that several tasks share only higher limits. Tasks that share a limit
+# leave the shares of those that have ended unused.
+TASK_BYTES_PER_SECOND = 16 << 20
+
+
+class Shares(NamedTuple):
+    """How many tasks of a job may run at once, by node, as in `limited_sessions`, and the rate of each (None: any)."""
+
+    sessions: dict[str, int]
+    bytes_per_second: float | None
+
+
+def sessions_for(sessions: Mapping[str, int], bytes_per_second: int | None) -> dict[str, int]:
+    """Return the sessions that tasks need to reach this rate on each node, or all of these `sessions` if it is None."""
+    wanted = None if bytes_per_second is None else -(-bytes_per_second // TASK_BYTES_PER_SECOND)
+    return {node: number if wanted is None else min(number, wanted) for node, number in sessions.items()}
+
+
+def share_rate(
+    spark: SparkSession,
+    sessions: Mapping[str, int],
+    bytes_per_second: int | None,
+    jobs: int = 1,
+    per_core: float = 1.0,
+) -> Shares:
+    """Divide `bytes_per_second` of every node among the tasks that may run there at once, in all `jobs`.
+
+    The fewer tasks there are, the closer they come to the limit, so a low limit allows one task at a time.
+    """
+    if bytes_per_second is None:
+        return Shares(limited_sessions(spark, sessions, jobs, per_core), None)
+    fewer = sessions_for(sessions, bytes_per_second)
+    copies, most = _attempts_at_once(spark), max(fewer.values(), default=1)
+    at_once = max(most // (jobs * copies), 1) * jobs * copies
+    return Shares(limited_sessions(spark, fewer, jobs, per_core), bytes_per_second / max(at_once, most))
 
 
 def deal(tasks: Sequence[Task], dealing: Dealing[Task], cores: Cores) -> list[list[int]]:

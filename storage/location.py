@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from cutline.storage.open import STORES_KEPT_MAX, HashableOptions, from_hashable, open_store, redact_url, to_hashable
+from cutline.storage.rate import PacedStore, RateLimit
 from cutline.storage.store import ObjectStore
 
 
@@ -45,6 +46,10 @@ class StoreLocation:
     encryption: StoreEncryption | None = None
     # True in tasks: the driver has already reached the store (ObjectStore.expect_answers).
     is_made: bool = field(default=False, compare=False)
+    # How fast this process may store objects; None: no limit. Up to `tasks_max` tasks in other processes share the rate
+    # while this process waits for them.
+    bytes_per_second: float | None = None
+    tasks_max: int = 1
 
     def open(self) -> ObjectStore:
         """Open the store without contacting it. Within one process, equal locations share one store.
@@ -52,12 +57,12 @@ class StoreLocation:
         Raises StoreUrlError.
         """
         raw = self.open_raw()
-        if self.encryption is None:
+        if self.encryption is None and self.bytes_per_second is None:
             return raw
-        return _open_encrypted(self.url, to_hashable(self.options), self.encryption, os.getpid())
+        return _open_once(self.url, to_hashable(self.options), self.encryption, self.bytes_per_second, os.getpid())
 
     def open_raw(self) -> ObjectStore:
-        """Open the underlying store, without decryption; see `open`."""
+        """Open the underlying store, without decryption and without a limit on its rate; see `open`."""
         return open_store(self.url, self.options, is_made=self.is_made)
 
     @property
@@ -83,7 +88,8 @@ class StoreLocation:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the location for tasks, with `is_made`; raise any error from reading the key."""
         encryption = self.encryption and self.encryption.for_tasks(self.open())
-        return StoreLocation, (self.url, self.options, encryption, True)
+        share = None if self.bytes_per_second is None else self.bytes_per_second / self.tasks_max
+        return StoreLocation, (self.url, self.options, encryption, True, share)
 
     def __str__(self) -> str:
         return redact_url(self.url)
@@ -93,8 +99,17 @@ class StoreLocation:
 
 
 @lru_cache(maxsize=STORES_KEPT_MAX)
-def _open_encrypted(url: str, options: HashableOptions, encryption: StoreEncryption, process_id: int) -> ObjectStore:  # noqa: ARG001  # part of the key
-    return encryption.over(open_store(url, from_hashable(options)))
+def _open_once(
+    url: str,
+    options: HashableOptions,
+    encryption: StoreEncryption | None,
+    bytes_per_second: float | None,
+    process_id: int,  # noqa: ARG001  # part of the key
+) -> ObjectStore:
+    raw = open_store(url, from_hashable(options))
+    if bytes_per_second is not None:
+        raw = PacedStore(raw, RateLimit(bytes_per_second))
+    return raw if encryption is None else encryption.over(raw)
 
 
 def with_environment(url: str, options: Mapping[str, object]) -> dict[str, object]:

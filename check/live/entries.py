@@ -20,7 +20,6 @@ from cutline.check.live.pages import (
     VERSION,
     ImportedSnapshot,
     RangeReader,
-    ReadPace,
     fields_after,
     tids_of,
 )
@@ -56,6 +55,7 @@ from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import cores_of
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.segments import NO_GROUP
 
@@ -167,7 +167,7 @@ def read_unit(unit: LiveUnit) -> Iterator[pa.RecordBatch]:
     try:
         with take_snapshot(unit.node) as snapshot:
             reading = ImportedSnapshot(unit.node, snapshot.exported)
-            read = RangeReader(reading, unit.whole, ReadPace(unit.bytes_per_second), unit.entries).read(unit.ranges)
+            read = RangeReader(reading, unit.whole, RateLimit(unit.bytes_per_second), unit.entries).read(unit.ranges)
     except SnapshotError as error:
         numbers = {unit.numbers[part.oid] for part in unit.ranges}
         yield from _problems(unit.shard, {number: report_of(error) for number in numbers})

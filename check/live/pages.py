@@ -12,7 +12,6 @@ differs in every reading.
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from cutline.nodes.connections import CopyError
 from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.snapshots.base_copy.copy_ranges import (
+    PAGE_BYTES,
     PageRange,
     StoppedAtRowError,
     copy_lines,
@@ -37,15 +37,14 @@ from cutline.snapshots.base_copy.copy_ranges import (
     lock_tables,
 )
 from cutline.snapshots.base_copy.copy_slots import open_exported
-from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES
+from cutline.snapshots.base_copy.copy_tables import PACED_PAGES
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
+from cutline.storage.rate import RateLimit
 
 # The system columns that precede the columns of a group.
 VERSION = ("ctid", "xmin")
 # A whole table's lines are compared in this many parts; a power of two.
 WHOLE_PARTS = 1024
-# With a limit on the rate, a COPY reads this many pages, then pauses.
-PACED_PAGES = 256
 # Bad pages of one task that are narrowed down to a page; each costs a few sessions.
 BAD_RANGES_MAX = 16
 # A line is at most 1 GB; this much of it is shown.
@@ -109,22 +108,6 @@ class BadRange:
 
 
 @dataclass(slots=True)
-class ReadPace:
-    """Limits how fast pages are read; None means no limit."""
-
-    bytes_per_second: int | None
-    _began: float = field(default_factory=time.monotonic)
-    _due_seconds: float = 0.0
-
-    def spend(self, size_bytes: int) -> None:
-        """Wait until this many more bytes fit into the rate."""
-        if self.bytes_per_second:
-            self._due_seconds += size_bytes / self.bytes_per_second
-            if (seconds := self._began + self._due_seconds - time.monotonic()) > 0:
-                time.sleep(seconds)
-
-
-@dataclass(slots=True)
 class NodeRead:
     """What reading a node's ranges has collected; `filenodes` are those of the tables while they were read."""
 
@@ -143,7 +126,7 @@ class RangeReader:
 
     reading: ImportedSnapshot
     whole: frozenset[int]
-    pace: ReadPace
+    pace: RateLimit
     collect: Callable[[PageRange, BytesColumn], Any]
 
     def read(self, ranges: Iterable[PageRange]) -> NodeRead:
@@ -348,7 +331,7 @@ def _sums_by_page(task: CompareTask, reading: ImportedSnapshot) -> NodeRead:
         pages = _whole_parts(hashes) if part.oid in task.whole else tids_of(lines)[0]
         return combine_hashes(np.stack([np.full(len(lines), part.oid, np.int64), pages], axis=1), hashes)
 
-    return RangeReader(reading, task.whole, ReadPace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, RateLimit(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _whole_parts(hashes: Hashes) -> Ints:
@@ -501,7 +484,7 @@ def _versions(task: ConfirmTask, reading: ImportedSnapshot) -> NodeRead:
             found = found.take(np.isin(pages, wanted))
         return found
 
-    return RangeReader(reading, task.whole, ReadPace(task.bytes_per_second), collect).read(task.ranges)
+    return RangeReader(reading, task.whole, RateLimit(task.bytes_per_second), collect).read(task.ranges)
 
 
 def _difference(oid: int, missing: Versions, extra: Versions) -> TableDifference:

@@ -64,8 +64,8 @@ from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Sessions, identify, in_parallel, open_sessions
 from cutline.nodes.table_state import read_printed, read_table_states
 from cutline.nodes.watch import Watch
-from cutline.snapshots.base_copy.copy_ranges import PageRange
-from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, plan_ranges
+from cutline.snapshots.base_copy.copy_ranges import PAGE_BYTES, PageRange
+from cutline.snapshots.base_copy.copy_tables import TASK_PAGES, plan_ranges
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
 from cutline.snapshots.records.store_identity import read_identity

@@ -21,6 +21,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import SECONDS_MAX, Increment, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
@@ -143,7 +144,8 @@ def check(
         typer.Option(
             "--max-rate",
             metavar="SIZE",
-            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: no limit.",
+            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: the limit in the"
+            " fleet file, if any.",
             show_default=False,
         ),
     ] = None,
@@ -202,15 +204,16 @@ def check(
         fleet = command_context(context).load_fleet()
         with leaving_metrics(context, fleet, "check", metrics):
             request = replace(request, name=newest_name(fleet, name) if name is not None else None)
-            ran = run_check(context, fleet, request, restorable=restorable)
-            report, built = ran.report, ran.built
-            problems = write_report(junit, junit_of(report))
-            lines = [*lines_of(report, built), *(f"{WARNING}{problem}" for problem in problems)]
-            code = report.exit_code or (UNWRITTEN if problems else DONE)
-            document = report.to_json() | {"restorable": built.to_json() if built else None}
-            document["warnings"] = [*ran.warnings, *problems]
-            emit(context, document, lines, code=code)
-            raise typer.Exit(code)
+            with with_hooks(context, fleet, "check", request.name):
+                ran = run_check(context, fleet, request, restorable=restorable)
+                report, built = ran.report, ran.built
+                problems = write_report(junit, junit_of(report))
+                lines = [*lines_of(report, built), *(f"{WARNING}{problem}" for problem in problems)]
+                code = report.exit_code or (UNWRITTEN if problems else DONE)
+                document = report.to_json() | {"restorable": built.to_json() if built else None}
+                document["warnings"] = [*ran.warnings, *problems]
+                emit(context, document, lines, code=code)
+                raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True)

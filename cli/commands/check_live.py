@@ -23,10 +23,12 @@ from cutline.check.live.run import LiveRequest, check_live
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE, UNWRITTEN
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.junit import write_report
 from cutline.cli.output.junit_live import junit_of_live
 from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
+from cutline.fleet.config import read_limit
 from cutline.fleet.own_files import replaced_file
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.spark.on_demand import SparkOnDemand
@@ -52,22 +54,24 @@ def run_live(
     """Run a check of running databases, and report its result; the arguments are those of `check`."""
     fleet = command_context(context).load_fleet()
     name = newest_name(fleet, name) if name is not None else None
-    request = LiveRequest(name, rows, bytes_per_second, indexes, script is not None)
-    # A file that can't be written is refused before the work.
-    with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
-        with (
-            SparkOnDemand(fleet, f"check live {name or ''}") as spark,
-            recorded_activity(context, fleet, LIVE_KIND, name or "") as recorded,
-        ):
-            report = check_live(fleet, request, spark, recorded.activity)
-            recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, report.volumes
-        if write is not None:
-            write(repair_script(report))
-    problems = write_report(junit, junit_of_live(report))
-    lines = [*live_lines(report, script, rows), *(f"{WARNING}{problem}" for problem in problems)]
-    code = report.exit_code or (UNWRITTEN if problems else DONE)
-    emit(context, report.to_json() | {"warnings": [*recorded.warnings, *problems]}, lines, code=code)
-    raise typer.Exit(code)
+    limit = bytes_per_second or read_limit(fleet.nodes)
+    request = LiveRequest(name, rows, limit, indexes, script is not None)
+    with with_hooks(context, fleet, LIVE_KIND, name):
+        # A file that can't be written is refused before the work.
+        with nullcontext() if script is None else replaced_file(script, script_mode(script)) as write:
+            with (
+                SparkOnDemand(fleet, f"check live {name or ''}") as spark,
+                recorded_activity(context, fleet, LIVE_KIND, name or "") as recorded,
+            ):
+                report = check_live(fleet, request, spark, recorded.activity)
+                recorded.code, recorded.reason, recorded.volumes = report.exit_code, report.result, report.volumes
+            if write is not None:
+                write(repair_script(report))
+        problems = write_report(junit, junit_of_live(report))
+        lines = [*live_lines(report, script, rows), *(f"{WARNING}{problem}" for problem in problems)]
+        code = report.exit_code or (UNWRITTEN if problems else DONE)
+        emit(context, report.to_json() | {"warnings": [*recorded.warnings, *problems]}, lines, code=code)
+        raise typer.Exit(code)
 
 
 def script_mode(script: Path) -> int | None:

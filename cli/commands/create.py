@@ -12,12 +12,14 @@ import typer
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import SECONDS_MAX, DryRun, Groups, check_text, command_context
+from cutline.cli.output.commit_document import document_of
 from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.left_out import left_out_lines, left_out_since
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.renewed import renewed_document, renewed_lines
+from cutline.cli.output.renewed import renewed_lines
 from cutline.cli.output.results import answer, emit, progress
-from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text, time_text
+from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.fleet.record import to_builtins
@@ -28,7 +30,7 @@ from cutline.snapshots.create.increment import create_increment, preview_increme
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.listing.name_templates import new_name, newest_name
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.proven_chains import cut_time, read_commit, safe_time
+from cutline.snapshots.records.proven_chains import read_commit
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
 
@@ -59,7 +61,7 @@ LargeObjects = Annotated[
     ),
 ]
 OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups; copy no rows.")]
-SCHEMA, PLAN_SCHEMA = "cutline/create/1", "cutline/create-plan/1"
+PLAN_SCHEMA = "cutline/create-plan/1"
 
 
 @or_in_background
@@ -109,7 +111,8 @@ def create(
     fleet = command_context(context).load_fleet()
     with leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run):
         request = replace(request, name=(newest_name if incremental else new_name)(fleet, name))
-        (show_plan if dry_run else run_create)(context, fleet, request, incremental=incremental)
+        with with_hooks(context, fleet, "create", request.name, is_dry=dry_run, incremental=incremental):
+            (show_plan if dry_run else run_create)(context, fleet, request, incremental=incremental)
 
 
 def check_request(request: CreateRequest, *, incremental: bool) -> None:
@@ -199,43 +202,6 @@ def make_plan(
         plan = preview_full(fleet, request, noting)
         document, lines, left_out = plan_document(request.name, plan), plan_lines(plan), plan.left_out
     return document | {"left_out": to_builtins(left_out)}, lines + left_out_lines(left_out)
-
-
-def document_of(commit: Commit) -> dict[str, Any]:
-    """Return the command's JSON output."""
-    cut = commit.cut
-    return {
-        "schema": SCHEMA,
-        "snapshot": commit.snapshot,
-        "increment": commit.increment,
-        "operation": commit.operation,
-        "created_at": commit.created_at,
-        "cut_at": time_text(cut_time(commit)),
-        "safe_at": safe_time(commit),
-        "terminal": commit.terminal,
-        "seconds": round(commit.seconds, 3),
-        **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},
-        "cut": {
-            "id": cut.id,
-            "attempts": cut.attempts,
-            "causes": list(cut.causes),
-            "seconds": round(cut.seconds, 6),
-            "nodes": [
-                {
-                    "node": node.node,
-                    "start": str(node.start),
-                    "finish": str(node.finish),
-                    "position": str(node.position),
-                }
-                for node in cut.nodes
-            ],
-            "global_transactions": cut.global_transactions,
-            "included_early": cut.included_early,
-            "in_flight": cut.in_flight,
-        },
-        "left_out": to_builtins(commit.left_out),
-        "renewed": renewed_document(commit),
-    }
 
 
 def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:

@@ -13,6 +13,7 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import ConfirmationMissingError, Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.results import answer, emit
 from cutline.cli.output.tables import quantity_text, size_text
@@ -77,14 +78,15 @@ def delete(
         is_empty = plan.is_resumed and not plan.mark.objects
         confirmation.ask(plan_lines(plan), "" if is_empty else f"permanently delete {name}?", losses=losses_of(plan))
 
-    with activity(context, fleet, "delete") as shown:
-        deletion = delete_snapshot(
-            fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan), losses_of(plan)), force=force
-        )
-    code = code_of(deletion.removed) if deletion.removed else DONE
-    emit(context, document_of(deletion), lines_of(deletion), code=code)
-    if code:
-        raise typer.Exit(code)
+    with with_hooks(context, fleet, "delete", name):
+        with activity(context, fleet, "delete") as shown:
+            deletion = delete_snapshot(
+                fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan), losses_of(plan)), force=force
+            )
+        code = code_of(deletion.removed) if deletion.removed else DONE
+        emit(context, document_of(deletion), lines_of(deletion), code=code)
+        if code:
+            raise typer.Exit(code)
 
 
 def _check_refusal(context: typer.Context, name: str, *, force: bool) -> None:

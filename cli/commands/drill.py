@@ -25,6 +25,7 @@ from cutline.cli.output.arguments import (
     parse_at,
 )
 from cutline.cli.output.failure import DONE, UNWRITTEN
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.junit import DRILL, junit_of_drill, reporting_errors, write_report
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.restore_report import announce_plan, drill_document, drill_lines
@@ -90,7 +91,11 @@ def drill(
         exact=exact,
     )
     check_options(request)
-    with naming_target(to, name), leaving_metrics(context, source, "drill", metrics):
+    with (
+        naming_target(to, name),
+        leaving_metrics(context, source, "drill", metrics),
+        with_hooks(context, source, "drill", name),
+    ):
         with (
             reporting_errors(junit, DRILL),
             SparkOnDemand(source, f"drill {name}") as spark,

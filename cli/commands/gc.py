@@ -12,6 +12,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
@@ -71,7 +72,10 @@ def gc(
         # By the time the user answers, more objects may be garbage, but none that belong to a restorable snapshot.
         if found.garbage:
             confirmation.ask(lines_of(found), "remove this garbage?")
-    with leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run):
+    with (
+        leaving_metrics(context, fleet, "gc", metrics, is_dry=dry_run),
+        with_hooks(context, fleet, "gc", is_dry=dry_run),
+    ):
         if dry_run:
             with progress(context) as shown:
                 report = preview_garbage(fleet, seconds, shown)

@@ -23,6 +23,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit
 from cutline.cli.output.retention_rules import DEFAULT_NOTE, rules_document, rules_text
@@ -136,7 +137,7 @@ def prune(
         question = "permanently delete these?" if plan.steps else ""
         confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
-    with leaving_metrics(context, fleet, "prune", metrics):
+    with leaving_metrics(context, fleet, "prune", metrics), with_hooks(context, fleet, "prune"):
         # Each removal is an operation, and the whole prune is another: the one that users see, wait for and cancel.
         with recorded_activity(context, fleet, "prune", begins_at_once=False) as recorded:
 

@@ -13,6 +13,7 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import CONFLICTS, DONE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text
 from cutline.fleet.config import Fleet
@@ -90,25 +91,26 @@ def repair(
     fleet = command_context(context).load_fleet()
     check_name(name)
     request = RepairRequest(name, other, tuple(objects or ()), metadata_only)
-    with SparkOnDemand(fleet, f"repair {name}") as spark:
-        with progress(context) as shown:
-            if not dry_run:
-                settle_repairs(fleet, name, shown)
-            plan = plan_repair(fleet, request, spark, shown)
-        if dry_run:
-            answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
-            raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
-        _check_repairable(plan)
-        report = _confirm_and_run(context, fleet, plan, spark, confirmation)
-        earlier: list[RepairReport] = []
-        while report.plan.commits and report.put_back:
-            # Only now that the commits are back can the damage of their objects be seen.
-            earlier.append(report)
-            plan = _plan_rest(context, fleet, request, spark, earlier)
+    with with_hooks(context, fleet, "repair", name, is_dry=dry_run):
+        with SparkOnDemand(fleet, f"repair {name}") as spark:
+            with progress(context) as shown:
+                if not dry_run:
+                    settle_repairs(fleet, name, shown)
+                plan = plan_repair(fleet, request, spark, shown)
+            if dry_run:
+                answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
+                raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
+            _check_repairable(plan)
             report = _confirm_and_run(context, fleet, plan, spark, confirmation)
-    code = CONFLICTS if report.unrepaired else DONE
-    emit(context, document_of(report, earlier), lines_of(report, earlier), code=code)
-    raise typer.Exit(code)
+            earlier: list[RepairReport] = []
+            while report.plan.commits and report.put_back:
+                # Only now that the commits are back can the damage of their objects be seen.
+                earlier.append(report)
+                plan = _plan_rest(context, fleet, request, spark, earlier)
+                report = _confirm_and_run(context, fleet, plan, spark, confirmation)
+        code = CONFLICTS if report.unrepaired else DONE
+        emit(context, document_of(report, earlier), lines_of(report, earlier), code=code)
+        raise typer.Exit(code)
 
 
 def _plan_rest(

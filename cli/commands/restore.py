@@ -38,6 +38,7 @@ from cutline.cli.output.arguments import (
 )
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import DDL_REFUSED, DONE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.recovery import WARNING, write_transactions
 from cutline.cli.output.refused_statements import write_refused
@@ -128,7 +129,10 @@ def restore(
             _ask(context, plan, confirmation, announced)
             # The restore starts when the user answers. Other commands use this start time until the first heartbeat.
             plan = plan.begun_now()
-        with leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
+        with (
+            leaving_metrics(context, source, "restore", metrics, is_dry=dry_run),
+            with_hooks(context, source, "restore", name, is_dry=dry_run),
+        ):
             plan = plan or plan_restore(source, target, request)
             if dry_run:
                 _show_plan(context, plan)
@@ -157,7 +161,11 @@ def restore_resume(
     target, name = load_target(to, source), newest_name(source, name)
     scope = RestoreScope(nodes=tuple(node or ()))
     request = RestoreRequest(name, allow_refused_ddl=allow_refused_ddl, scope=scope)
-    with naming_target(to, name), leaving_metrics(context, source, "restore", metrics, is_dry=dry_run):
+    with (
+        naming_target(to, name),
+        leaving_metrics(context, source, "restore", metrics, is_dry=dry_run),
+        with_hooks(context, source, "restore-resume", name, is_dry=dry_run),
+    ):
         if dry_run:
             with progress(context) as shown:
                 plan, preview = preview_resumed(source, target, request, shown)

@@ -13,6 +13,7 @@ import typer
 
 from cutline.cli.output.arguments import DryRun, Nodes, SnapshotName, To, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import size_text
 from cutline.fleet.config import Fleet, load_fleet
@@ -108,9 +109,10 @@ def restore_abandon(
                 answer(context, document, [*lines, NOT_CHANGED])
                 return
             confirmation.ask(lines, f"undo the restore of {name}?", losses=entered)
-        with progress(context) as shown:
-            report = abandon_restore(source, target, name, confirmation.check, shown, nodes)
-    emit(context, _abandon_document(report) | {"dry_run": False}, _abandon_lines(report, is_done=True))
+        with with_hooks(context, source, "restore-abandon", name):
+            with progress(context) as shown:
+                report = abandon_restore(source, target, name, confirmation.check, shown, nodes)
+            emit(context, _abandon_document(report) | {"dry_run": False}, _abandon_lines(report, is_done=True))
 
 
 def restore_discard(
@@ -129,10 +131,11 @@ def restore_discard(
                 answer(context, _discard_document(old, is_dry=dry_run), [*lines, *[NOT_CHANGED] * bool(old)])
                 return
             confirmation.ask(lines, "permanently drop these databases?", losses=_names_of(old))
-        with progress(context) as shown:
-            old = discard_old(source, target, lambda found: confirmation.check(_names_of(found)), shown, nodes)
-    lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
-    emit(context, _discard_document(old, is_dry=False), lines)
+        with with_hooks(context, source, "restore-discard"):
+            with progress(context) as shown:
+                old = discard_old(source, target, lambda found: confirmation.check(_names_of(found)), shown, nodes)
+            lines = [f"dropped: {old_text(one)}" for one in old] or [NOTHING_ASIDE]
+            emit(context, _discard_document(old, is_dry=False), lines)
 
 
 def _discard_document(old: list[OldDatabase], *, is_dry: bool) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import emit, progress
 from cutline.nodes.other_sessions import sessions_text
 from cutline.nodes.read_only import ResumeReport, ThawResult, resume_fleet
@@ -17,9 +18,10 @@ SCHEMA = "cutline/resume/1"
 def resume(context: typer.Context) -> None:
     """Make the fleet accept writes again after a terminal snapshot. Safe to repeat."""
     fleet = command_context(context).load_fleet()
-    with progress(context) as shown:
-        report = resume_fleet(fleet, shown)
-    emit(context, document_of(report), lines_of(report))
+    with with_hooks(context, fleet, "resume"):
+        with progress(context) as shown:
+            report = resume_fleet(fleet, shown)
+        emit(context, document_of(report), lines_of(report))
 
 
 def document_of(report: ResumeReport) -> dict[str, Any]:

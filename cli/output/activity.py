@@ -9,6 +9,7 @@ from functools import partial
 
 import typer
 
+from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import progress
 from cutline.cli.output.tables import Shorter, quantity_text
 from cutline.cli.process.detaching import announce, is_in_background
@@ -83,11 +84,16 @@ def volumes_text(one: Ended) -> str:
 @contextmanager
 def activity(context: typer.Context, fleet: Fleet, kind: str, snapshot: str = "") -> Iterator[Activity]:
     """Show the progress of an operation, store its heartbeats, and stop the process on request."""
-    command = Command(kind, snapshot)
+    command, operations = Command(kind, snapshot), command_context(context).operations
+
+    def begun(operation: str) -> None:
+        operations.append(operation)
+        announce(operation)
+
     with (
         progress(context) as shown,
         traced(fleet, shown, command) as target,
-        Activity(target, command, partial(open_own_store, fleet), stop_process, announce) as found,
+        Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as found,
     ):
         yield found
 
@@ -147,6 +153,7 @@ def recorded_activity(
         Activity(times := StepTimes(target), about, partial(open_own_store, fleet), stop_process, announce) as found,
     ):
         run = RecordedCommand(found, command.operation)
+        command_context(context).operations.append(command.operation)
         if begins_at_once:
             run.begin()
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,7 +36,8 @@ class CommandContext:
     """The global options of an invocation. If `json` is set, stdout is exactly one JSON document.
 
     `given_fleet` is the file given with `--fleet`. `warnings` are the warnings about fleet.toml, which are known once
-    it is loaded; JSON results include them.
+    it is loaded; JSON results include them. `operations` are the ids of operations that the command has begun, and
+    `results` the results that it has written.
     """
 
     fleet_path: Path = field(default_factory=default_fleet_path)
@@ -44,6 +46,8 @@ class CommandContext:
     verbose: bool = False
     given_fleet: str | None = None
     warnings: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    results: list[Mapping[str, object]] = field(default_factory=list)
 
     def load_fleet(self) -> Fleet:
         """Read fleet.toml without contacting anything, and show its warnings once per command.

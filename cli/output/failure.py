@@ -102,6 +102,11 @@ class CommandFailure:
 
 def failure_of(error: BaseException) -> CommandFailure:
     """Classify `error`; write the traceback of a bug to a file."""
+    return classify(error) or _bug(error)
+
+
+def classify(error: BaseException) -> CommandFailure | None:
+    """Return what `failure_of` reports, or None if the error is a bug."""
     if (interrupt := find_behind(error, KeyboardInterrupt)) is not None:
         return _interrupted(interrupt, find_behind(error, StoppedError))
     if (found := find_used_up(error)) is not None:
@@ -113,7 +118,14 @@ def failure_of(error: BaseException) -> CommandFailure:
         return _usage_mistake(error)
     if isinstance(error, typer.Abort):
         return _interrupted(KeyboardInterrupt(), None)
-    return _bug(error)
+    return None
+
+
+def unexpected(error: BaseException) -> CommandFailure:
+    """Return the failure for a bug, without the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return CommandFailure(BUG, "bug", f"a bug: {type(error).__name__}{where}")
 
 
 def _failure(error: SnapshotError) -> CommandFailure:
@@ -193,9 +205,7 @@ def _requirement(text: str) -> str:
 
 
 def _bug(error: BaseException) -> CommandFailure:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    message = f"a bug: {type(error).__name__}{where}"
+    message = unexpected(error).message
     try:
         file = _keep_traceback(error)
     except OSError as reason:

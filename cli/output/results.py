@@ -49,6 +49,7 @@ def emit(
     to stderr. With `--json`, the document is always written.
     """
     options = command_context(context)
+    options.results.append(document)
     if options.json or not options.quiet or code:
         answer(context, document, lines)
         return
@@ -159,6 +160,11 @@ def drawn_live() -> Iterator[Callable[[Iterable[str | RenderableType]], None]]:
             live.update(Group(*drawn), refresh=True)
 
         yield draw
+
+
+def jsonable(document: Mapping[str, object]) -> object:
+    """Return the document as values that JSON has."""
+    return json.loads(json.dumps(document, default=_json_value, allow_nan=False))
 
 
 def _json_value(value: object) -> str:

@@ -6,9 +6,6 @@ A watch records its notices for its successor: in its heartbeats, in case it is 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +16,7 @@ from msgspec import UnsetType
 
 from cutline.cli.output.failure import INCONCLUSIVE, CommandFailure
 from cutline.cli.output.tables import name_fleet, printable
+from cutline.cli.process.event_programs import run_program
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.fleet.record import Time
@@ -63,33 +61,7 @@ def notify(command: Sequence[str], event: dict[str, object]) -> str:
     """
     if not command:
         return ""
-    body = json.dumps({"schema": NOTIFY_SCHEMA, **event}).encode()
-    try:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    # ValueError: a word contains NUL.
-    except (OSError, ValueError) as error:
-        return f"[notify] command {command[0]}: {error}"
-    with process:
-        try:
-            process.communicate(body, NOTIFY_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return f"[notify] command {command[0]} was still running after {NOTIFY_SECONDS_MAX:.0f} s and was killed"
-        except BaseException:
-            _end(process)
-            raise
-    return f"[notify] command {command[0]} ended with exit code {process.returncode}" if process.returncode else ""
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    return run_program("[notify] command", command, {"schema": NOTIFY_SCHEMA, **event}, NOTIFY_SECONDS_MAX)
 
 
 # How many operations without an intent are read. They are sorted by start time, and a watch may run for months.

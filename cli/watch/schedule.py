@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cutline.fleet.hours import Hours
+
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
 # How long another operation may block a task before this is reported: this many intervals, and at least this many
 # seconds.
@@ -52,6 +54,8 @@ OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 # The tasks whose result is a verdict on a snapshot, which their records in the store show.
 JUDGING = (TaskKind.CHECK, TaskKind.DRILL)
+# The tasks that begin only within the hours of fleet.toml.
+HEAVY = (TaskKind.FULL, *BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,34 @@ class Task:
         return self.waiting_since is not None and now >= self.waiting_since + timedelta(seconds=seconds)
 
 
-def next_task(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime) -> tuple[Task | None, datetime | None]:
-    """Return the task that is due now, if any, and the time when the next task is due."""
+def next_task(
+    tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime, hours: Hours | None = None
+) -> tuple[Task | None, datetime | None]:
+    """Return the task that may begin now, if any, and the time when the next task may begin.
+
+    A task in HEAVY begins only within the `hours`, if there are any, however long it has been due.
+    """
     due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None}
+    if hours is not None:
+        # A task that may begin now keeps its time, which decides what begins first.
+        due |= {kind: opens for kind, opens in _opening(due, now, hours).items() if opens > max(due[kind], now)}
     ready = [kind for kind in TaskKind if kind in due and due[kind] <= now]
     # If increments take longer than their interval, they are always due, but other tasks must get their turn.
     first = min(ready, key=lambda kind: (kind not in FIRST, due[kind]), default=None)
     return (None if first is None else tasks[first]), min(due.values(), default=None)
+
+
+def _opening(due: dict[TaskKind, datetime], now: datetime, hours: Hours) -> dict[TaskKind, datetime]:
+    return {kind: hours.opens_at(max(due[kind], now)) for kind in HEAVY if kind in due}
+
+
+def hours_texts(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime, hours: Hours | None) -> list[str]:
+    """Describe the tasks that are due, but wait for the `hours`."""
+    due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None and at <= now}
+    waiting = {} if hours is None else _opening(due, now, hours)
+    return [
+        f"{kind} waits until {clock_text(opens)} ([limits] hours)" for kind, opens in waiting.items() if opens > now
+    ]
 
 
 def retry_now(tasks: dict[TaskKind, Task], now: datetime) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from cutline.check.report import EXIT_CODES
+from cutline.cli.output import commit_document
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, CommandFailure
+from cutline.cli.output.hooks import HookedRun, between_hooks
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
@@ -86,16 +88,25 @@ class Beside:
     running: RunningCommand
 
 
-def take_increment(fleet: Fleet, name: str) -> tuple[Commit, TaskResult]:
-    """Take the next increment in this process; others can see and stop it like any other create."""
+def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
+    """Take the next increment in this process, between its hooks; others can see and stop it like any other create.
+
+    `warn` is told of a hook after it that failed, and of a request to the monitor.
+    """
     command = Command("create", name)
+
+    def begun(operation: str) -> None:
+        run.operation = operation
+
     with (
+        between_hooks(HookedRun(fleet, "create", name, warn, {"incremental": True})) as run,
         SparkOnDemand(fleet, f"create {name}", goes_on=True) as spark,
         traced(fleet, Silent(), command, is_one_of_many=True) as target,
-        Activity(target, command, partial(open_own_store, fleet), stop_process) as shown,
+        Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,
     ):
         noting = Noting(shown)
         commit = create_increment(fleet, CreateRequest(name), spark, noting)
+        run.result = commit_document.document_of(commit) | {"warnings": noting.notes}
     counts = commit.counts
     text = (
         f"increment {commit.increment} of {name}: {quantity_text(counts['changes'], 'changes')},"

@@ -25,6 +25,7 @@ from cutline.cli.watch.schedule import (
     Task,
     TaskKind,
     clock_text,
+    hours_texts,
     idle_texts,
     next_task,
     retry_now,
@@ -78,6 +79,7 @@ class Watcher:
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
     _age_problem: str = ""
+    _waiting: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.following = Following(self.source, self.log, self.tasks, self.notices)
@@ -114,9 +116,10 @@ class Watcher:
         self.look_beside()
         now = utc_now()
         self._look_at_age(now)
-        task, next_at = next_task(self.following.possible(BESIDE if self._beside else ()), self.begun_at, now)
+        possible, hours = self.following.possible(BESIDE if self._beside else ()), self.source.fleet.hours
+        task, next_at = next_task(possible, self.begun_at, now, hours)
         if task is None:
-            self._say_idle(next_at)
+            self._say_idle(next_at, hours_texts(possible, self.begun_at, now, hours))
             self.following.look_for_chain()
             time.sleep(TICK_SECONDS)
             return
@@ -200,7 +203,7 @@ class Watcher:
             self.following.follow_newest()
             if self.chain is None:
                 return TaskResult("")
-            commit, result = work.take_increment(self.source.fleet, self.chain.name)
+            commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
             absent = {out.name: out.why for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
             self.notices.leaves_out(self.chain.name, absent)
@@ -301,11 +304,14 @@ class Watcher:
         self._busy_texts[task.kind] = text
         self.say(f"{task.kind} is waiting: another operation is running")
 
-    def _say_idle(self, next_at: datetime | None) -> None:
+    def _say_idle(self, next_at: datetime | None, waiting: list[str]) -> None:
+        if waiting and waiting != self._waiting:
+            self.log("; ".join(waiting))
+        self._waiting = waiting
         more = [] if self.following.goes_on else ["no snapshot is getting increments"]
         more += [self.source.problem.message] if self.source.problem else []
         more += [self._age_problem] if self._age_problem else []
-        self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *more]))
+        self.say("; ".join([*idle_texts(self.tasks.values(), next_at), *waiting, *more]))
 
     def say(self, phase: str) -> None:
         """Show the current work, or the failing tasks, in `status`."""

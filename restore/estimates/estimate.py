@@ -16,6 +16,7 @@ from itertools import islice
 
 from cutline.nodes.groups import Group
 from cutline.snapshots.ddl.ddl_archive import FOREIGN_KEY, ArchiveEntry
+from cutline.snapshots.fold.amounts import PAGE_BYTES_PER_STORED_BYTE
 from cutline.snapshots.fold.limits import CHANGES_MAX
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LARGE_OBJECTS, NamedObject, ObjectList, listed_objects
@@ -364,8 +365,13 @@ def estimate_restore(
     is_resumed: bool = False,
     needs_spark: bool = True,
     load: float = 0.0,
+    bytes_per_second: int | None = None,
 ) -> Estimate:
-    """Estimate a restore, or its remaining part, from the figures `measured` in operation `basis`, if any."""
+    """Estimate a restore, or its remaining part, from the figures `measured` in operation `basis`, if any.
+
+    `bytes_per_second` limits the rate of loading rows and large objects into each shard's database.
+    """
+    volumes = list(volumes)
     amounts = amounts_of(volumes, needs_spark=needs_spark)
     taken = measured.steps if measured else {}
     costs = costs_of(amounts.get(RestoreStep.FOLD, 0), needs_spark=needs_spark)
@@ -375,9 +381,22 @@ def estimate_restore(
         taken = {step: figures for step, figures in taken.items() if step not in (RestoreStep.FOLD, RestoreStep.ROWS)}
     scaled = {step: costs[step].scaled(taken[step]) if step in taken else costs[step] for step in amounts}
     seconds = {step: scaled[step].seconds(amount) for step, amount in amounts.items()}
+    if bytes_per_second is not None:
+        least = least_seconds(volumes, bytes_per_second)
+        seconds |= {step: max(seconds[step], least[step]) for step in least if step in seconds}
     is_short = sum(seconds.values()) < SURE_SECONDS_MIN
     is_rough = is_resumed or is_short or not _are_alike(amounts, taken)
     return Estimate(seconds, amounts, basis, {step: scaled[step].fixed for step in amounts}, is_rough, load)
+
+
+def least_seconds(volumes: Iterable[ShardVolume], bytes_per_second: int) -> dict[RestoreStep, float]:
+    """Return how long loading takes at least at this rate. Databases are loaded at once, so the largest decides."""
+    rows = large = 0.0
+    for volume in volumes:
+        share_left = 1 - volume.loaded / volume.row_count if volume.row_count else 0.0
+        rows = max(rows, PAGE_BYTES_PER_STORED_BYTE * volume.base_bytes * share_left)
+        large = max(large, volume.large_bytes)
+    return {RestoreStep.ROWS: rows / bytes_per_second, RestoreStep.LARGE_OBJECTS: large / bytes_per_second}
 
 
 def machine_load() -> float:

@@ -60,6 +60,7 @@ from cutline.spark.spark_jobs import (
     limited_sessions,
     raise_first,
     run_many,
+    share_rate,
     shared_problem,
 )
 from cutline.storage.location import StoreLocation
@@ -157,6 +158,11 @@ def load_rows(
     anchored: dict[int, Any] = {}
     try:
         raise_first(folded.problems)
+        frames = sum(frame is not None for frame in (folded.images, folded.long_images))
+        limited, share = share_rate(
+            session, targets.task_sessions, targets.bytes_per_second, frames + 1, LOADS_PER_CORE
+        )
+        feeds = {number: feed.at_rate(share) for number, feed in feeds.items()}
         local = None if folded.local is None else _images_for(feeds, folded.local)
         progress.step("load rows")
         changed |= {number: broadcast(session, keys) for number, keys in folded.changed.items()}
@@ -181,7 +187,6 @@ def load_rows(
         if (long_images := folded.long_images) is not None:
             reader = long_image_reader(sources, store)
             jobs.append(lambda: load_long_images(session, long_images, feeds, spread, reader))
-        limited = limited_sessions(session, targets.task_sessions, len(jobs) + 1, LOADS_PER_CORE)
         dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited, LOADS_PER_CORE)
         completed: Counter[tuple[int, int]] = Counter()
         jobs.append(lambda: _run_tasks(session, tasks, dealing, completed))

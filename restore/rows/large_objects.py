@@ -15,7 +15,7 @@ import psycopg
 from msgspec import structs
 from psycopg import sql
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Node, restore_limit
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.large_objects import count_large_objects
@@ -31,9 +31,10 @@ from cutline.snapshots.records.commit import (
     group_by_copy_task,
     list_large_objects,
 )
-from cutline.spark.spark_jobs import Dealing, limited_sessions, raise_first, run_tasks, shared_problem
+from cutline.spark.spark_jobs import Dealing, raise_first, run_tasks, share_rate, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.damage import read_listed
 
 if TYPE_CHECKING:
@@ -50,13 +51,17 @@ SELECT role FROM unnest(%s::text[]) AS given (role) WHERE EXISTS (SELECT FROM pg
 
 @dataclass(frozen=True, slots=True)
 class LargeLoadTask:
-    """Stored objects, in the order in which they were written, and the database and ledger for loading them."""
+    """Stored objects, in the order in which they were written, and the database and ledger for loading them.
+
+    They are loaded at up to `bytes_per_second`; None means no limit.
+    """
 
     objects: tuple[StoredObject, ...]
     node: Node
     ledger: str
     store: StoreLocation
     roles: RoleChanges
+    bytes_per_second: float | None = None
 
     @property
     def size(self) -> int:
@@ -77,16 +82,15 @@ def load_large_objects(
     Objects whose shard has no target were loaded earlier. The names in `roles` are text. Raises the first error of any
     task, or LoadError if a target ends up with the wrong number of large objects.
     """
+    sessions = {load_target.node.id: load_target.task_sessions for load_target in targets.values()}
+    limited, share = share_rate(session, sessions, restore_limit(one.node for one in targets.values()))
     tasks = [
-        LargeLoadTask(objects, target.node, target.ledger, store, roles)
+        LargeLoadTask(objects, target.node, target.ledger, store, roles, share)
         for objects in group_by_copy_task(list_large_objects(full))
         for target in [targets.get(objects[0].node)]
         if target is not None
     ]
     progress.step("load large objects", total=len(tasks), unit="tasks")
-    limited = limited_sessions(
-        session, {load_target.node.id: load_target.task_sessions for load_target in targets.values()}
-    )
     dealing = Dealing[LargeLoadTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     reports = run_tasks(session, load_large, tasks, progress, dealing, problem_of=shared_problem)
     raise_first([report.problem for report in reports])
@@ -158,7 +162,7 @@ def read_actors(task: ActorsTask) -> ActorsReport:
 
 def load_large(task: LargeLoadTask) -> LoadReport:
     """Load the task's objects; report an error instead of raising it."""
-    order = PartOrder()
+    order, pace = PartOrder(), RateLimit(task.bytes_per_second)
     try:
         store = task.store.open()
         with connect(task.node) as connection:
@@ -166,6 +170,7 @@ def load_large(task: LargeLoadTask) -> LoadReport:
             for stored in task.objects:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
                 for number, parts in enumerate(read_parts(stored, body, order)):
+                    pace.spend(sum(len(part.data) for part in parts))
                     _load_parts(connection, task, f"{stored.key} {number}", parts)
         return LoadReport()
     except SnapshotError as error:

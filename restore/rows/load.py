@@ -25,7 +25,7 @@ from psycopg.pq import ExecStatus
 from cutline.columns.arrow_numbers import to_mask
 from cutline.columns.bytes_column import column_of, runs
 from cutline.columns.row_batches import from_stream
-from cutline.fleet.config import Node
+from cutline.fleet.config import Node, restore_limit
 from cutline.fleet.messages import CHECK_NAMED
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import connect, disrupted_error, unreachable_error
@@ -45,6 +45,7 @@ from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
 
 # Each table's owner, and whether its constraints or generated columns call functions that set no search_path. A
@@ -82,7 +83,7 @@ class LoadTarget:
     loaded, because the table's functions may depend on them. `wider_paths` are set instead if one of the table's
     functions fails to find a name; tables without functions have none. `is_in_use`: other sessions also use the tables
     and may have written rows, so no table is emptied. `task_sessions` is the maximum number of concurrent task sessions
-    on the database's node.
+    on the database's node, and `bytes_per_second` how fast each task may send rows (None: no limit).
     """
 
     node: Node
@@ -93,6 +94,7 @@ class LoadTarget:
     wider_paths: Mapping[int, str] = field(default_factory=dict)
     is_in_use: bool = False
     task_sessions: int = 1
+    bytes_per_second: float | None = None
 
     def select(self, numbers: Iterable[int]) -> LoadTarget:
         """Return the same database with only the groups with these `numbers`."""
@@ -121,6 +123,11 @@ class Feed:
         chosen = {number: target.select(numbers) for number, target in self.targets.items()}
         routes = self.routes.select(numbers) if self.routes else None
         return Feed({number: target for number, target in chosen.items() if target.groups}, routes)
+
+    def at_rate(self, bytes_per_second: float | None) -> Feed:
+        """Return this feed with a limit on how fast each task sends rows to each target."""
+        limited = {number: replace(one, bytes_per_second=bytes_per_second) for number, one in self.targets.items()}
+        return replace(self, targets=limited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +162,12 @@ class LoadTargets:
         return {
             target.node.id: target.task_sessions for feed in self.feeds.values() for target in feed.targets.values()
         }
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """How fast all tasks together may send rows to each target's node."""
+        nodes = (target.node for feed in self.feeds.values() for target in feed.targets.values())
+        return restore_limit(nodes)
 
     def feed_of(self, node: str, shard: str) -> Feed | None:
         """Return the destinations of rows from the node's copy of the shard, or None."""
@@ -298,6 +311,7 @@ class Loader:
         self._frozen: set[int] = set()
         self._widened: set[int] = set()
         self._said, self._path = 0.0, ""
+        self._pace = RateLimit(target.bytes_per_second)
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
         # The INSERT waits for a concurrent attempt at the same task.
@@ -337,10 +351,10 @@ class Loader:
         wider = self._target.wider_paths.get(number)
         self._set_path(wider if wider and number in self._widened else self._target.search_paths.get(number, ""))
         if wider is None or number in self._widened:
-            return _copy_in(self._connection, statement, data)
+            return _copy_in(self._connection, statement, data, self._pace)
         try:
             with self._connection.transaction():
-                return _copy_in(self._connection, statement, data)
+                return _copy_in(self._connection, statement, data, self._pace)
         except psycopg.Error as error:
             if not NOT_FOUND.fullmatch(error.diag.sqlstate or ""):
                 raise
@@ -401,8 +415,8 @@ class Loader:
         self._connection.execute(entries.encode(), (self._task, list(counts), list(counts.values())))
 
 
-def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview) -> int:
-    """Run a COPY FROM STDIN with this data; return the number of rows. Raises psycopg.Error.
+def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview, pace: RateLimit) -> int:
+    """Run a COPY FROM STDIN with this data, at this pace; return the number of rows. Raises psycopg.Error.
 
     The table owner's functions may raise a notice for every row. psycopg does not read while it writes, so the server
     and psycopg would wait for each other (PostgreSQL manual, "Asynchronous Command Processing").
@@ -412,6 +426,7 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
     if begun.status != ExecStatus.COPY_IN:
         raise error_from_result(begun, "utf-8")
     for start in range(0, len(data), WRITE_BYTES):
+        pace.spend(min(len(data) - start, WRITE_BYTES))
         while not libpq.put_copy_data(data[start : start + WRITE_BYTES]):
             exchange(libpq)
         while libpq.flush():

@@ -19,7 +19,7 @@ import psycopg
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Node, restore_limit
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS, SAME_TARGET, check_command
 from cutline.nodes.connections import THREADS_MAX, NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
@@ -65,7 +65,7 @@ from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.spark.driver_session import cancel_jobs
-from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.spark.spark_jobs import SparkSource, sessions_for, start_session
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -568,6 +568,7 @@ def load_databases(
     sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
     early = _choose_early(run, sessions)
     sessions |= {target.node.id: sessions[target.node.id] - 1 for target in early}
+    sessions = sessions_for(sessions, restore_limit(target.node for target in targets))
     parts = max(run.records[target.shard].parts for target in targets) or count_parts(
         session, len(plan.topology.sources if plan.topology else plan.targets), sessions, is_routed=bool(plan.topology)
     )

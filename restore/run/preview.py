@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from msgspec import structs
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, restore_limit
 from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.free_connections import check_free_connections
@@ -286,6 +286,7 @@ def check_restore(
             is_resumed=bool(begun),
             needs_spark=plan.needs_spark,
             load=machine_load(),
+            bytes_per_second=restore_limit(target.node for target in targets),
         ),
         begun=begun,
         server_globals=server_globals,

@@ -7,6 +7,7 @@ all tables.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
 from cutline.snapshots.records.documents import base_prefix
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.segments import parquet_options
@@ -125,6 +127,9 @@ BASE_SCHEMA = pa.schema(
     ]
 )
 CHUNK_ROWS, CHUNK_BYTES = 1 << 17, 16 << 20
+PAGE_BYTES = 8192
+# With a limit on the rate, a task pauses at least this often.
+PACED_SECONDS = 0.25
 OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 # The number of COPYs in one message: with a message for each of many small tables, the server and the task would take
 # turns waiting for each other.
@@ -166,7 +171,10 @@ class PageRange:
 
 @dataclass(frozen=True, slots=True)
 class CopyTask:
-    """Page ranges of one node, `size` bytes in total, to be copied in the node's exported snapshot."""
+    """Page ranges of one node, `size` bytes in total, to be copied in the node's exported snapshot.
+
+    They are read at up to `bytes_per_second`; None means no limit.
+    """
 
     node: Node
     number: int
@@ -174,6 +182,7 @@ class CopyTask:
     ranges: tuple[PageRange, ...]
     destination: CopyDestination
     size: int
+    bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +208,14 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )
-            rows = _Rows(objects)
+            rows, pace = _Rows(objects), RateLimit(task.bytes_per_second)
             lock_tables(connection, task.node, task.ranges)
-            for first in range(0, len(task.ranges), COPIES_AT_ONCE):
-                parts = task.ranges[first : first + COPIES_AT_ONCE]
-                for part, lines in copy_in_turn(connection, task.node, [(part, copy_query(part)) for part in parts]):
+            # The server prints the next ranges while the task pauses, so with a limit it gets one at a time.
+            together = COPIES_AT_ONCE if task.bytes_per_second is None else 1
+            for first in range(0, len(task.ranges), together):
+                parts = task.ranges[first : first + together]
+                copies = [(part, copy_query(part)) for part in parts]
+                for part, lines in copy_in_turn(connection, task.node, copies, pace):
                     rows.add(part.group, lines)
                     # A line may be 1 GB: release it before the next line is read.
                     del lines
@@ -310,19 +322,26 @@ def copy_lines(connection: psycopg.Connection[Any], node: Node, part: PageRange,
 
 
 def copy_in_turn(
-    connection: psycopg.Connection[Any], node: Node, copies: Sequence[tuple[PageRange, str]]
+    connection: psycopg.Connection[Any],
+    node: Node,
+    copies: Sequence[tuple[PageRange, str]],
+    pace: RateLimit | None = None,
 ) -> Iterator[tuple[PageRange, BytesColumn]]:
     """Send several COPYs, each with the range that it reads, in one message; yield their lines as copy_lines does.
 
+    With a `pace`, the lines' bytes and, if those are fewer, the bytes of the ranges' pages are spent as they are read.
     Raises the errors of copy_lines, about the range of the COPY that stopped; those that follow it are not executed.
     """
     raw = connection.pgconn
     result: PGresult | None = raw.exec_("; ".join(query for _, query in copies).encode())
     for part, _ in copies:
         _check_copying(node, part, raw, result)
-        rows = 0
-        for lines in _read_lines(raw, node, part):
+        rows, left_bytes = 0, (part.high - part.low) * PAGE_BYTES if pace and part.high is not None else 0
+        for lines in _read_lines(raw, node, part, _chunk_bytes(pace)):
             rows += len(lines)
+            if pace is not None:
+                left_bytes -= len(lines.data)
+                pace.spend(len(lines.data))
             yield part, lines
             # A line may be 1 GB: release it before the next line is read.
             del lines
@@ -337,6 +356,8 @@ def copy_in_turn(
         if ended.status != libpq.ExecStatus.COMMAND_OK:
             # The server has sent all rows that it printed before the error.
             raise _copy_error(node, part, ended, rows)
+        if pace is not None and left_bytes > 0:
+            pace.spend(left_bytes)
 
 
 def _check_copying(node: Node, part: PageRange, raw: Any, result: PGresult | None) -> None:
@@ -350,8 +371,15 @@ def _check_copying(node: Node, part: PageRange, raw: Any, result: PGresult | Non
     raise _copy_error(node, part, result)
 
 
-def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
-    """Yield the lines of a running COPY in chunks; a line above CHUNK_BYTES is a chunk by itself and is not copied.
+def _chunk_bytes(pace: RateLimit | None) -> int:
+    """Return how much is read at full speed: with a limit, no more than fits into PACED_SECONDS."""
+    if pace is None or pace.bytes_per_second is None:
+        return CHUNK_BYTES
+    return min(CHUNK_BYTES, math.ceil(pace.bytes_per_second * PACED_SECONDS))
+
+
+def _read_lines(raw: Any, node: Node, part: PageRange, chunk_bytes: int) -> Iterator[BytesColumn]:
+    """Yield the lines of a running COPY in chunks; a line above `chunk_bytes` is a chunk by itself and is not copied.
 
     libpq returns one line per call. The loop over lines avoids all other calls: they took a third of the time.
     """
@@ -363,22 +391,22 @@ def _read_lines(raw: Any, node: Node, part: PageRange) -> Iterator[BytesColumn]:
         try:
             for _ in repeat(None, CHUNK_ROWS):
                 length, line = receive(1)
-                if length <= 0 or length > CHUNK_BYTES:
+                if length <= 0 or length > chunk_bytes:
                     if length == 0:
                         length, line = next_line(raw)
-                    if length <= 0 or length > CHUNK_BYTES:
+                    if length <= 0 or length > chunk_bytes:
                         break
                 # Append each line immediately: keeping libpq's buffers takes six times the memory (measured).
                 data += line
                 add(length)
-                if len(data) > CHUNK_BYTES:
+                if len(data) > chunk_bytes:
                     break
         except psycopg.OperationalError as error:
             # The server gives no further reason if it terminates the session while sending.
             raise _stopped(node, part, str(error).encode()) from error
         if lengths:
             yield _column(data, lengths)
-        if length > CHUNK_BYTES:
+        if length > chunk_bytes:
             lines = _column(line, [length])
             del data, line
             yield lines

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import psycopg
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import raising_unreachable
@@ -17,7 +18,14 @@ from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import Table
 from cutline.nodes.left_out import find_planned_code
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
+from cutline.snapshots.base_copy.copy_ranges import (
+    PAGE_BYTES,
+    CopyDestination,
+    CopyReport,
+    CopyTask,
+    PageRange,
+    copy_ranges,
+)
 from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -25,15 +33,17 @@ from cutline.spark.spark_jobs import (
     NodeShares,
     SparkSource,
     cores_of,
-    limited_sessions,
     raise_first,
     run_tasks,
+    share_rate,
     shared_problem,
     start_session,
 )
 
-PAGE_BYTES = 8192
 TASK_PAGES = 8192
+# With a limit on the rate, a COPY reads this many pages of a table, and a job takes about ROUND_SECONDS: tasks are
+# counted when their job ends, because a lane runs many of them.
+PACED_PAGES, ROUND_SECONDS = 256, 30
 # A task locks its tables until it ends, and a PostgreSQL server has room for only a few thousand locks.
 TASK_TABLES = 500
 
@@ -109,19 +119,55 @@ def amount_to_copy(nodes: Iterable[Node], tables: Mapping[str, Sequence[Table]])
     return Amount(sum(table.size_bytes + table.toast_bytes for table in chosen))
 
 
-def plan_copy(sources: Sequence[TableSource], destination: CopyDestination, tasks_max: int) -> list[CopyTask]:
-    """Return the tasks that copy all sources, alternating between nodes; there may be a few more than `tasks_max`."""
+def plan_copy(
+    sources: Sequence[TableSource],
+    destination: CopyDestination,
+    tasks_max: int,
+    bytes_per_second: float | None = None,
+) -> list[CopyTask]:
+    """Return the tasks that copy all sources, alternating between nodes; there may be a few more than `tasks_max`.
+
+    `bytes_per_second` limits each task. With a limit, tasks read tables piece by piece, so that they can pause while
+    they read pages that contain few rows.
+    """
     task_pages = task_pages_for(sources, tasks_max)
     queues = [(source, plan_ranges(source.tables, task_pages, source.undivided)) for source in sources]
     tasks: list[CopyTask] = []
     for turn in range(max((len(planned) for _, planned in queues), default=0)):
         for source, planned in queues:
             if turn < len(planned):
-                ranges = planned[turn]
+                ranges, size = planned[turn].ranges, planned[turn].size
+                if bytes_per_second is not None:
+                    ranges = tuple(_in_pieces(ranges, source))
                 tasks.append(
-                    CopyTask(source.node, len(tasks), source.exported, ranges.ranges, destination, ranges.size)
+                    CopyTask(source.node, len(tasks), source.exported, ranges, destination, size, bytes_per_second)
                 )
     return tasks
+
+
+def _in_pieces(ranges: Iterable[PageRange], source: TableSource) -> Iterator[PageRange]:
+    """Divide the ranges into pieces of PACED_PAGES, except those of undivided tables."""
+    pages = {table.oid: -(-table.size_bytes // PAGE_BYTES) for table in source.tables}
+    for part in ranges:
+        end = pages[part.oid] if part.high is None else part.high
+        if part.oid in source.undivided:
+            end = part.low
+        bounds = [*range(part.low, max(end, part.low + 1), PACED_PAGES), part.high]
+        yield from (replace(part, low=low or 0, high=high) for low, high in pairwise(bounds))
+
+
+def rounds_of(tasks: Iterable[CopyTask], bytes_per_second: int | None) -> Iterator[list[CopyTask]]:
+    """Divide the tasks into jobs that take about ROUND_SECONDS at this rate per node; without a limit, into one."""
+    some: list[CopyTask] = []
+    sizes = Counter[str]()
+    for task in tasks:
+        if bytes_per_second is not None and sizes[task.node.id] >= bytes_per_second * ROUND_SECONDS:
+            yield some
+            some, sizes = [], Counter()
+        some.append(task)
+        sizes[task.node.id] += task.size
+    if some:
+        yield some
 
 
 def copy_tables(
@@ -136,21 +182,25 @@ def copy_tables(
     Raises the first error that a task reports; the job is cancelled if a node stops responding.
     """
     session = start_session(spark, progress)
-    sources = [_with_undivided(source, sessions.connections[source.node.id]) for source in sources]
-    tasks = plan_copy(sources, destination, cores_of(session).lanes_max)
+    limit = read_limit(source.node for source in sources)
+    sources = [_with_undivided(source, sessions.connections[source.node.id], limit) for source in sources]
+    limited, share = share_rate(session, task_sessions(sessions.by_node), limit)
+    tasks = plan_copy(sources, destination, cores_of(session).lanes_max, share)
     progress.step("copy", total=len(tasks), unit="tasks")
-    limited = limited_sessions(session, task_sessions(sessions.by_node))
     dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     shares = NodeShares[CopyTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.size)
     shares.begin()
-    reports = run_tasks(session, copy_ranges, tasks, shares, dealing, sessions.watch, shared_problem)
-    raise_first([report.problem for report in reports])
+    reports: list[CopyReport] = []
+    for some in rounds_of(tasks, limit):
+        reports += run_tasks(session, copy_ranges, some, shares, dealing, sessions.watch, shared_problem)
+        raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
     return [entry for report in reports for entry in report.entries]
 
 
-def _with_undivided(source: TableSource, connection: psycopg.Connection[Any]) -> TableSource:
-    """Set `undivided` to the large tables that no query may read (nodes/left_out.py)."""
-    large = [table.oid for table in source.tables if table.size_bytes > TASK_PAGES * PAGE_BYTES]
+def _with_undivided(source: TableSource, connection: psycopg.Connection[Any], limit: int | None) -> TableSource:
+    """Set `undivided` to the tables that would be divided and that no query may read (nodes/left_out.py)."""
+    pages_max = TASK_PAGES if limit is None else PACED_PAGES
+    large = [table.oid for table in source.tables if table.size_bytes > pages_max * PAGE_BYTES]
     with raising_unreachable(source.node):
         return replace(source, undivided=find_planned_code(connection, large))

@@ -32,6 +32,7 @@ from cutline.snapshots.records.commit import (
     parse_definition,
 )
 from cutline.storage.errors import SnapshotError, report_of
+from cutline.storage.rate import RateLimit
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import open_parquet, reading_parquet
 
@@ -86,7 +87,10 @@ class StoredPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LargeObjectTask:
-    """One node's large objects with oids from `low` up to, but not including, `high`; None means no upper bound."""
+    """One node's large objects with oids from `low` up to, but not including, `high`; None means no upper bound.
+
+    They are read at up to `bytes_per_second`; None means no limit.
+    """
 
     node: Node
     number: int
@@ -94,6 +98,7 @@ class LargeObjectTask:
     low: int
     high: int | None
     destination: CopyDestination
+    bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +110,12 @@ class LargeObjectSource:
     connection: psycopg.Connection[Any]
 
 
-def plan_large_objects(sources: Iterable[LargeObjectSource], destination: CopyDestination) -> list[LargeObjectTask]:
-    """Return the tasks that copy the large objects from all sources."""
+def plan_large_objects(
+    sources: Iterable[LargeObjectSource], destination: CopyDestination, bytes_per_second: float | None = None
+) -> list[LargeObjectTask]:
+    """Return the tasks that copy the large objects from all sources, each at up to `bytes_per_second`."""
     return [
-        LargeObjectTask(source.node, number, source.exported, low, high, destination)
+        LargeObjectTask(source.node, number, source.exported, low, high, destination, bytes_per_second)
         for source in sources
         for number, (low, high) in enumerate(oid_ranges(source.connection, TASKS_PER_NODE_MAX) or [(0, None)])
     ]
@@ -131,8 +138,10 @@ def copy_large_objects(task: LargeObjectTask) -> CopyReport:
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )
+            pace = RateLimit(task.bytes_per_second)
             for parts in _read(connection, task):
                 _add(objects, parts)
+                pace.spend(sum(len(part.data) for part in parts))
             objects.close()
             stored = objects.objects
             return CopyReport(store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.config import Fleet, GroupRules, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, StepTimes
@@ -92,9 +92,9 @@ from cutline.spark.spark_jobs import (
     Dealing,
     NodeShares,
     SparkSource,
-    limited_sessions,
     raise_first,
     run_tasks,
+    share_rate,
     shared_problem,
 )
 from cutline.storage.errors import UsageError
@@ -322,9 +322,10 @@ def _copy_large_objects(
         LargeObjectSource(sessions.fleet.node(node), slots[node].snapshot, connection)
         for node, connection in sessions.primaries.items()
     ]
-    tasks = plan_large_objects(sources, destination)
+    limit = read_limit(source.node for source in sources)
+    limited, share = share_rate(session, task_sessions(sessions.by_node), limit)
+    tasks = plan_large_objects(sources, destination, share)
     progress.step("copy large objects", total=len(tasks), unit="tasks")
-    limited = limited_sessions(session, task_sessions(sessions.by_node))
     # The number of bytes in a range of oids is unknown.
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
     shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)

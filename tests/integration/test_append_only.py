@@ -18,8 +18,8 @@ import pytest
 import cutline.snapshots.create.full
 import cutline.snapshots.create.increment
 from cutline.cli.commands.check import lines_of as check_lines
-from cutline.cli.commands.create import document_of as create_document
 from cutline.cli.commands.create import lines_of as create_lines
+from cutline.cli.output.commit_document import document_of as create_document
 from cutline.cli.output.restore_report import document_of as restore_document
 from cutline.cli.output.restore_report import lines_of as restore_lines
 from cutline.embedded.server import stop_server

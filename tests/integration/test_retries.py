@@ -14,7 +14,7 @@ import pytest
 
 import cutline.snapshots.create.make_cut as cut_markers
 import cutline.snapshots.create.make_cut as cutting
-from cutline.cli.commands.create import document_of
+from cutline.cli.output.commit_document import document_of
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import stop_server
 from cutline.fleet.progress import Silent

@@ -8,6 +8,7 @@ from cutline.storage.encryption.encrypted_store import EncryptedStore
 from cutline.storage.fsspec_store import FsspecStore
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore
+from cutline.storage.rate import PacedStore
 from cutline.storage.s3 import S3Store
 from cutline.storage.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore
@@ -15,7 +16,7 @@ from tests.simulation.faulty_store import FaultyStore
 
 def plant(store: ObjectStore, name: str) -> None:
     """Write an object, bypassing the store's own checks."""
-    while isinstance(store, EncryptedStore):
+    while isinstance(store, EncryptedStore | PacedStore):
         store = store.raw
     if isinstance(store, LocalStore):
         path = store.root / name

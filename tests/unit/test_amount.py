@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutline.spark import settings
+from cutline.fleet import cores as fleet_cores
 from cutline.spark.amount import CHANGES_MAX, CORES_AT_MOST, PAGE_BYTES_MAX, ROWS_MAX, Amount, is_for_command
 from cutline.storage.location import StoreLocation
 
@@ -57,7 +57,7 @@ def test_a_container_has_the_cores_of_its_limit(
 ) -> None:
     path = tmp_path / "cpu.max"
     path.write_text(f"{limit}\n")
-    monkeypatch.setattr(settings, "CGROUP_CPU_LIMIT", path)
+    monkeypatch.setattr(fleet_cores, "CGROUP_CPU_LIMIT", path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert settings.cores_of("local[*]") == cores
-    assert settings.cores_of("local[12]") == 12
+    assert fleet_cores.cores_of("local[*]") == cores
+    assert fleet_cores.cores_of("local[12]") == 12

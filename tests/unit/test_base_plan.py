@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from cutline.fleet.config import Node
 from cutline.nodes.groups import Column, Group, Table
-from cutline.snapshots.base_copy.copy_ranges import CopyDestination, copy_query
-from cutline.snapshots.base_copy.copy_tables import PAGE_BYTES, TASK_PAGES, TableSource, plan_copy, plan_ranges
+from cutline.snapshots.base_copy.copy_ranges import PAGE_BYTES, CopyDestination, copy_query
+from cutline.snapshots.base_copy.copy_tables import TASK_PAGES, TableSource, plan_copy, plan_ranges
 from cutline.storage.location import StoreLocation
 
 RAW = "TO STDOUT (ENCODING 'SQL_ASCII')"

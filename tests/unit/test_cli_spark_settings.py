@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from cutline.fleet.config import runs_on_this_machine
+from cutline.fleet.cores import cores_of
 from cutline.spark import class_archive, start
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.java import Java
 from cutline.spark.settings import (
     CLASS_PATH_VARIABLES,
     added_to_class_path,
-    cores_of,
     driver_memory_bytes,
     session_settings,
     set_environment,

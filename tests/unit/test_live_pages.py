@@ -9,7 +9,6 @@ from cutline.check.hashing import combine_hashes, differing_keys
 from cutline.check.live.ordered_snapshots import SnapshotBounds, hidden_transactions
 from cutline.check.live.pages import (
     BadRange,
-    ReadPace,
     Versions,
     count_unproven,
     fields_after,
@@ -123,17 +122,6 @@ def test_a_snapshot_hides_what_still_runs_and_what_has_not_begun() -> None:
     # A restarted standby may be ahead: what the primary does not list may have committed there.
     assert hidden_transactions(primary, SnapshotBounds(100, 107)) == [100, 103, 105, 106]
     assert hidden_transactions(primary, SnapshotBounds(100, 1_000_000)) is None
-
-
-def test_a_pace_waits_until_the_bytes_fit_into_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("cutline.check.live.pages.time.sleep", slept.append)
-    pace = ReadPace(1000)
-    pace.spend(500)
-    pace.spend(500)
-    assert slept == [pytest.approx(0.5, abs=0.1), pytest.approx(1.0, abs=0.1)]
-    ReadPace(None).spend(1 << 40)
-    assert len(slept) == 2
 
 
 def test_a_long_line_is_cut_off() -> None:

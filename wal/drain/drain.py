@@ -29,6 +29,7 @@ from cutline.fleet.messages import NEXT_COPIES
 from cutline.nodes.connections import connect, unreachable_error
 from cutline.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import SnapshotError, UnreachableError, report_of
+from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
@@ -78,6 +79,10 @@ class _Archive:
     ignored: int = 0
     grown_at: float = 0.0
     idle: pa.Table | None = None
+    pace: RateLimit = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace = RateLimit(self.task.node.read_bytes_per_second)
 
     @property
     def prefix(self) -> str:
@@ -252,6 +257,8 @@ class _Chunk:
             read_ahead(lambda: self._peek(task, messages_max)) as batches,
         ):
             for batch in batches:
+                # Reading ahead stops while this thread waits (AHEAD_BYTES).
+                self.archive.pace.spend(batch.nbytes)
                 # A row may be 100 MB, so release everything as early as possible.
                 messages = decoder.view(from_arrow(batch))
                 del batch

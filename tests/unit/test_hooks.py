@@ -1,0 +1,213 @@
+"""Hooks and requests to a monitor, of commands as processes on a store in a folder; no node is reachable."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutline.cli.output.failure import BUSY, CANCELLED, INTERRUPTED, CommandFailure
+from cutline.cli.output.hooks import HookedRun, ping
+from cutline.fleet.config import Fleet, FleetFileError, HooksTable, load_fleet
+from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.errors import redact
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import run_command
+
+APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
+NODE = '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+SECRET = "b6e27f05-aaaa-4c4c-8d8d-0123456789ab"
+
+
+class Monitor:
+    """A local HTTP server that keeps the requests, and answers all of them with `status`."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, str]] = []
+        self.status = 200
+        monitor = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # the base class's name
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                monitor.requests.append((self.command, self.path, body.decode()))
+                self.send_response(monitor.status)
+                self.end_headers()
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Write nothing to stderr."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def monitor() -> Iterator[Monitor]:
+    found = Monitor()
+    thread = threading.Thread(target=found.server.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+    thread.join()
+
+
+def write_fleet(tmp_path: Path, more: str) -> Fleet:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'name = "shop"\nstore = "file://{tmp_path}/store"\n{more}\n{NODE}')
+    fleet = load_fleet(path)
+    ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+def hooks_of(tmp_path: Path, **programs: str) -> str:
+    """Return a [hooks] table whose programs are these Python texts; by default they keep their events in a file."""
+    words = {name: json.dumps([sys.executable, "-c", code, str(tmp_path / name)]) for name, code in programs.items()}
+    return "[hooks]\n" + "".join(f"{name} = {listed}\n" for name, listed in words.items())
+
+
+def events(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_hooks_get_the_command_before_and_its_result_after(tmp_path: Path) -> None:
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, before=APPEND, after=APPEND))
+    code, document = run_here(fleet, "gc", "--yes")
+    assert code == 0, document
+    (before,), (after,) = events(tmp_path / "before"), events(tmp_path / "after")
+    expected = {"schema": "cutline/hook/1", "event": "before", "fleet": "shop", "command": "gc", "snapshot": None}
+    assert expected.items() <= before.items()
+    assert before["operation"] is None
+    assert after["run"] == before["run"]
+    assert (after["code"], after["error"], after["message"], after["hint"]) == (0, None, None, None)
+    assert after["result"]["schema"] == "cutline/gc/1"
+    assert after["operation"]
+    assert after["seconds"] >= 0
+
+
+def test_an_error_is_in_the_event_after_the_command(tmp_path: Path) -> None:
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, after=APPEND))
+    code, document = run_here(fleet, "create", "nightly")
+    assert code == 6, document
+    (after,) = events(tmp_path / "after")
+    assert {name: after[name] for name in ("code", "error", "message", "hint")} == {
+        name: document[name] for name in ("code", "error", "message", "hint")
+    }
+    assert (after["command"], after["snapshot"], after["incremental"], after["result"]) == (
+        "create", "nightly", False, None
+    )  # fmt: skip
+
+
+def test_a_hook_that_fails_refuses_the_command_and_its_output_is_shown(tmp_path: Path) -> None:
+    refuse = "import sys; print('the nightly window is closed'); sys.exit(9)"
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, before=refuse, after=APPEND))
+    code, document = run_here(fleet, "gc", "--yes")
+    assert (code, document["error"]) == (3, "hook-failed")
+    assert document["message"].startswith("gc was not begun: [hooks] before ")
+    assert document["message"].endswith("ended with exit code 9: the nightly window is closed")
+    assert not (tmp_path / "after").exists()
+    # A dry run has no hooks.
+    assert run_here(fleet, "gc", "--dry-run")[0] == 0
+
+
+def test_a_hook_that_hangs_is_killed(tmp_path: Path) -> None:
+    hang = "import time; print('waiting', flush=True); time.sleep(600)"
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, before=hang) + 'timeout = "1s"\n')
+    code, document = run_here(fleet, "gc", "--yes")
+    assert code == 3
+    assert document["message"].endswith("was still running after 1 s and was killed: waiting")
+
+
+def test_a_hook_that_is_no_program_refuses_the_command(tmp_path: Path) -> None:
+    code, document = run_here(write_fleet(tmp_path, '[hooks]\nbefore = ["/nowhere/hook"]\n'), "gc", "--yes")
+    assert code == 3
+    assert "[hooks] before /nowhere/hook" in document["message"]
+
+
+def test_a_hook_that_fails_after_the_command_is_a_warning(tmp_path: Path) -> None:
+    warned: list[str] = []
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, after="raise SystemExit('no space')"))
+    run = HookedRun(fleet, "gc", None, warned.append)
+    run.end(CommandFailure(0, "", ""))
+    assert warned[0].endswith("ended with exit code 1: no space")
+    # What it prints is not mixed with the result.
+    assert run_command(fleet, "gc", "--yes")[0] == 0
+
+
+def test_a_failure_is_reported_to_the_monitor_with_its_message(tmp_path: Path, monitor: Monitor) -> None:
+    url = f"{monitor.url}/{SECRET}/{{command}}?create=1"
+    fleet = write_fleet(tmp_path, f'[notify]\nsuccess_url = "{url}"\n')
+    code, document = run_here(fleet, "create", "nightly")
+    assert code == 6
+    ((method, path, body),) = monitor.requests
+    assert (method, path) == ("POST", f"/{SECRET}/create/fail?create=1")
+    assert body == f"exit code 6: {document['message']}\nhint: {document['hint']}"
+    # Commands that prove nothing about the fleet are not reported.
+    assert run_here(fleet, "gc", "--yes")[0] == 0
+    assert len(monitor.requests) == 1
+
+
+def test_a_success_is_a_request_to_the_address_itself(monitor: Monitor) -> None:
+    assert ping(f"{monitor.url}/{SECRET}", CommandFailure(0, "", "")) == ""
+    assert monitor.requests == [("GET", f"/{SECRET}", "")]
+
+
+@pytest.mark.parametrize("code", [BUSY, CANCELLED, INTERRUPTED])
+def test_an_end_that_says_nothing_about_the_fleet_is_not_reported(tmp_path: Path, monitor: Monitor, code: int) -> None:
+    fleet = write_fleet(tmp_path, f'[notify]\nsuccess_url = "{monitor.url}"\n')
+    HookedRun(fleet, "create", "nightly", print).end(CommandFailure(code, "", "stopped"))
+    assert monitor.requests == []
+
+
+def test_a_monitor_that_refuses_or_is_away_is_a_warning_without_its_address(tmp_path: Path, monitor: Monitor) -> None:
+    fleet = write_fleet(tmp_path, f'[notify]\nsuccess_url = "{monitor.url}/{SECRET}"\n')
+    warned: list[str] = []
+    monitor.status = 404
+    HookedRun(fleet, "check", None, warned.append).end(CommandFailure(0, "", ""))
+    away = replace(fleet, success_url=f"http://127.0.0.1:1/{SECRET}")
+    HookedRun(away, "check", None, warned.append).end(CommandFailure(0, "", ""))
+    assert warned[0] == "the end of check could not be reported to [notify] success_url: the answer was 404 Not Found"
+    assert len(warned) == 2
+    assert SECRET not in "".join(warned)
+
+
+def test_the_address_may_be_in_a_variable_and_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"https://hc-ping.example/{SECRET}"
+    monkeypatch.setenv("PING_URL", url)
+    fleet = write_fleet(tmp_path, '[notify]\nsuccess_url = "${PING_URL}"\n')
+    assert fleet.success_url == url
+    assert SECRET not in redact(f"GET {url}")
+    assert SECRET not in repr(fleet)
+
+
+@pytest.mark.parametrize(("more", "problem"), [
+    ('[notify]\nsuccess_url = "ftp://host/x"', "is not an address that begins with https:// or http://"),
+    ('[notify]\nsuccess_url = "https://"', "is not an address"),
+    ('[hooks]\nbefore = []', "`hooks.before`"),
+    ('[hooks]\ntimeout = "0"', "`hooks.timeout` is 0"),
+    ('[limits]\nread = "50MB"', 'a rate is a string such as "50MB/s"'),
+    ('[limits]\nhours = "late"', "are not hours such as"),
+    ('[limits]\nstore = "5MB/s"\n[spark]\nmaster = "yarn"', "`limits.store` is shared by all tasks"),
+])  # fmt: skip
+def test_a_wrong_value_is_refused_by_name(tmp_path: Path, more: str, problem: str) -> None:
+    with pytest.raises(FleetFileError, match=problem):
+        write_fleet(tmp_path, f"{more}\n")
+
+
+def test_without_tables_there_are_no_hooks(tmp_path: Path) -> None:
+    fleet = write_fleet(tmp_path, "")
+    assert fleet.hooks == HooksTable()
+    assert (fleet.success_url, fleet.hours, fleet.notify) == ("", None, ())
+    assert fleet.store.bytes_per_second is None

@@ -214,6 +214,7 @@ POINTS = (
 )
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lost", [("s1", STANDBY), (STANDBY,)], ids=["shard", "standby"])
 def test_a_create_that_is_killed_leaves_nothing_that_the_next_uses(place: ChangingFleet, lost: tuple[str, ...]) -> None:
     place.runs.full("chain")

@@ -169,8 +169,8 @@ def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: Chang
         place.increment()
     code, document = run_command(place.fleet, "create", "chain", "--incremental")
     assert (code, document["error"]) == (3, "wal-diverged")
-    assert "snapshot restore chain --increment 2 --to FILE" in document["hint"]
-    assert "snapshot end chain" in document["hint"]
+    assert " restore chain --increment 2 --to FILE" in document["hint"]
+    assert " end chain" in document["hint"]
     assert document["details"]["slots"].keys() == {PRIMARY}
     # What was stored stays as it was.
     place.check_restores(1, 2)

@@ -173,7 +173,7 @@ def assert_the_continued_chain_is_lost(guarded: GuardedFleet, chain: str) -> Non
     assert found["second"]["state"] == "lost"
     assert found["second"]["lost"].keys() == {
         "node", "after_increment", "retained_bytes", "limit_bytes", "at", "restore", "successor", "slot_problem",
-        "nodes",
+        "nodes", "ended_by",
     }  # fmt: skip
     assert found["second"]["lost"]["after_increment"] == 3
     assert found["second"]["retained_wal"] == {}

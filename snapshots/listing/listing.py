@@ -289,7 +289,9 @@ class Listing:
             entry = entries_by_slot.get(slot)
             kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
             if entry and (entry.lost or entry.is_only_full):
-                warnings.append(f"{ended_text(kept)}: the next create drops its slots, or: snapshot end {entry.name}")
+                warnings.append(
+                    f"{ended_text(kept)}: the next create will drop its slots, or: snapshot end {entry.name}"
+                )
             elif kept.worst.is_past_limit:
                 warnings.append(
                     f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots"

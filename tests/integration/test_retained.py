@@ -175,7 +175,7 @@ def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str
     found = {entry["name"]: entry for entry in document["snapshots"]}
     assert found["first"]["lost"].keys() == {
         "node", "after_increment", "retained_bytes", "limit_bytes", "at", "restore", "successor", "slot_problem",
-        "nodes",
+        "nodes", "ended_by",
     }  # fmt: skip
     assert found["first"]["retained_wal"] == {}
     code, document = run_here(guarded.fleet, "create", "first", "--incremental")

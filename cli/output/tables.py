@@ -82,6 +82,7 @@ COMMAND_NAMES = (
     "delete",
     "prune",
     "repair",
+    "merge",
     "gc",
     "key",
     "cluster",

@@ -84,6 +84,7 @@ COMMAND_NAMES = (
     "prune",
     "keep",
     "repair",
+    "merge",
     "copy",
     "gc",
     "key",

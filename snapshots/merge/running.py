@@ -343,8 +343,11 @@ def _stopped_error(plan: MergePlan, intent: Intent, held: HeldLease) -> StoppedE
     if held.is_committing:
         unknown = f"it is not known whether the merge of {name} was stored"
         return StoppedError(unknown, hint=f"once the store answers, repeat the command: {again}", details=details)
-    left = "; objects that it has stored are not used, and snapshot gc removes them"
-    return StoppedError(f"nothing in {name} was merged", hint=f"to merge it: {again}{left}", details=details)
+    return StoppedError(
+        f"nothing in {name} was merged",
+        hint=f"to continue it: {again}   (objects that it has stored are not used; to remove them: snapshot gc)",
+        details=details,
+    )
 
 
 def _unrecorded_error(name: str, problem: SnapshotError) -> SnapshotError:

@@ -303,7 +303,7 @@ def put_merge(store: ObjectStore, merge: Merge, turn: int) -> None:
         if not read_back(is_ours, (*INCONCLUSIVE, ManifestError), at_once=at_once):
             raise CommitIndeterminateError(
                 f"it is not known whether {label} was stored: the store's answer was lost",
-                hint=f"once the store answers, repeat: snapshot merge {merge.snapshot} --to {merge.increment}",
+                hint=f"once the store answers, repeat the command: snapshot merge {merge.snapshot}",
                 details={"snapshot": merge.snapshot, "operation": merge.operation, "object": key},
             ) from error
     except EncryptionIgnoredError:

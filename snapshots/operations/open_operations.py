@@ -269,7 +269,7 @@ class OpenOperation:
                 " up to 15 minutes, and then the next repair of the snapshot, or gc, settles it"
             )
         if intent.kind == MERGE:
-            return f"to continue it: snapshot merge {intent.snapshot} --to {intent.increment}"
+            return f"to continue it, repeat the command: snapshot merge {intent.snapshot}"
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"

@@ -60,6 +60,7 @@ class Years:
     codes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     absent: Counter[str] = field(default_factory=Counter)
+    first: int = 0
     written: int = 0
     writing: threading.Event = field(default_factory=threading.Event)
     idle: threading.Event = field(default_factory=threading.Event)
@@ -318,6 +319,20 @@ class Years:
             self.ask(node, f"SELECT pg_drop_replication_slot('{slot}')")
         return node
 
+    def merge(self) -> str:
+        """The chain begins at its newest increment from now on; earlier ones stay."""
+        code, document = run_command(self.fleet, "merge", NAME)
+        assert code == 0, document
+        return f"at increment {document['increment']}"
+
+    def drop_earlier(self) -> str:
+        """The restore points before a merge are given up."""
+        code, document = run_command(self.fleet, "merge", NAME, "--drop-earlier", "--yes")
+        assert code == 0, document
+        self.first = document["increment"]
+        self.truths = {number: truth for number, truth in self.truths.items() if number >= self.first}
+        return f"before increment {self.first}"
+
     def change_tables(self) -> str:
         """A table gets a column, and another one is created on all shards."""
         number = next(NUMBERS)
@@ -336,7 +351,7 @@ class Years:
         if code not in (0, 4) or any(one["conflicts"] for one in document["snapshots"]):
             self.faults.append(f"check: {json.dumps(document)[:2000]}")
         last = self.restore(None)
-        for number in sorted({*self.truths, *range(0, last, max(last // 10, 1))}):
+        for number in sorted({*self.truths, *range(self.first, last, max(last // 10, 1))}):
             self.restore(number)
         for options in (("--use-backup-copies",),):
             self.restore(max(self.truths), *options)
@@ -421,7 +436,7 @@ def run(seconds: float, event_seconds: float) -> int:
         events: list[Callable[[], str]] = [
             years.switchover, years.stop_standby, years.kill_primary, years.pause_replay, years.rebuild_standby,
             years.kill_create, years.failover, years.change_tables, years.lose_slot_of_standby, years.switchover,
-            years.lose_slot_of_primary,
+            years.lose_slot_of_primary, years.merge, years.lossy_failover, years.drop_earlier,
         ]  # fmt: skip
         for event in itertools.cycle(events):
             if time.monotonic() >= deadline:

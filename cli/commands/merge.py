@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cutline.check.merged_base import prove_merge
+from cutline.check.merge_proof import prove_merge
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context

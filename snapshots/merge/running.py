@@ -25,7 +25,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import is_gone, own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.amounts import amount_of_copies
-from cutline.snapshots.merge.new_base import write_base
+from cutline.snapshots.merge.rewriting import write_base
 from cutline.snapshots.operations.committing import check_stored, put_merge
 from cutline.snapshots.operations.leases import HeldLease, hold_lease, in_use_error, read_lease
 from cutline.snapshots.operations.object_lists import (

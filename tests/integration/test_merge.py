@@ -16,13 +16,13 @@ import psycopg
 import pytest
 from msgspec import structs
 
-from cutline.check.merged_base import MergeUnprovenError, prove_merge
+from cutline.check.merge_proof import MergeUnprovenError, prove_merge
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.merge import running
-from cutline.snapshots.merge.new_base import NewBase
+from cutline.snapshots.merge.rewriting import NewBase
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations import leases
 from cutline.snapshots.operations.committing import MergeSupersededError, put_merge

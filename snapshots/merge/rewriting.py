@@ -33,7 +33,7 @@ from cutline.snapshots.fold.sources import (
     sources_of,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import StoredObject
+from cutline.snapshots.records.commit import BASE, StoredObject
 from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.repair.work import Work
 from cutline.spark.sent_values import broadcast
@@ -118,10 +118,7 @@ def _is_mostly_live(base: BaseSource) -> bool:
 
 def _stored(base: BaseSource) -> StoredObject:
     source = base.source
-    return StoredObject(source.key, BASE_KIND, source.node, source.size, source.digest, dict(base.rows))
-
-
-BASE_KIND = "base"
+    return StoredObject(source.key, BASE, source.node, source.size, source.digest, dict(base.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ def test_help_shows_flags_plainly_and_what_may_be_left_out_in_brackets(
     monkeypatch.setenv("COLUMNS", "60")
     assert run([name, "--help"]) == 0
     text = capsys.readouterr().out
-    assert re.match(rf"Usage: snapshot {name}( [A-Z]+| \[[A-Z]+\]| \[?COMMAND …\]?)* \[OPTIONS\]\n", text)
+    assert re.match(rf"Usage: snapshot {name}( [A-Z]+(\[@N\])?| \[[A-Z]+\]| \[?COMMAND …\]?)* \[OPTIONS\]\n", text)
     assert not re.search(r"<(bool|str|int|float)>|{[A-Z]|\[(required|default)", text)
     assert max(len(line) for line in text.splitlines()) <= 60
     assert re.search(r"^  --help  +Show this help\.$", text, re.MULTILINE)

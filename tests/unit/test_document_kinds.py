@@ -13,6 +13,7 @@ import pytest
 from cutline.snapshots.records.documents import ManifestError, list_prefix, parse_document, seal, unseal
 from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
 from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.merge_records import begin_key, merge_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.pins import pin_key, release_key
 from cutline.snapshots.records.proven_chains import commit_key
@@ -29,6 +30,9 @@ KEYS = {
     "increment": (commit_key("daily", 7), commit_key("daily", 7, turn=3)),
     "objects": (f"{list_prefix('daily', 'a', '20261120T000000Z-0000000001')}/base-000000-0123abcd.json",),
     "repair": (repair_key("daily", 1),),
+    "merge": (merge_key("daily", 7), merge_key("daily", 7, turn=2)),
+    "begin": (begin_key("daily", 7),),
+    "merge-part": (operation_key("20261120T000000Z-0000000001", "merged-000000"),),
     "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "pin": (

@@ -250,7 +250,7 @@ def test_increments_that_are_pruned_while_a_check_reads_them_are_no_bug(
     def read_pruned(*_: object) -> Chain:
         raise increments_pruned_error("daily")
 
-    monkeypatch.setattr(structure, "read_chain", read_pruned)
+    monkeypatch.setattr(structure, "read_from_merge", read_pruned)
     with pytest.raises(SnapshotMissingError, match="were pruned"):
         check_structure(store, "", "daily", None, {"op-daily-1": 1})
 

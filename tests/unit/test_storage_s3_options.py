@@ -103,10 +103,12 @@ class Answers:
     """What `list` asks the nodes: nothing."""
 
     not_asked: Mapping[str, str] = {}
+    promoted: Mapping[str, str] = {}
     old = ()
 
 
 class Empty:
     """An empty store's listing, with a warning of its own."""
 
-    entries, open_operations, warnings, answers = (), (), ["its own"], Answers()
+    entries, open_operations, copies, warnings, answers = (), (), (), ["its own"], Answers()
+    age_problem = ""

@@ -249,6 +249,12 @@ def _read_windows(archives: list[_ShardArchive], commit: Commit, stored: StoredE
     return windows
 
 
+def _ends_before(commit: Commit, node: str, cut: NodeCut) -> bool:
+    """Whether the node's archive ended before the commit's cut."""
+    end = commit.end_of_archive(node)
+    return end is not None and cut.start >= end.through
+
+
 def check_markers(
     chain: Chain, markers: Mapping[str, Mapping[bytes, Lsn]], findings: Findings, after: int | None = None
 ) -> None:
@@ -265,6 +271,7 @@ def check_markers(
         idle, known = chain.last.end_of_archive(node), _known_commits(chain, after)
         was_idle = known[-1].end_of_archive(node) if known else None
         cuts, first = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True)), chain.first_cut(node)
+        begun = chain.begun(chain.shard_of(node))
         earlier = cuts[first : len(known)]
         awaited = [(commit, cut) for commit, cut in earlier if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}
@@ -274,6 +281,9 @@ def check_markers(
                 positions[marker_from_bytes(content)] = position
         for commit, cut in (*awaited, *cuts[max(len(known), first) :]):
             if idle is not None and cut.start >= idle.through:
+                continue
+            if commit.increment < begun and _ends_before(commit, node, cut):
+                # A failover may have lost the markers, so that the primary's copy began again.
                 continue
             for kind, position in (("start", cut.start), ("finish", cut.finish)):
                 if positions.get(Marker(chain.full.chain, commit.cut.id, kind)) != position:

@@ -259,6 +259,9 @@ class Years:
         for standby in standbys:
             self.servers.start_node(self.servers.node(standby))
         self.promote(shard, standbys[0])
+        for standby in self.standbys(shard):
+            if running_pid(self.servers.node(standby)) is not None:
+                self.await_caught_up(standby)
         self.writing.set()
         self.increment("after a failover that lost transactions")
         self.rebuild(old)

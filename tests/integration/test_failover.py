@@ -39,10 +39,10 @@ PRIMARY, STANDBY = "s1", "s1-b1"
 
 @pytest.fixture
 def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[ChangingFleet]:
-    """A fleet of one shard, or of as many as the test's parameter says."""
-    shards = getattr(request, "param", 1)
+    """A fleet of one shard with one standby, or of as many of each as the test's parameter says."""
+    shards, backups = getattr(request, "param", (1, 1))
     try:
-        source = start_fleet(tmp_path / "fleet", shards=shards, backups=1)
+        source = start_fleet(tmp_path / "fleet", shards=shards, backups=backups)
         target = start_fleet(tmp_path / "target", shards=shards, backups=0, like_shared=True)
         fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
         into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
@@ -78,7 +78,7 @@ def prepare(place: ChangingFleet, gid: str) -> None:
         connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
 
 
-@pytest.mark.parametrize("place", [2], indirect=True)
+@pytest.mark.parametrize("place", [(2, 1)], indirect=True)
 def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     place.write()
     place.increment()
@@ -179,6 +179,33 @@ def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: Chang
     assert not report.conflicts
     assert {skipped.what for skipped in report.skipped if skipped.is_absent} == {f"the copy of {STANDBY}"}
     # What the failover lost stays as it was stored.
+    place.check_restores(*place.states)
+
+
+@pytest.mark.parametrize("place", [(1, 2)], indirect=True)
+def test_a_standby_whose_archive_ends_before_the_lost_wal_continues(place: ChangingFleet) -> None:
+    """It was away at the cut whose markers the failover lost, and follows the promoted server."""
+    other = "s1-b2"
+    place.write()
+    place.increment()
+    for standby in (STANDBY, other):
+        place.await_replay(standby)
+        stop_server(place.servers.node(standby))
+    place.write()
+    place.increment()
+    place.stop(PRIMARY)
+    for standby in (STANDBY, other):
+        place.servers.start_node(place.servers.node(standby))
+    promote(place, STANDBY)
+    stop_server(place.servers.node(other))
+    follow(place, other, STANDBY)
+    place.write()
+    commit = place.increment()
+    assert commit.renewed.keys() == {PRIMARY}
+    place.write()
+    place.increment()
+    report = place.check()
+    assert not report.conflicts
     place.check_restores(*place.states)
 
 

@@ -35,7 +35,8 @@ def test_every_line_names_tests_that_exist() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    promises = [row for row in ROWS if row[0] != "feature"]
+    # Tables with two columns describe servers, and promise nothing.
+    promises = [row for row in ROWS if len(row) == 3 and row[0] != "feature"]
     assert len(promises) > 40
     for what, how, shown in promises:
         notes = re.findall(r"\[\^\d+\]", shown)

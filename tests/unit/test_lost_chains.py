@@ -46,7 +46,7 @@ def test_a_mark_says_after_which_increment_and_why() -> None:
     assert error.details == {
         "snapshot": "daily", "node": "s1", "after_increment": 3, "retained_bytes": 17 << 30,
         "limit_bytes": 16 << 30, "at": LOST.at, "restore": "", "successor": "", "slot_problem": "",
-        "nodes": (),
+        "nodes": (), "ended_by": "",
     }  # fmt: skip
 
 

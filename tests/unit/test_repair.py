@@ -27,7 +27,7 @@ from cutline.snapshots.operations.leases import SnapshotInUseError, check_not_in
 from cutline.snapshots.operations.object_lists import read_chain_lists, replace_by_lists
 from cutline.snapshots.operations.open_operations import read_open_intents, read_open_operations
 from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation
-from cutline.snapshots.operations.settling import settle_repair
+from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Previous, StoredObject
 from cutline.snapshots.records.documents import ManifestError, seal
@@ -492,7 +492,7 @@ def test_a_kill_at_any_write_leaves_the_chain_readable_and_nothing_for_ever(
         with monkeypatch.context() as patch:
             patch.setattr(settling, "utc_now", lambda: utc_now() + timedelta(hours=1))
             for intent in read_open_intents(shard.store):
-                settle_repair(shard.store, intent, Silent())
+                settle_in_store(shard.store, intent, Silent())
         assert read_open_operations(shard.store) == ()
         run_gc(shard.store)
         kept = [key for key in shard.store.list(f"snapshots/{NAME}") if key not in before]
@@ -543,7 +543,7 @@ def test_after_a_lost_answer_to_any_put_the_chain_is_as_before_or_repaired(
             with monkeypatch.context() as patch:
                 patch.setattr(settling, "utc_now", lambda: utc_now() + timedelta(hours=1))
                 for intent in read_open_intents(shard.store):
-                    settle_repair(shard.store, intent, Silent())
+                    settle_in_store(shard.store, intent, Silent())
             assert repair(shard).unrepaired == []
         else:
             assert report.unrepaired == []

@@ -245,7 +245,7 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
 def _gap_problem(pair: StorePair, name: str, last: int, first: int) -> CopyProblem:
     detail = (
         f"{pair.second.url} has the restore points of {name} up to {point_label(last)}, but those after it and before"
-        f" increment {first} were given up in {pair.first.url} (snapshot merge --drop-earlier) before they were copied"
+        f" increment {first} were given up in {pair.first.url} before they were copied"
     )
     hint = (
         f"the restore points there stay; to copy those from increment {first} on, name an empty folder:"

@@ -16,7 +16,9 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace
-from cutline.snapshots.records.merge_records import begin_key, find_merge, first_increment, merge_numbers
+from cutline.snapshots.records.commit import Void
+from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.merge_records import begin_key, find_merge, first_increment, merge_key, merge_numbers
 from cutline.snapshots.records.proven_chains import read_full, snapshot_names
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectMissingError
@@ -28,6 +30,7 @@ from tests.servers.dealt import start_fleet
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+OTHER = "20260101T000000Z-0123456abc"
 ONE_COPY = '[check]\nallow = ["one-copy"]\n'
 TABLES = (
     "DROP TABLE IF EXISTS seen, bag",
@@ -107,10 +110,13 @@ def test_merges_are_copied_with_their_objects(place: ChangingFleet) -> None:
     second, spark = second_of(place, "second"), place.runs.spark
     take(place, 2)
     assert copy(place, second)["merges"] == []
+    # A merge that died has been settled: the next has another turn.
+    place.fleet.store.open().create(merge_key("chain", 1), seal(Void("chain", 1, OTHER)))
     merge(place.fleet, spark, "--to", "1")
     plan = run_here(place.fleet, "copy", "chain", "--to", str(second.path), "--dry-run")[1]
     copied = copy(place, second)
     assert (copied["increments"], copied["merges"], copied["objects"]) == ([], [1], plan["objects"])
+    assert second.store.open().exists(merge_key("chain", 1, 2))
     take(place)
     merge(place.fleet, spark)
     take(place)

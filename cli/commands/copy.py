@@ -17,6 +17,7 @@ from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, find_place
@@ -173,6 +174,7 @@ def _snapshot_document(one: SnapshotCopy) -> dict[str, Any]:
     return {
         "snapshot": one.name,
         "increments": one.increments,
+        "merges": one.merges,
         "newest": one.newest,
         "through": one.through,
         "cut_at": one.cut_at,
@@ -188,6 +190,7 @@ def _snapshot_document(one: SnapshotCopy) -> dict[str, Any]:
                 "node": problem.node or None,
                 "increment": problem.increment,
                 "detail": problem.detail,
+                "hint": problem.hint or None,
             }
             for problem in one.problems
         ],
@@ -210,6 +213,10 @@ def _store_lines(report: StoreCopy) -> Iterator[str]:
                 points = f"{points} to {point_label(one.increments[-1])}"
             volume = f"{quantity_text(one.copied.objects, 'objects')}, {size_text(one.copied.size_bytes)}"
             yield f"{done} {one.name}, {points}: {volume}"
+        elif one.merges:
+            merges = list_some([point_label(number) for number in one.merges], SHOWN_MAX)
+            volume = f"{quantity_text(one.copied.objects, 'objects')}, {size_text(one.copied.size_bytes)}"
+            yield f"{done} {one.name}, its merges at {merges}: {volume}"
         elif not one.problems:
             yield f"{one.name} is complete up to {point_label(one.through or 0)}"
         yield from _problem_lines(one)
@@ -225,9 +232,8 @@ def _problem_lines(one: SnapshotCopy) -> Iterator[str]:
         yield f"… {len(one.problems) - SHOWN_MAX:,} more problems; --json lists all of them"
     if one.problems:
         first = point_label(one.problems[0].increment)
-        yield (
-            f"{one.name} was not copied from {first} on; to repair it: snapshot repair {one.name}, then copy it again"
-        )
+        hint = one.problems[0].hint or f"to repair it: snapshot repair {one.name}, then copy it again"
+        yield f"{one.name} was not copied from {first} on; {hint}"
 
 
 def _problem_text(problem: CopyProblem) -> str:

@@ -170,6 +170,8 @@ def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
     from cutline.snapshots.listing.exact_point import find_exact_point
 
     store, last = fleet.store.open(), chain.last.increment
+    # The segments before a merge may be gone.
+    chain = read_restorable(store, chain.name, last)
     while chain.beginning and cut_time(chain.full) > moment:
         chain = read_restorable(store, chain.name, last, chain.full.increment - 1)
     return find_exact_point(store, chain, moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -43,7 +44,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.operations.operation import current_time, list_decided, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
-from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -339,8 +340,10 @@ def plan_restore(
 def _read_whole(store: ObjectStore, request: RestoreRequest, resumed: DatabaseRecord | None) -> Chain:
     """Read the chain. A restore that is resumed reads it from where it began, even if it was merged since."""
     whole = chain = read_restorable(store, request.name, request.increment)
-    while resumed is not None and chain.beginning and chain.digest != resumed.digest:
-        chain = read_from_merge(store, request.name, request.increment, chain.full.increment - 1)
+    # What lies before a merge may have been given up.
+    with suppress(MergedAwayError):
+        while resumed is not None and chain.beginning and chain.digest != resumed.digest:
+            chain = read_from_merge(store, request.name, request.increment, chain.full.increment - 1)
     return chain if resumed is not None and chain.digest == resumed.digest else whole
 
 

@@ -3,7 +3,14 @@
 1. All objects that a commit lists, each verified by its digest as it is read.
 2. The repairs of the chain. A reader ignores those of commits that are not there.
 3. The commit. From here on, the restore point exists in the second store.
-4. The records of the operations that own the objects, by which gc recognises them.
+4. The merges at the increment, each after the objects that it lists. A merge that the second store has made itself at
+   the same increment stays.
+5. The records of the operations that own the objects, by which gc recognises them.
+
+If the first store has given up the restore points before a merge, their objects may be gone. A second store that has
+nothing of the snapshot then begins with the merge: it gets the merge's objects, the merge, the mark, the commits up to
+its increment, and last the full snapshot's, without which the snapshot does not exist there. A second store that has
+some of the earlier restore points, but not all, can't be continued: the mark would give up those that it has.
 
 Increments follow in order, so if a copy dies, the second store contains an earlier state of the chain, and perhaps
 objects that no commit lists yet. Every object is created by a conditional put and never overwritten, so copies that run
@@ -16,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +36,16 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, unseal
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
+from cutline.snapshots.records.merge_records import (
+    Merge,
+    begin_key,
+    find_merge,
+    first_increment,
+    merge_key,
+    merge_numbers,
+    read_merges,
+)
+from cutline.snapshots.records.merged_chain import begin_with
 from cutline.snapshots.records.operation_records import operation_key, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -38,8 +55,10 @@ from cutline.snapshots.records.proven_chains import (
     find_place,
     increment_label,
     increment_numbers,
+    point_label,
     read_as_committed,
     read_full,
+    read_part_at,
     read_readable_part,
     snapshot_names,
 )
@@ -57,6 +76,8 @@ from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 BYTES_MAX = 256 << 20
 THREADS_MAX = 8
 BASELINES = "baselines"
+# The kind of a problem whose objects were removed because the restore points that need them were given up.
+GIVEN_UP = "given-up"
 
 
 class CopyCrashPoint(StrEnum):
@@ -65,6 +86,7 @@ class CopyCrashPoint(StrEnum):
     OBJECT_STORED = "object copied"
     REPAIRS_STORED = "repairs copied"
     COMMITTED = "commit copied"
+    MERGED = "merge copied"
     RECORDED = "records copied"
 
 
@@ -83,13 +105,17 @@ class WantedObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CopyProblem:
-    """Why something was not copied. `key` is the object, and `increment` the first commit that was not copied."""
+    """Why something was not copied. `key` is the object, and `increment` the first commit that was not copied.
+
+    `hint` says what to do, unless the object is damaged and must be repaired.
+    """
 
     key: str
     kind: str
     node: str
     increment: int
     detail: str
+    hint: str = ""
 
 
 @dataclass(slots=True)
@@ -98,16 +124,19 @@ class SnapshotCopy:
 
     `newest` is the newest restore point in the first store, None if unknown. `through` is the newest in the second
     store, None if it has none, and `cut_at` the time of its cut. `increments` are the restore points that this copy
-    added; 0 is the full snapshot. `copied` and `present` count objects that commits or repairs list: those copied, and
-    those of the same commits that the second store already had. `left_out` says why the snapshot was not copied, if it
-    was deleted in one of the stores.
+    added; 0 is the full snapshot. `merges` are the increments whose merges it added, and `first` is the first restore
+    point that can be copied, unless the second store has earlier ones. `copied` and `present` count objects that
+    commits, repairs or merges list: those copied, and those of the same commits that the second store already had.
+    `left_out` says why the snapshot was not copied, if it was deleted in one of the stores.
     """
 
     name: str
     newest: int | None = None
+    first: int = 0
     through: int | None = None
     cut_at: Time | None = None
     increments: list[int] = field(default_factory=list)
+    merges: list[int] = field(default_factory=list)
     copied: SizeTotal = field(default_factory=SizeTotal)
     present: SizeTotal = field(default_factory=SizeTotal)
     problems: list[CopyProblem] = field(default_factory=list)
@@ -116,7 +145,7 @@ class SnapshotCopy:
     @property
     def next_increment(self) -> int:
         """The first restore point that the second store lacks."""
-        return 0 if self.through is None else self.through + 1
+        return self.first if self.through is None else self.through + 1
 
     @property
     def behind(self) -> int:
@@ -130,13 +159,21 @@ class SnapshotCopy:
 class ChainPlan:
     """The missing restore points of a chain, oldest first, and the repairs that the second store lacks, by number.
 
-    The commits of `chain` list the objects that readers need once the repairs are applied.
+    The commits of `chain` list the objects that readers need once the repairs are applied, unless the second store was
+    repaired by itself. `merges` are the increments whose merges the second store lacks. If `begins` is set, the second
+    store has nothing of the snapshot, and begins with the merge of increment `first`, before which the first store has
+    given up all restore points. If `is_blocked`, nothing can be copied.
     """
 
     chain: Chain
     missing: tuple[Commit, ...]
     repairs: tuple[int, ...]
-    problem: CopyProblem | None = None
+    is_repaired_itself: bool = False
+    merges: tuple[int, ...] = ()
+    first: int = 0
+    begins: bool = False
+    is_blocked: bool = False
+    problems: tuple[CopyProblem, ...] = ()
 
     def wanted(self, pair: StorePair, commit: Commit) -> Iterator[WantedObject]:
         """Yield the objects that the commit lists; raise ObjectDamagedError if an object list is lost."""
@@ -146,6 +183,12 @@ class ChainPlan:
                 raise lost_list_error(object_list)
         for entry in commit.named_and_listed:
             yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
+
+    def wanted_by_merge(self, pair: StorePair, merge: Merge) -> Iterator[WantedObject]:
+        """Yield the objects with which the merged chain begins; raise ObjectDamagedError or ManifestError."""
+        chain = begin_with(read_part_at(pair.first, merge.snapshot, merge.increment), merge)
+        chain = chain if self.is_repaired_itself else with_repairs(pair.first, chain)
+        return self.wanted(pair, read_chain_lists(pair.first, chain).full)
 
     def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
         """Yield the objects of the missing repairs that commits in the second store already need."""
@@ -162,18 +205,22 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
 
     Raises SnapshotDeletedError, SnapshotMissingError, ManifestError if no commit can be read, and OtherChainError.
     """
-    problem = None
+    problems: list[CopyProblem] = []
     try:
         chain = read_as_committed(pair.first, check_name(name))
     except (ManifestError, SnapshotMissingError) as error:
         chain = read_readable_part(pair.first, name)
         number = chain.last.increment + 1
         key = str(error.details.get("object") or commit_key(name, number))
-        problem = CopyProblem(key, "commit", "", number, error.message)
+        problems.append(CopyProblem(key, "commit", "", number, error.message))
+    first = first_increment(pair.first, name)
     if not pair.is_new and is_only_full(pair.second, name):
-        chain = Chain(chain.full)
+        chain, first = Chain(chain.full), 0
     try:
         there = [] if pair.is_new else _copied_numbers(pair, name)
+        if first and 0 not in there:
+            # A copy that began with a merge has died before the full snapshot's commit.
+            there = []
         _check_same(pair, chain, there)
         repairs = _missing_repairs(pair, name)
     except ManifestError as error:
@@ -185,7 +232,51 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
     # Without their repairs, commits in the second store list the objects that the first store's operations stored.
     chain = read_chain_lists(pair.first, chain if repairs is None else with_repairs(pair.first, chain))
     missing = tuple(commit for commit in chain.commits if commit.increment not in there)
-    return ChainPlan(chain, missing, repairs or (), problem)
+    plan = ChainPlan(chain, missing, repairs or (), is_repaired_itself=repairs is None, first=first)
+    if there and there[-1] < first:
+        problems = [_gap_problem(pair, name, there[-1], first)]
+        return replace(plan, is_blocked=True, problems=tuple(problems))
+    if not there and chain.last.increment < first:
+        return replace(plan, is_blocked=True, problems=tuple(problems))
+    merges, damaged = _missing_merges(pair, chain, first)
+    return replace(plan, merges=merges, begins=bool(first) and not there, problems=(*problems, *damaged))
+
+
+def _gap_problem(pair: StorePair, name: str, last: int, first: int) -> CopyProblem:
+    detail = (
+        f"{pair.second.url} has the restore points of {name} up to {point_label(last)}, but those after it and before"
+        f" increment {first} were given up in {pair.first.url} before they were copied"
+    )
+    hint = (
+        f"the restore points there stay; to copy those from increment {first} on, name an empty folder:"
+        f" snapshot copy {name} --to URL"
+    )
+    return CopyProblem(begin_key(name, first), GIVEN_UP, "", last + 1, detail, hint)
+
+
+def _missing_merges(pair: StorePair, chain: Chain, first: int) -> tuple[tuple[int, ...], list[CopyProblem]]:
+    """Return the increments whose merges the second store lacks, and the merges that can't be read.
+
+    Merges before the beginning of the chain in either store are of no use. A merge whose turn was voided in the second
+    store is left out: gc finds the merge of an operation by its turn.
+    """
+    begin = max(first, 0 if pair.is_new else first_increment(pair.second, chain.name))
+    merges: list[int] = []
+    problems: list[CopyProblem] = []
+    for number in merge_numbers(pair.first, chain.name):
+        if not begin <= number <= chain.last.increment:
+            continue
+        try:
+            place = find_merge(pair.first, chain.name, number)
+            there = None if pair.is_new else find_merge(pair.second, chain.name, number)
+        except ManifestError as error:
+            key = str(error.details.get("object") or merge_key(chain.name, number))
+            problems.append(CopyProblem(key, "document", "", number, error.message))
+            continue
+        is_there = there is not None and (there.merge is not None or there.turn > place.turn)
+        if place.merge is not None and not is_there:
+            merges.append(number)
+    return tuple(merges), problems
 
 
 def _copied_numbers(pair: StorePair, name: str) -> list[int]:
@@ -240,9 +331,10 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
             return result
         plan = plan_chain(pair, name)
         _note_state(plan, result)
-        if plan.problem:
-            result.problems.append(plan.problem)
-        _ChainCopy(pair, plan, result, progress, is_dry=is_dry).run()
+        result.problems.extend(plan.problems)
+        if not plan.is_blocked:
+            _ChainCopy(pair, plan, result, progress, is_dry=is_dry).run()
+            _note_given_up(pair, plan, result)
     except (ManifestError, ObjectDamagedError, ObjectExistsError) as error:
         key, kind, node = (str(error.details.get(detail) or "") for detail in ("object", "kind", "node"))
         detail = error.detail if isinstance(error, ObjectDamagedError) else error.message
@@ -254,12 +346,23 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
 
 def _note_state(plan: ChainPlan, result: SnapshotCopy) -> None:
     """Note the newest restore point in each store, before anything is copied."""
-    result.newest = max(plan.chain.last.increment, plan.problem.increment if plan.problem else 0)
+    result.newest = max(plan.chain.last.increment, *(problem.increment for problem in plan.problems), 0)
+    result.first = plan.first if plan.begins else 0
     missing = {commit.increment for commit in plan.missing}
     for commit in plan.chain.commits:
         if commit.increment in missing:
             return
         result.through, result.cut_at = commit.increment, commit.cut.made_at
+
+
+def _note_given_up(pair: StorePair, plan: ChainPlan, result: SnapshotCopy) -> None:
+    """Replace problems whose cause is that restore points were given up in the first store while they were copied."""
+    first = first_increment(pair.first, result.name)
+    if first > plan.first and any(problem.increment <= first for problem in result.problems):
+        detail = f"restore points before increment {first} were given up in {pair.first.url} while they were copied"
+        hint = f"copy it again: snapshot copy {result.name}"
+        key = begin_key(result.name, first)
+        result.problems[:] = [CopyProblem(key, GIVEN_UP, "", result.next_increment, detail, hint)]
 
 
 def _is_gone(pair: StorePair, result: SnapshotCopy) -> bool:
@@ -284,22 +387,37 @@ class _ChainCopy:
     records: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        plan, name = self.plan, self.plan.chain.name
-        if not (self.pair.is_new or (not plan.missing and not plan.repairs)):
-            self.there = {one.key: one.size for one in self.pair.target.inventory(f"snapshots/{name}")}
+        plan = self.plan
+        if not (self.pair.is_new or (not plan.missing and not plan.repairs and not plan.merges)):
+            self._list_present()
         if plan.repairs:
             if not self._copy_objects(plan.wanted_by_repairs(self.pair), "repairs"):
                 return
             self._copy_repairs()
-        for commit in plan.missing:
-            label = increment_label(name, commit.increment)
-            if not self._copy_objects(plan.wanted(self.pair, commit), label):
-                break
-            if not self._commit(commit):
-                return
+        if plan.begins and not self._copy_beginning():
+            return
+        begin = plan.first + 1 if plan.begins else 0
+        missing = tuple(commit for commit in plan.missing if commit.increment >= begin)
+        for number in plan.merges:
+            if begin <= number < (missing[0].increment if missing else plan.chain.last.increment + 1):
+                self._copy_merge(number)
+        if not self._copy_commits(missing):
+            return
         if not self.is_dry:
             self._copy_mark()
             self._copy_records()
+
+    def _copy_commits(self, missing: Iterable[Commit]) -> bool:
+        """Copy the commits with their objects and merges, up to the first with a problem; return False as _commit."""
+        for commit in missing:
+            label = increment_label(self.plan.chain.name, commit.increment)
+            if not self._copy_objects(self.plan.wanted(self.pair, commit), label):
+                break
+            if not self._commit(commit):
+                return False
+            if commit.increment in self.plan.merges:
+                self._copy_merge(commit.increment)
+        return True
 
     def _copy_objects(self, wanted: Iterable[WantedObject], label: str) -> bool:
         """Copy the objects that are missing; return whether none of them is damaged. Add problems to the result."""
@@ -313,6 +431,7 @@ class _ChainCopy:
             self.result.present.add(one.size)
         if self.is_dry:
             for one in missing:
+                self.there[one.key] = one.size
                 self.result.copied.add(one.size)
             return True
         if not missing:
@@ -340,20 +459,88 @@ class _ChainCopy:
 
     def _commit(self, commit: Commit) -> bool:
         """Copy the commit; return False, and say why in the result, if it was removed in the second store meanwhile."""
-        name, number = self.plan.chain.name, commit.increment
         if not self.is_dry:
-            # The mark of a removal there counts even if it is stored after this.
-            if is_deleted(self.pair.second, name) or (number and is_only_full(self.pair.second, name)):
-                self.result.left_out = f"it was removed in {self.pair.second.url} while it was copied"
+            if not self._store_commit(commit):
                 return False
-            place = find_place(self.pair.first, name, number)
-            if place.commit is None or place.commit.digest != commit.digest:
-                raise ObjectDamagedError(key=place.key, kind="missing", node="", detail="the commit is gone")
-            for turn in range(1, place.turn + 1):
-                _copy_document(self.pair, commit_key(name, number, turn))
             self.progress.reached(CopyCrashPoint.COMMITTED)
-            self.result.through, self.result.cut_at = number, commit.cut.made_at
-        self.result.increments.append(number)
+            self.result.through, self.result.cut_at = commit.increment, commit.cut.made_at
+        self.result.increments.append(commit.increment)
+        return True
+
+    def _store_commit(self, commit: Commit) -> bool:
+        name, number = self.plan.chain.name, commit.increment
+        # The mark of a removal there counts even if it is stored after this.
+        if is_deleted(self.pair.second, name) or (number and is_only_full(self.pair.second, name)):
+            self.result.left_out = f"it was removed in {self.pair.second.url} while it was copied"
+            return False
+        place = find_place(self.pair.first, name, number)
+        if place.commit is None or place.commit.digest != commit.digest:
+            raise ObjectDamagedError(key=place.key, kind="missing", node="", detail="the commit is gone")
+        for turn in range(1, place.turn + 1):
+            _copy_document(self.pair, commit_key(name, number, turn))
+        return True
+
+    def _list_present(self) -> None:
+        name = self.plan.chain.name
+        self.there = {one.key: one.size for one in self.pair.target.inventory(f"snapshots/{name}")}
+
+    def _copy_merge(self, number: int) -> None:
+        """Copy the merge at an increment that the second store has; if an object is damaged, it does without it."""
+        name = self.plan.chain.name
+        merge = find_merge(self.pair.first, name, number).merge
+        if merge is None:
+            return
+        if not self.is_dry and not self.pair.is_new:
+            # A removal in the second store may have removed objects that this merge carries.
+            self._list_present()
+        try:
+            wanted = self.plan.wanted_by_merge(self.pair, merge)
+            # Those that it carries have been counted with the commits.
+            new = [one for one in wanted if self.there.get(one.key) != one.size]
+            is_complete = self._copy_objects(new, f"the merge at {increment_label(name, number)}")
+        except ObjectDamagedError as error:
+            problem = CopyProblem(error.key, error.kind, error.node, number, error.detail)
+            self.result.problems.append(problem)
+            return
+        if is_complete:
+            if not self.is_dry:
+                self._copy_merge_documents(number)
+            self.result.merges.append(number)
+
+    def _copy_merge_documents(self, number: int) -> None:
+        """Copy the merge with the voids before it, unless the second store has a merge of its own there."""
+        name = self.plan.chain.name
+        there, place = find_merge(self.pair.second, name, number), find_merge(self.pair.first, name, number)
+        if place.merge is None or there.merge is not None:
+            return
+        for turn in range(there.turn, place.turn + 1):
+            _copy_document(self.pair, merge_key(name, number, turn))
+        self.progress.reached(CopyCrashPoint.MERGED)
+
+    def _copy_beginning(self) -> bool:
+        """Copy the merge with which the chain begins for good, and the commits up to it; return whether it is complete.
+
+        The full snapshot's commit comes last: the snapshot does not exist in the second store before.
+        """
+        plan, name, first = self.plan, self.plan.chain.name, self.plan.first
+        merge = find_merge(self.pair.first, name, first).merge
+        if merge is None:
+            raise ObjectDamagedError(key=merge_key(name, first), kind="missing", node="", detail="the merge is gone")
+        if not self._copy_objects(plan.wanted_by_merge(self.pair, merge), increment_label(name, first)):
+            return False
+        if not self.is_dry:
+            for number in merge_numbers(self.pair.first, name):
+                # By those before it, gc recognises the objects that it carries.
+                if number <= first:
+                    self._copy_merge_documents(number)
+            _copy_document(self.pair, begin_key(name, first))
+            for commit in reversed(plan.chain.up_to(first).commits):
+                if not self._store_commit(commit):
+                    return False
+            self.progress.reached(CopyCrashPoint.COMMITTED)
+            self.result.through, self.result.cut_at = first, plan.chain.up_to(first).last.cut.made_at
+        self.result.increments.append(first)
+        self.result.merges.append(first)
         return True
 
     def _copy_repairs(self) -> None:
@@ -378,12 +565,13 @@ class _ChainCopy:
         chain, through = self.plan.chain, self.result.next_increment
         commits = [one for one in chain.commits if one.increment < through and (not one.increment or one.entries)]
         repairs = [one.operation for one in chain.applied.repairs]
+        merges = [one.operation for one in self._merges_there()]
         # The newest of each comes last, so if it is there, all are.
-        newest = [*(one.operation for one in commits[-1:]), *repairs[-1:]]
+        newest = [*(one.operation for one in commits[-1:]), *repairs[-1:], *merges]
         if all(self.pair.target.exists(operation_key(owner, "intent")) for owner in newest):
             return
         there = set(self.pair.target.list_children("operations"))
-        for owner in (*(one.operation for one in commits), *repairs):
+        for owner in (*(one.operation for one in commits), *repairs, *merges):
             if owner in there and self.pair.target.exists(operation_key(owner, "intent")):
                 continue
             with suppress(ManifestError, ObjectMissingError):
@@ -392,6 +580,11 @@ class _ChainCopy:
                     for kind in ("outcome", "intent"):
                         _copy_document(self.pair, operation_key(owner, kind))
         self.progress.reached(CopyCrashPoint.RECORDED)
+
+    def _merges_there(self) -> list[Merge]:
+        with suppress(ManifestError):
+            return list(read_merges(self.pair.second, self.plan.chain.name))
+        return []
 
 
 def _copy_document(pair: StorePair, key: str) -> None:

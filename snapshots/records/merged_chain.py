@@ -59,13 +59,15 @@ def read_from_merge(store: ObjectStore, name: str, increment: int | None = None,
     MergedAwayError if the chain begins after `increment` for good.
     """
     check_not_deleted(store, check_name(name))
+    newest = increment if merge_max is None else merge_max
     if increment == 0 or is_known_only_full(store, name):
         check_kept(store, name, increment or 0)
         return read_chain(store, name, increment)
-    merge = newest_merge(store, name, increment if merge_max is None else merge_max)
+    if newest is not None:
+        # Earlier merges are still there, but not their objects.
+        check_kept(store, name, newest)
+    merge = newest_merge(store, name, newest)
     if merge is None:
-        if increment is not None:
-            check_kept(store, name, increment)
         return read_chain(store, name, increment)
     chain = begin_with(read_part_at(store, name, merge.increment), merge)
     chain = replace(chain, increments=tuple(read_following(store, chain, increment)))

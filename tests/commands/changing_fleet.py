@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -66,7 +67,7 @@ class ChangingFleet:
                 f"DELETE FROM seen WHERE id = {self.written}",
             )
 
-    def increment(self, name: str = "chain", **options: object) -> Commit:
+    def increment(self, name: str = "chain", **options: Any) -> Commit:
         """Take an increment, and keep the state of the quiet primaries."""
         commit = create_increment(self.fleet, replace(CreateRequest(name), **options), self.runs.spark, Silent())
         self.states[commit.increment] = self.live_state()

@@ -69,6 +69,8 @@ LONG = (
     "tests/integration/test_storage_clouds.py",
     "tests/integration/test_waits.py",
     "tests/integration/test_kept_store.py",
+    "tests/integration/test_merged_renewals.py",
+    "tests/integration/test_copied_merges.py",
     "tests/integration/test_copying.py",
     "tests/integration/test_idle_increments.py",
     "tests/integration/test_oldest_server.py",

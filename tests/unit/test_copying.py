@@ -379,7 +379,7 @@ def test_retention_of_the_second_store_needs_no_node(fleet: Fleet, builder: Stor
         builder.take_increment(name, copies=True)
     copy_all(fleet, second)
     there = fleet_of(fleet, second)
-    result = prune_store(there, Retention(last=1, only_full="all"), Silent(), lambda _: None, force=False)
+    result = prune_store(there, Retention(last=1, only_full=2), Silent(), lambda _: None, force=False)
     assert [one.is_done for one in result.removed] == [True]
     pruned = result.removed[0].mark
     assert (pruned.slots, pruned.nodes) == ((), ())

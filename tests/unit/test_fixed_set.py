@@ -48,6 +48,7 @@ LEFT_TO_REST = {
     "tests/integration/test_half_fleets.py",
     "tests/integration/test_lost_commits.py",
     "tests/integration/test_many_tables.py",
+    "tests/integration/test_merged_renewals.py",
     "tests/integration/test_money.py",
     "tests/integration/test_oldest_server.py",
     "tests/integration/test_pgbench.py",

@@ -59,13 +59,13 @@ def read_from_merge(store: ObjectStore, name: str, increment: int | None = None,
     MergedAwayError if the chain begins after `increment` for good.
     """
     check_not_deleted(store, check_name(name))
-    if increment == 0 or is_known_only_full(store, name):
+    is_only_full = increment == 0 or is_known_only_full(store, name)
+    if is_only_full or increment is not None:
         check_kept(store, name, increment or 0)
+    if is_only_full:
         return read_chain(store, name, increment)
     merge = newest_merge(store, name, increment if merge_max is None else merge_max)
     if merge is None:
-        if increment is not None:
-            check_kept(store, name, increment)
         return read_chain(store, name, increment)
     chain = begin_with(read_part_at(store, name, merge.increment), merge)
     chain = replace(chain, increments=tuple(read_following(store, chain, increment)))

@@ -6,8 +6,8 @@ to its full snapshot, or deleted. So a rule that keeps an increment keeps the wh
 full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL for it. This also ends a chain that has
 no increments yet, unless `last` or `within` keeps it.
 
-A merged chain can also begin at a merge: what lies before the newest merge that no wanted restore point precedes is
-given up. A merge is as good as a full snapshot, so of each snapshot that `last N` keeps, it wants what follows the Nth
+A merged chain can also begin at a merge: what lies before the newest merge that no wanted restore point precedes
+is given up. A merge is as good as a full snapshot, so of each snapshot that `last N` keeps, it wants what follows the Nth
 newest of the full snapshot and its merges. A merge never causes another snapshot to go. If a check found conflicts in
 a snapshot, nothing of it is given up, because the merge has the conflicts, too.
 
@@ -16,9 +16,9 @@ the present time: if no restore points are added, nothing is ever deleted.
 
 Four snapshots stay with their newest increments, whatever the rules are, unless the caller allows to delete the last
 one: the newest that can be restored, the one with the newest restore point, the newest without conflicts and, if a
-newer one has conflicts, the newest that a check has found valid. A damaged snapshot is always kept, and the rules don't count it,
-because its contents are unknown; neither do they count a snapshot with a cut in the future, because some clock was
-wrong. A pinned restore point is kept, even if the caller allows to delete the last one.
+newer one has conflicts, the newest that a check has found valid. A damaged snapshot is always kept, and the rules don't
+count it, because its contents are unknown; neither do they count a snapshot with a cut in the future, because some
+clock was wrong. A pinned restore point is kept, even if the caller allows to delete the last one.
 
 A restore point without rows (`--only-cut`) is not a full snapshot: `last` and `only_full` neither count nor remove it.
 The other rules apply to these restore points as a series of their own; if none is set, all of them are kept.

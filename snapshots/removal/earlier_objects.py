@@ -2,8 +2,8 @@
 
 The intent is stored, then the pins are read, and then a mark is stored (pinning.py). From then on, the chain begins at
 the merge for every command, and earlier increments are refused. Then the objects go that only earlier states need: rows
-of base copies, and segments. The documents of the commits stay, because the later ones name them by their digests, and they are small; so do DDL, server globals and large
-objects. If a removal dies, a repetition or gc removes the rest.
+of base copies, and segments. The documents of the commits stay, because the later ones name them by their digests, and
+they are small; so do DDL, server globals and large objects. If a removal dies, a repetition or gc removes the rest.
 
 Needs no lock: no create needs what is removed, and a restore that began earlier has a lease (operations/leases.py).
 Until the lease of its own intent expires, no other command settles it. If it has been settled nevertheless, because the

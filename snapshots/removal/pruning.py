@@ -84,12 +84,12 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
-    `drops` are the merged chains of which the beginning is given up. `rules` are those
-    that were applied, `is_default` if neither fleet.toml nor the command set any. `problems` maps names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the rules. `kept_instead`
-    are the snapshots that would lose something if checks had found no conflicts in newer snapshots. `unread` are
-    operations that may be checks, but whose outcome can't be read or has an end time in the future. `ahead` are the
-    snapshots with a cut in the future. `damaged_merges` says why chains can't begin at a merge. `used_bytes` is the
-    size of all objects of snapshots before the removals.
+    `drops` are the merged chains of which the beginning is given up. `rules` are those that were applied, `is_default`
+    if neither fleet.toml nor the command set any. `problems` maps names of damaged snapshots to descriptions. `held`
+    maps names to the snapshots as input to the rules. `kept_instead` are the snapshots that would lose something if
+    checks had found no conflicts in newer snapshots. `unread` are operations that may be checks, but whose outcome
+    can't be read or has an end time in the future. `ahead` are the snapshots with a cut in the future. `damaged_merges`
+    says why chains can't begin at a merge. `used_bytes` is the size of all objects of snapshots before the removals.
     """
 
     rules: Retention

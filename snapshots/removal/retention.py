@@ -7,9 +7,9 @@ full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL
 no increments yet, unless `last` or `within` keeps it.
 
 A merged chain can also begin at a merge: what lies before the newest merge that no wanted restore point precedes
-is given up. A merge is as good as a full snapshot, so of each snapshot that `last N` keeps, it wants what follows the Nth
-newest of the full snapshot and its merges. A merge never causes another snapshot to go. If a check found conflicts in
-a snapshot, nothing of it is given up, because the merge has the conflicts, too.
+is given up. A merge is as good as a full snapshot, so of each snapshot that `last N` keeps, it wants what follows the
+Nth newest of the full snapshot and its merges. A merge never causes another snapshot to go. If a check found conflicts
+in a snapshot, nothing of it is given up, because the merge has the conflicts, too.
 
 Periods are those of UTC, and a restore point belongs to the period of its cut. Apart from `within`, no rule looks at
 the present time: if no restore points are added, nothing is ever deleted.

@@ -19,7 +19,7 @@ from cutline.snapshots.removal.retention import (
     apply_retention,
     list_kept_instead,
 )
-from tests.unit.made_retention import NOW, check, days, fates, restore_point, snapshot, wanted, whys
+from tests.unit.made_retention import DAY, NOW, check, days, fates, restore_point, snapshot, wanted, whys
 
 NEWEST = "it is the newest snapshot that can be restored"
 
@@ -445,17 +445,14 @@ def test_a_chain_begins_at_the_newest_merge_before_all_that_is_wanted() -> None:
 
 
 def test_a_chain_that_is_merged_every_week_does_not_grow_without_end() -> None:
-    """Three years of daily increments, a merge every seven, and a daily prune by the default rules."""
-    first, merges, sizes = 0, list[int](), list[int]()
-    for day in range(3 * 365):
-        if day and day % 7 == 0:
-            merges.append(day)
-        now = NOW + day * DAY
+    """Three years of daily increments, a merge and then a prune by the default rules every week."""
+    first, sizes = 0, list[int]()
+    for day in range(0, 3 * 365, 7):
         points = tuple(NOW + increment * DAY for increment in range(first, day + 1))
-        chain = HeldSnapshot("a", points, first=first, merges=tuple(merges))
-        (verdict,) = apply_retention([chain], Retention(), now)
+        chain = HeldSnapshot("a", points, first=first, merges=tuple(range(7, day + 1, 7)))
+        (verdict,) = apply_retention([chain], Retention(), NOW + day * DAY)
         first = verdict.begins or first
         sizes.append(day + 1 - first)
-    # The newest restore point of the twelfth month from the newest is at most 366 days old; a week lies before it.
-    assert max(sizes) <= 366 + 7
-    assert min(sizes[400:]) >= 11 * 30
+    # The last day of the twelfth month from the newest is 304 to 335 days old. The merge before it is up to six older.
+    assert min(sizes[60:]) > 304
+    assert max(sizes) <= 1 + 335 + 6

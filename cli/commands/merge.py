@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +12,15 @@ from cutline.cli.output.activity import activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
-from cutline.cli.output.failure import DONE, REFUSED
+from cutline.cli.output.failure import DONE
+from cutline.cli.output.given_up import code_of_drop, drop_text, dropped_document, dropped_lines
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.running import MergePlan, MergeReport, plan_merge, run_merge
-from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.earlier_objects import DropResult, drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pinning import check_none_pinned
 from cutline.spark.on_demand import SparkOnDemand
 
 SCHEMA = "cutline/merge/1"
@@ -70,59 +70,37 @@ def merge(
                 plan = plan_merge(fleet, name, to, shown)
             lines = plan_lines(plan)
             if drop_earlier:
+                check_none_pinned(fleet.store.open(), name, range(plan.increment))
                 lines.append(f"give up the restore points before increment {plan.increment}, and remove their objects")
             answer(context, plan_document(plan), [*lines, "nothing was changed"])
             return
         with activity(context, fleet, "merge", name) as shown:
-            report = run_merge(fleet, plan_merge(fleet, name, to, shown), spark, shown, prove_merge)
+            plan = plan_merge(fleet, name, to, shown)
+            if drop_earlier:
+                # Refuse before the work, rather than after it.
+                check_none_pinned(fleet.store.open(), name, range(plan.increment))
+            report = run_merge(fleet, plan, spark, shown, prove_merge)
     document, lines, code = document_of(report), lines_of(report), DONE
     if drop_earlier:
         dropped = _drop(context, fleet, report, confirmation)
-        document["dropped"], lines = dropped.to_json(), [*lines, *dropped.lines]
-        code = REFUSED if dropped.refused else DONE
+        document["dropped"], lines = dropped_document(dropped), [*lines, *dropped_lines(dropped)]
+        code = code_of_drop(dropped)
     emit(context, document, lines, code=code)
     if code:
         raise typer.Exit(code)
 
 
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    """What was removed, and the reasons for which the store refused to remove objects, by key."""
-
-    plan: DropPlan
-    refused: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        total = self.plan.total
-        return {
-            "increments": list(self.plan.points),
-            "objects": total.objects - len(self.refused),
-            "bytes": total.size_bytes,
-            "refused": [{"object": key, "why": why} for key, why in self.refused.items()],
-        }
-
-    @property
-    def lines(self) -> list[str]:
-        done = f"removed: {_drop_text(self.plan)}"
-        return [done, *(f"warning: {key} could not be removed: {why}" for key, why in self.refused.items())]
-
-
-def _drop_text(plan: DropPlan) -> str:
-    objects, size = quantity_text(plan.total.objects, "objects"), size_text(plan.total.size_bytes)
-    return f"{quantity_text(len(plan.points), 'restore points')} before increment {plan.first}, {objects} ({size})"
-
-
-def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> _Dropped:
+def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> DropResult:
     """Remove what lies before the newest merge, after a confirmation at a terminal."""
     store, name = fleet.store.open(), report.merge.snapshot
     plan = plan_drop(store, name)
-    line = f"remove: {_drop_text(plan)}; they can't be restored any more"
+    line = f"remove: {drop_text(plan)}; they can't be restored any more"
     if confirmation.is_given:
         show_preview(context, [line])
     else:
         confirmation.ask([line], f"permanently remove these from {name}?")
     with progress(context) as shown:
-        return _Dropped(plan, drop_earlier_objects(store, plan, report.operation, shown))
+        return drop_earlier_objects(store, plan, shown)
 
 
 def plan_document(plan: MergePlan) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.given_up import code_of_drop, drop_document, drop_text, dropped_document, dropped_lines
 from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit
@@ -41,6 +42,7 @@ from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
 from cutline.snapshots.records.operation_records import DELETE
 from cutline.snapshots.removal.deletion import RemovalResult
+from cutline.snapshots.removal.earlier_objects import DropResult
 from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
 from cutline.snapshots.removal.retention import PointVerdict, RetentionFate, RetentionVerdict
 
@@ -134,7 +136,7 @@ def prune(
         return
     if not confirmation.is_given:
         plan = preview_prune(fleet, rules, force=force)
-        question = "permanently delete these?" if plan.steps else ""
+        question = "" if plan.is_empty else "permanently delete these?"
         confirmation.ask(plan_lines(plan), question, losses=losses_of(plan))
 
     with leaving_metrics(context, fleet, "prune", metrics), with_hooks(context, fleet, "prune"):
@@ -143,18 +145,21 @@ def prune(
 
             def begin(plan: PrunePlan) -> None:
                 confirmation.announce(plan_lines(plan), losses_of(plan))
-                if plan.steps:
+                if not plan.is_empty:
                     recorded.begin()
 
             # Record what has been removed, even if the prune is stopped during the next removal.
             volumes = recorded.volumes = Counter(objects=0, bytes=0)
 
-            def count(one: RemovalResult) -> None:
-                volumes.update(objects=one.objects, bytes=one.bytes)
+            def count(one: RemovalResult | DropResult) -> None:
+                if isinstance(one, DropResult):
+                    volumes.update(objects=one.total.objects, bytes=one.total.size_bytes)
+                else:
+                    volumes.update(objects=one.objects, bytes=one.bytes)
 
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
-            recorded.code = _code_of_all(pruned.removed) or (REFUSED if pruned.plan.excess_bytes else DONE)
-            recorded.reason = _unfinished_text(pruned.removed) or pruned.plan.quota_problem
+            recorded.code = _code_of_all(pruned) or (REFUSED if pruned.plan.excess_bytes else DONE)
+            recorded.reason = _unfinished_text(pruned) or pruned.plan.quota_problem
         # With --quiet the plan was not printed.
         unseen = _warnings(pruned.plan) if command_context(context).quiet else []
         done = [*(f"warning: {text}" for text in unseen), *lines_of(pruned)]
@@ -165,19 +170,22 @@ def prune(
             raise typer.Exit(recorded.code)
 
 
-def _code_of_all(removed: Sequence[RemovalResult]) -> int:
-    codes = {code_of(result) for result in removed} - {DONE}
+def _code_of_all(pruned: PruneResult) -> int:
+    codes = {code_of(result) for result in pruned.removed} | {code_of_drop(result) for result in pruned.dropped}
+    codes -= {DONE}
     return UNREACHABLE if UNREACHABLE in codes else min(codes, default=DONE)
 
 
-def _unfinished_text(removed: Sequence[RemovalResult]) -> str:
-    left = [result.mark.snapshot for result in removed if not result.is_done]
+def _unfinished_text(pruned: PruneResult) -> str:
+    left = [result.mark.snapshot for result in pruned.removed if not result.is_done]
+    left += [result.plan.snapshot for result in pruned.dropped if result.refused]
     return f"unfinished: {list_some(left, NAMES_SHOWN_MAX)}" if left else ""
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
     """Return the plan as JSON. `fate` is keep, only-full or delete; `steps` are the removals, in order.
 
+    `begins_at` is the merge at which a chain that is kept will begin, or null, and `given_up` is what then goes.
     `checked` is the check whose result applies to a snapshot; null if no such check is known. Each restore point in
     `points` stays for the reasons in `why`, or because `needed_by`, an increment, needs it, or with the rest of its
     chain. `quota` is null if no quota is set.
@@ -188,6 +196,7 @@ def plan_document(plan: PrunePlan) -> dict[str, Any]:
         "rules": rules_document(plan.rules) | {"default": plan.is_default},
         "snapshots": [_verdict_document(plan, verdict) for verdict in plan.verdicts],
         "steps": [_step_document(step) for step in plan.steps],
+        "given_up": [drop_document(drop) for drop in plan.drops],
         "objects": plan.objects,
         "bytes": plan.bytes,
         "bytes_left": plan.left_bytes,
@@ -205,6 +214,7 @@ def _verdict_document(plan: PrunePlan, one: RetentionVerdict) -> dict[str, Any]:
     return {
         "name": one.name,
         "fate": one.fate.value,
+        "begins_at": one.begins,
         "why": list(one.why),
         "problem": plan.problems.get(one.name, ""),
         "checked": checked.to_json() if checked else None,
@@ -247,7 +257,8 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
         }
         for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
     ]
-    return plan_document(pruned.plan) | {"dry_run": False, "done": done}
+    given_up = [dropped_document(result) for result in pruned.dropped]
+    return plan_document(pruned.plan) | {"dry_run": False, "done": done, "given_up": given_up}
 
 
 def plan_lines(plan: PrunePlan) -> list[str]:
@@ -259,6 +270,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
                 f"{step.mark.snapshot}: finish the removal begun at {step.mark.at} by {requester_text(step.mark)}"
             )
     by_name = {step.mark.snapshot: step for step in plan.steps}
+    drops = {drop.snapshot: drop for drop in plan.drops}
     for verdict in plan.verdicts:
         problem = plan.problems.get(verdict.name)
         why = "; ".join(verdict.why) + (f" ({problem}); see: snapshot check {verdict.name}" if problem else "")
@@ -270,8 +282,10 @@ def plan_lines(plan: PrunePlan) -> list[str]:
         if going and not going.is_resumed:
             lines += [f"  {line}" for line in point_lines(going.mark)]
             lines += [f"  {line}" for line in slot_lines(going.mark, going.slots, going.left_behind)]
+        if verdict.name in drops:
+            lines.append(f"  given up: {drop_text(drops[verdict.name])}")
     lines += [f"warning: {text}" for text in _warnings(plan)]
-    if not plan.steps:
+    if plan.is_empty:
         return [*lines, "nothing to prune"]
     what = f"{quantity_text(plan.objects, 'objects')} with commit files to delete"
     return [*lines, f"{what}, {size_text(plan.bytes)} to free"]
@@ -331,7 +345,8 @@ def _why_text(run: Sequence[PointVerdict], fate: RetentionFate) -> str:
 
 def losses_of(plan: PrunePlan) -> list[str]:
     """Return the removals that need confirmation. Their reasons and the kept snapshots may change over time."""
-    return [
+    drops = [f"give up {drop.snapshot}: {drop_text(drop)}" for drop in plan.drops]
+    return drops + [
         line
         for step in plan.steps
         for line in (
@@ -344,7 +359,8 @@ def losses_of(plan: PrunePlan) -> list[str]:
 
 def lines_of(pruned: PruneResult) -> list[str]:
     """Return the human-readable output."""
-    return [
+    dropped = [f"{result.plan.snapshot}: {line}" for result in pruned.dropped for line in dropped_lines(result)]
+    return dropped + [
         line
         for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
         for line in removed_lines(

@@ -83,6 +83,7 @@ COMMAND_NAMES = (
     "delete",
     "prune",
     "keep",
+    "merge",
     "repair",
     "merge",
     "copy",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, pairwise
 from statistics import median
@@ -237,6 +237,7 @@ class PointFigures:
 class SnapshotFigures:
     """A snapshot with its restore points in order; for a broken snapshot, only the readable restore points.
 
+    Of a merged chain, the restore points that were given up are left out, and the first has the size of its new base.
     `is_given_up` is set if the chain was lost, or was ended by a restore, but not if another snapshot replaced it.
     """
 
@@ -288,12 +289,12 @@ class StoreFigures:
         good = list[PointFigures]()
         for one in self.snapshots:
             checks = [check for check in self.operations.checks if check.point.snapshot == one.name]
-            covering = newest_covering(checks, len(one.points)) if one.is_counted else []
-            good += [
-                point
-                for point, check in zip(one.points, covering, strict=False)
-                if check is None or check.point.result != CONFLICTS
-            ]
+            points = one.points if one.is_counted else ()
+            covering = newest_covering(checks, points[-1].increment + 1 if points else 0)
+            for point in points:
+                check = covering[point.increment]
+                if check is None or check.point.result != CONFLICTS:
+                    good.append(point)
         return max(good, key=lambda point: (point.cut_at, point.increment), default=None)
 
     @property
@@ -382,7 +383,10 @@ def gaps_of(snapshots: Iterable[SnapshotFigures], now: datetime) -> Gaps:
 
 def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
     """Return the figures for a snapshot; `chain` is its readable part."""
-    points = tuple(map(_point_of, chain.commits)) if chain else ()
+    commits = chain.commits if chain else ()
+    points = tuple(_point_of(commit) for commit in commits if commit.increment >= entry.first)
+    if entry.base_bytes is not None and points:
+        points = (replace(points[0], bytes=entry.base_bytes), *points[1:])
     is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
     is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced
     is_only_cut = chain is not None and chain.full.only_cut

@@ -138,7 +138,7 @@ def hold_lease(
     if the increment was pruned.
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
-    intent = structs.replace(intent, expires_at=_expiry(), by=by, process=own_process() or UNSET)
+    intent = structs.replace(intent, expires_at=lease_expiry(), by=by, process=own_process() or UNSET)
     held, is_unsure = HeldLease(is_stored=False), False
     number = 1
     try:
@@ -195,7 +195,7 @@ def _renew(store: ObjectStore, intent: Intent, number: int) -> int:
     """Renew the lease under the first free number from `number` on; return that number."""
     while True:
         try:
-            write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, _expiry()))
+            write_operation_record(store, f"lease-{number}", LeaseRenewal(intent.operation, lease_expiry()))
         except ObjectExistsError:
             # This renewal was stored by another process, or by an earlier put whose answer was lost.
             number += 1
@@ -294,5 +294,6 @@ def _first_expiry(intent: Intent) -> datetime:
         return datetime.fromisoformat(intent.began_at) + timedelta(seconds=LEASE_SECONDS)
 
 
-def _expiry() -> Time:
+def lease_expiry() -> Time:
+    """Return the expiry of a lease that begins now."""
     return Time.of(utc_now() + timedelta(seconds=LEASE_SECONDS))

@@ -21,15 +21,22 @@ from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import is_foreign, read_slot_owners
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.operation_records import IN_STORE, MERGE, Intent, read_failure, read_intent, read_outcome
+from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.operation_records import (
+    DELETE,
+    IN_STORE,
+    MERGE,
+    PRUNE,
+    Intent,
+    read_failure,
+    read_intent,
+    read_outcome,
+)
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label, read_full
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
-
-# The keys of the marks of deletions and prunings: once a mark is stored, the next delete or prune resumes the removal.
-MARKS = {"delete": tombstone_key, "prune": only_full_key}
 
 
 def settle_operations(
@@ -170,12 +177,21 @@ def settle_in_store(store: ObjectStore, operation: Intent, progress: Progress) -
     clear_signs(store, operation.id)
 
 
+def _is_marked(store: ObjectStore, removal: Intent) -> bool:
+    """Whether the removal's mark is stored: the next delete, prune or merge then resumes it."""
+    if removal.is_giving_up:
+        return first_increment(store, removal.snapshot) >= removal.increment
+    return store.exists((tombstone_key if removal.kind == DELETE else only_full_key)(removal.snapshot))
+
+
 def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -> None:
     """Record as failed a removal that ended before storing its mark, because it removed nothing.
 
-    If the mark arrives in the store later, the removal can still be resumed, because only the mark counts.
+    If the mark arrives in the store later, the removal can still be resumed, because only the mark counts. What gives
+    up the beginning of a chain needs no lock, so it may be running until its lease has expired.
     """
-    if operation.kind in MARKS and not store.exists(MARKS[operation.kind](operation.snapshot)):
+    is_running = operation.is_giving_up and read_lease(store, operation).is_running(utc_now())
+    if operation.kind in (DELETE, PRUNE) and not is_running and not _is_marked(store, operation):
         progress.note(
             News(f"operation {operation.id} ended before it removed anything from snapshot {operation.snapshot}")
         )

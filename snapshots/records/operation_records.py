@@ -85,8 +85,9 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
 
     Only creates have `fleet_id`, the id of the store's fleet, `only_cut`, which marks a restore point, and `renews`,
     the nodes on which an increment creates the chain's slot again. Only repairs have `repair`, the number of the repair
-    that they will store, if any. `expires_at` is the first expiry of the lease of a restore, repair or merge. Only
-    restores have the other fields. `targets` are the databases that the restore creates, as `system identifier/name`.
+    that they will store, if any. `expires_at` is the first expiry of the lease of a restore, repair or merge, or of a
+    prune with an increment: it gives up what lies before that increment. Only restores have the other fields.
+    `targets` are the databases that the restore creates, as `system identifier/name`.
     `servers` are the addresses of their servers, as `host:port` or `folder of the socket:port`. `started` are the start
     times of these servers, because a physical copy of a server has the same system identifier. If `only_nodes`, the
     restore was limited to `nodes`.
@@ -123,6 +124,11 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
         """Whether the restore is a drill, whose servers stop with its process."""
         label = None if isinstance(self.by, UnsetType) else read_label(self.by)
         return label is not None and label.command == DRILL
+
+    @property
+    def is_giving_up(self) -> bool:
+        """Whether the operation gives up the restore points before its increment."""
+        return self.kind == PRUNE and self.increment > 0
 
     @property
     def is_terminal(self) -> bool:

@@ -1,24 +1,36 @@
 """Remove what lies before the newest merge of a chain: its earlier restore points are given up.
 
-A mark is stored first. From then on, the chain begins at the merge for every command, and earlier increments are
-refused. Then the objects go that only earlier states need: rows of base copies, and segments. The documents of the
-commits stay, because the later ones name them by their digests, and they are small; so do DDL, server globals and large
-objects. If a removal dies, a repetition or gc removes the rest.
+The intent is stored, then the pins are read, and then a mark is stored (pinning.py). From then on, the chain begins at
+the merge for every command, and earlier increments are refused. Then the objects go that only earlier states need: rows
+of base copies, and segments. The documents of the commits stay, because the later ones name them by their digests, and
+they are small; so do DDL, server globals and large objects. If a removal dies, a repetition or gc removes the rest.
 
 Needs no lock: no create needs what is removed, and a restore that began earlier has a lease (operations/leases.py).
+Until the lease of its own intent expires, no other command settles it. If it has been settled nevertheless, because the
+process was suspended, it ends before its mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.leases import check_not_in_use
+from msgspec import structs
+
+from cutline.fleet.progress import Progress, Reading
+from cutline.snapshots.operations.leases import check_not_in_use, lease_expiry, read_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists, read_merge_lists
-from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.operation import (
+    OutcomeDetails,
+    begin,
+    code_of,
+    current_time,
+    new_operation,
+    reason_of,
+    record_outcome,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, listed_objects
 from cutline.snapshots.records.documents import Kind, ParsedKey, parse_key, seal
@@ -31,18 +43,29 @@ from cutline.snapshots.records.merge_records import (
     read_merges,
 )
 from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.operation_records import PRUNE, Intent, read_outcome
 from cutline.snapshots.records.proven_chains import read_as_committed
-from cutline.snapshots.removal.deletion import remove_objects
-from cutline.snapshots.removal.survey import SizeTotal
-from cutline.storage.errors import RefusedError
+from cutline.snapshots.removal.deletion import open_removals, remove_objects
+from cutline.snapshots.removal.pinning import check_none_pinned
+from cutline.snapshots.removal.survey import SizeTotal, find_lack_from
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 from cutline.storage.store import Listed, ObjectExistsError, ObjectStore
-from cutline.storage.storing import create_or_find
+from cutline.storage.storing import StoreAnswersLostError, create_or_find
 
 FOLDERS = ("base", "lists", "wal")
 
 
 class NotMergedError(RefusedError):
     """The snapshot has no merge, so every state needs what lies before it."""
+
+
+class DamagedMergeError(RefusedError):
+    """The chain can't be restored from its merge on, so what lies before it may still be needed."""
+
+
+class OverdueError(BusyError):
+    """The process was suspended for so long that another command may have settled its operation."""
 
 
 # Not slotted: a cached property needs a dictionary.
@@ -135,7 +158,7 @@ class DropPlan:
 def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> DropPlan:
     """Find what lies before the newest merge, or before the newest that increment `needed` and later ones don't need.
 
-    Raises NotMergedError, and the errors of read_chain.
+    Raises NotMergedError, PinnedError, DamagedMergeError, and the errors of read_chain.
     """
     earlier, known = EarlierObjects.of(store, snapshot, needed), first_increment(store, snapshot)
     if earlier is None or earlier.chain.beginning is None:
@@ -144,13 +167,21 @@ def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> D
             hint=f"merge it first: snapshot merge {snapshot}",
             details={"snapshot": snapshot},
         )
+    points = range(known, earlier.first)
+    check_none_pinned(store, snapshot, points)
+    if points and (lack := find_lack_from(store, snapshot, earlier.first)):
+        raise DamagedMergeError(
+            f"the chain of {snapshot} can't begin at increment {earlier.first}: {lack}",
+            hint=f"see what is damaged, and repair it: snapshot check {snapshot}   nothing was removed",
+            details={"snapshot": snapshot, "increment": earlier.first},
+        )
     listed = [entry for folder in FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{folder}")]
     return DropPlan(
         snapshot,
         earlier.first,
         earlier.chain.full.chain,
         earlier.chain.beginning.merge.digest,
-        tuple(range(known, earlier.first)),
+        tuple(points),
         tuple(entry for entry in listed if _is_earlier(earlier, snapshot, entry.key)),
     )
 
@@ -166,11 +197,56 @@ def _is_earlier(earlier: EarlierObjects, snapshot: str, key: str) -> bool:
     return parsed is not None and earlier.has(key, parsed)
 
 
-def drop_earlier_objects(store: ObjectStore, plan: DropPlan, operation: str, progress: Progress) -> dict[str, str]:
-    """Store the mark and remove the objects; return, by key, the store's reasons for refusals.
+@dataclass(frozen=True, slots=True)
+class DropResult:
+    """What was removed, and by key the store's reasons for refusals. `operation` is "" if there was nothing to do."""
 
-    Raises SnapshotInUseError if a restore, repair or merge reads the snapshot; a repetition then removes the objects.
+    plan: DropPlan
+    operation: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> SizeTotal:
+        """The number and the bytes of the removed objects."""
+        return SizeTotal.of(entry for entry in self.plan.objects if entry.key not in self.refused)
+
+
+def drop_earlier_objects(store: ObjectStore, plan: DropPlan, progress: Progress) -> DropResult:
+    """Store the mark and remove the objects, as an operation of its own. Safe to repeat.
+
+    Raises SnapshotInUseError if a restore, repair or merge reads the snapshot, and PinnedError if a restore point was
+    pinned after the plan was made. Once the mark is stored, a repetition removes the objects.
     """
+    check_not_in_use(store, plan.snapshot)
+    if not (plan.points or plan.objects):
+        _record_done(store, plan, SizeTotal())
+        return DropResult(plan)
+    intent = structs.replace(new_operation(PRUNE, plan.snapshot, plan.first, ()), expires_at=lease_expiry())
+    begin(store, intent)
+    try:
+        progress.tell(Reading(0, operation=intent.id))
+        if first_increment(store, plan.snapshot) < plan.first:
+            check_none_pinned(store, plan.snapshot, plan.points)
+            _check_not_settled(store, intent)
+            _put_mark(store, plan, intent.id)
+        # A restore that began in the meantime has stored its lease by now, or finds the mark.
+        check_not_in_use(store, plan.snapshot)
+        refused = remove_objects(store, _keys(plan.objects), progress)
+    except BaseException as error:
+        progress.ending()
+        with suppress(SnapshotError):
+            # If the store's answer was lost when the mark was put, the mark may still arrive.
+            is_unknown = isinstance(error, StoreAnswersLostError)
+            if not is_unknown and first_increment(store, plan.snapshot) < plan.first:
+                record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
+        raise
+    result = DropResult(plan, intent.id, refused)
+    if not refused:
+        _record_done(store, plan, result.total)
+    return result
+
+
+def _put_mark(store: ObjectStore, plan: DropPlan, operation: str) -> None:
     mark = Begin(
         snapshot=plan.snapshot,
         chain=plan.chain,
@@ -179,14 +255,27 @@ def drop_earlier_objects(store: ObjectStore, plan: DropPlan, operation: str, pro
         operation=operation,
         made_at=current_time(),
     )
-    check_not_in_use(store, plan.snapshot)
-    if first_increment(store, plan.snapshot) < plan.first:
-        # Another process may have stored it: only its key counts.
-        with suppress(ObjectExistsError):
-            create_or_find(store, begin_key(plan.snapshot, plan.first), seal(mark))
-    # A restore that began in the meantime has stored its lease by now, or finds the mark.
-    check_not_in_use(store, plan.snapshot)
-    return remove_objects(store, _keys(plan.objects), progress)
+    # Another process may have stored it: only its key counts.
+    with suppress(ObjectExistsError):
+        create_or_find(store, begin_key(plan.snapshot, plan.first), seal(mark))
+
+
+def _check_not_settled(store: ObjectStore, intent: Intent) -> None:
+    """Raise OverdueError if a pin may not have seen the intent, because the intent was settled."""
+    if read_outcome(store, intent.id) is not None or not read_lease(store, intent).is_running(utc_now()):
+        raise OverdueError(
+            f"operation {intent.id} was suspended for too long, and has removed nothing",
+            hint="repeat the command",
+            details={"snapshot": intent.snapshot, "operation": intent.id},
+        )
+
+
+def _record_done(store: ObjectStore, plan: DropPlan, total: SizeTotal) -> None:
+    """Record the outcome of all operations that were to give up what lies before the beginning of the chain."""
+    for one in open_removals(store, plan.snapshot):
+        if one.is_giving_up and one.increment <= plan.first:
+            details = OutcomeDetails(0, {"objects": total.objects, "bytes": total.size_bytes})
+            record_outcome(store, one, "done", details=details)
 
 
 def _keys(objects: Iterable[Listed]) -> list[str]:

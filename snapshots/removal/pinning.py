@@ -7,6 +7,7 @@ before its mark, or the pin is released again and its command fails.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,8 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time
-from cutline.snapshots.records.operation_records import DELETE, PRUNE
+from cutline.snapshots.records.merged_chain import check_kept, read_from_merge
+from cutline.snapshots.records.operation_records import DELETE, PRUNE, Intent
 from cutline.snapshots.records.pins import (
     Pin,
     PinRelease,
@@ -33,7 +35,6 @@ from cutline.snapshots.records.proven_chains import (
     check_name,
     increment_label,
     increments_pruned_error,
-    read_chain,
 )
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
@@ -73,7 +74,8 @@ class PinChange:
 def pin_point(fleet: Fleet, name: str, increment: int | None, until: datetime | None, reason: str) -> PinChange:
     """Pin a restore point; `increment` None is the newest.
 
-    Raises SnapshotMissingError, ManifestError, and BeingRemovedError: no pin is in force then, unless the store failed.
+    Raises SnapshotMissingError (MergedAwayError if the restore point was given up), ManifestError, and
+    BeingRemovedError: no pin is in force then, unless the store failed.
     """
     store = fleet.store.open()
     read_identity(store, fleet)
@@ -84,7 +86,7 @@ def pin_in_store(
     store: ObjectStore, name: str, increment: int | None, until: datetime | None = None, reason: str = ""
 ) -> PinChange:
     """Like `pin_point`, in a store that belongs to the fleet."""
-    chain = read_chain(store, check_name(name), increment)
+    chain = read_from_merge(store, name, increment)
     pin = Pin(
         snapshot=name,
         increment=chain.last.increment,
@@ -146,6 +148,13 @@ def check_not_pinned(store: ObjectStore, name: str, kind: str) -> None:
         raise pinned_error(name, broken[0])
 
 
+def check_none_pinned(store: ObjectStore, name: str, increments: Container[int]) -> None:
+    """Raise PinnedError if a pin is in force on one of the increments that are to be given up, or can't be read."""
+    for pin in pins_in_force(store, name, utc_now()):
+        if pin.increment is None or pin.increment in increments:
+            raise pinned_error(name, pin)
+
+
 def pinned_error(name: str, pin: StoredPin) -> PinnedError:
     """Return the error for removing a pinned restore point."""
     at = "" if pin.increment is None else f"@{pin.increment}"
@@ -165,7 +174,7 @@ def _release(store: ObjectStore, name: str, pin: str) -> None:
 def _check_not_removed(store: ObjectStore, pin: Pin) -> None:
     """Raise unless no removal has removed the pinned restore point, or may still do so without having seen the pin."""
     for intent in read_open_intents(store, skips_unreadable=True):
-        if intent.snapshot == pin.snapshot and intent.kind in ((DELETE, PRUNE) if pin.increment else (DELETE,)):
+        if intent.snapshot == pin.snapshot and _may_remove(intent, pin):
             raise BeingRemovedError(
                 f"{increment_label(pin.snapshot, pin.increment)} was not pinned: operation {intent.id} may be removing"
                 " it",
@@ -176,3 +185,14 @@ def _check_not_removed(store: ObjectStore, pin: Pin) -> None:
     check_not_deleted(store, pin.snapshot)
     if pin.increment and is_only_full(store, pin.snapshot):
         raise increments_pruned_error(pin.snapshot)
+    check_kept(store, pin.snapshot, pin.increment)
+
+
+def _may_remove(intent: Intent, pin: Pin) -> bool:
+    """Whether the operation may remove the pinned restore point.
+
+    A prune removes either all increments or, if it has an increment itself, what lies before that.
+    """
+    if intent.kind != PRUNE:
+        return intent.kind == DELETE
+    return pin.increment < intent.increment if intent.increment else pin.increment > 0

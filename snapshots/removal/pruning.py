@@ -44,6 +44,7 @@ from cutline.snapshots.removal.deletion import (
     snapshot_removal,
     tombstone_of,
 )
+from cutline.snapshots.removal.earlier_objects import DropPlan, DropResult, drop_earlier_objects, plan_drop
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     RetentionFate,
@@ -51,7 +52,13 @@ from cutline.snapshots.removal.retention import (
     apply_retention,
     list_kept_instead,
 )
-from cutline.snapshots.removal.survey import CHAIN_FOLDERS, SurveyedSnapshot, of_increments, survey_snapshots
+from cutline.snapshots.removal.survey import (
+    CHAIN_FOLDERS,
+    SurveyedSnapshot,
+    find_lack_from,
+    of_increments,
+    survey_snapshots,
+)
 from cutline.storage.clock import utc_now
 from cutline.storage.store import Listed, ObjectStore
 
@@ -77,11 +84,12 @@ class PruneStep:
 class PrunePlan:
     """The verdict on every snapshot, newest first, and the resulting removals, oldest first.
 
-    `rules` are those that were applied, `is_default` if neither fleet.toml nor the command set any. `problems` maps
-    names of damaged snapshots to descriptions. `held` maps names to the snapshots as input to the rules. `kept_instead`
-    are the snapshots that would lose something if checks had found no conflicts in newer snapshots. `unread` are
-    operations that may be checks, but whose outcome can't be read or has an end time in the future. `ahead` are the
-    snapshots with a cut in the future. `used_bytes` is the size of all objects of snapshots before the removals.
+    `drops` are the merged chains of which the beginning is given up. `rules` are those that were applied, `is_default`
+    if neither fleet.toml nor the command set any. `problems` maps names of damaged snapshots to descriptions. `held`
+    maps names to the snapshots as input to the rules. `kept_instead` are the snapshots that would lose something if
+    checks had found no conflicts in newer snapshots. `unread` are operations that may be checks, but whose outcome
+    can't be read or has an end time in the future. `ahead` are the snapshots with a cut in the future. `damaged_merges`
+    says why chains can't begin at a merge. `used_bytes` is the size of all objects of snapshots before the removals.
     """
 
     rules: Retention
@@ -94,16 +102,23 @@ class PrunePlan:
     is_default: bool = False
     used_bytes: int = 0
     ahead: tuple[str, ...] = ()
+    drops: tuple[DropPlan, ...] = ()
+    damaged_merges: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to remove."""
+        return not (self.steps or self.drops)
 
     @property
     def bytes(self) -> int:
         """The number of bytes that the plan frees."""
-        return sum(step.mark.bytes for step in self.steps)
+        return sum(step.mark.bytes for step in self.steps) + sum(drop.total.size_bytes for drop in self.drops)
 
     @property
     def objects(self) -> int:
         """The number of objects that the plan deletes."""
-        return sum(step.mark.objects for step in self.steps)
+        return sum(step.mark.objects for step in self.steps) + sum(drop.total.objects for drop in self.drops)
 
     @property
     def left_bytes(self) -> int:
@@ -149,6 +164,11 @@ class PrunePlan:
                 "check records that can't be read or that end in the future (their conflicts count, other results"
                 f" don't): {list_some(self.unread, NAMES_SHOWN_MAX)}; see: snapshot history"
             )
+        warnings += [
+            f"nothing of {name} is given up, because the chain can't begin at its merge: {lack}; see: snapshot check"
+            f" {name}"
+            for name, lack in self.damaged_merges.items()
+        ]
         if self.ahead:
             warnings.append(
                 "snapshots with a cut in the future are kept and not counted:"
@@ -160,10 +180,11 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """The result of a prune: a RemovalResult for each step in the plan."""
+    """The result of a prune: a RemovalResult for each step in the plan, and a DropResult for each drop."""
 
     plan: PrunePlan
     removed: tuple[RemovalResult, ...]
+    dropped: tuple[DropResult, ...] = ()
 
 
 def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
@@ -180,7 +201,7 @@ def prune_store(
     announce: Callable[[PrunePlan], None],
     *,
     force: bool,
-    ended: Callable[[RemovalResult], None] = lambda _: None,
+    ended: Callable[[RemovalResult | DropResult], None] = lambda _: None,
 ) -> PruneResult:
     """Remove everything that no rule keeps; calls `announce` with the plan first, and `ended` with each result.
 
@@ -197,7 +218,7 @@ def prune_locked(
     run: RemovalRun,
     rules: Retention,
     announce: Callable[[PrunePlan], None],
-    ended: Callable[[RemovalResult], None] = lambda _: None,
+    ended: Callable[[RemovalResult | DropResult], None] = lambda _: None,
 ) -> PruneResult:
     """Like `prune_store`, but for a `run` that already holds the fleet's lock."""
     store = run.store
@@ -205,6 +226,8 @@ def prune_locked(
     plan = plan_prune(store, run.fleet, rules, force=run.force)
     for step in plan.steps:
         check_not_in_use(store, step.mark.snapshot)
+    for drop in plan.drops:
+        check_not_in_use(store, drop.snapshot)
     announce(plan)
     removed: list[RemovalResult] = []
     for step in plan.steps:
@@ -212,7 +235,11 @@ def prune_locked(
         removal = (snapshot_removal if step.kind == DELETE else increments_removal)(step.mark, operation.id)
         removed.append(remove_recorded(store, operation, removal, run.nodes, run.progress))
         ended(removed[-1])
-    return PruneResult(plan, tuple(removed))
+    dropped: list[DropResult] = []
+    for drop in plan.drops:
+        dropped.append(drop_earlier_objects(store, drop, run.progress))
+        ended(dropped[-1])
+    return PruneResult(plan, tuple(removed), tuple(dropped))
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
@@ -236,6 +263,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
             steps.append(PruneStep(PRUNE, mark, mark.slots if surveyed.is_continuable else ()))
     steps = [replace(step, left_behind=slots_left_behind(store, fleet, step.mark)) for step in steps]
     problems = unreadable | {name: snapshot.problem for name, snapshot in surveys.items() if snapshot.problem}
+    drops = _plan_drops(store, judged)
     used = sum(snapshot.objects.size_bytes for snapshot in surveys.values()) + sum(mark.bytes for mark in left)
     return PrunePlan(
         rules.or_default,
@@ -248,14 +276,30 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         is_default=not rules.rules,
         used_bytes=used,
         ahead=tuple(name for name, one in judged.held.items() if one.is_whole and one.is_ahead(judged.now)),
+        drops=drops,
+        damaged_merges=judged.damaged_merges,
     )
+
+
+def _plan_drops(store: ObjectStore, judged: JudgedStore) -> tuple[DropPlan, ...]:
+    """Plan what is given up of merged chains, oldest snapshot first; also finish what has been begun before."""
+    begun = {removal.snapshot for removal in open_removals(store) if removal.is_giving_up}
+    drops: list[DropPlan] = []
+    for verdict in reversed(judged.verdicts):
+        surveyed = judged.surveys[verdict.name]
+        if verdict.begins is not None:
+            drops.append(plan_drop(store, verdict.name, verdict.begins))
+        elif verdict.name in begun and surveyed.first and surveyed.is_whole and verdict.fate is RetentionFate.KEEP:
+            drops.append(plan_drop(store, verdict.name, surveyed.first))
+    return tuple(drops)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedStore:
     """The verdict of the rules on every snapshot, newest first, and what they are based on (see PrunePlan).
 
-    `verdicts` say which restore points of each snapshot are wanted for their own sake, and by which rules or pins.
+    `verdicts` say which restore points of each snapshot are wanted for their own sake, and by which rules or pins, and
+    at which merge a chain can begin; `damaged_merges` says by snapshot why it can't.
     """
 
     now: datetime
@@ -264,6 +308,7 @@ class JudgedStore:
     verdicts: tuple[RetentionVerdict, ...]
     kept_instead: tuple[str, ...]
     unread: tuple[str, ...]
+    damaged_merges: Mapping[str, str]
 
 
 def judge_store(store: ObjectStore, rules: Retention, *, force: bool) -> JudgedStore:
@@ -274,8 +319,13 @@ def judge_store(store: ObjectStore, rules: Retention, *, force: bool) -> JudgedS
     checks, now = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX), utc_now()
     held = _held_snapshots(surveys, checks, {name: pins_in_force(store, name, now) for name in surveys})
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
+    begins = {verdict.name: verdict.begins for verdict in verdicts if verdict.begins is not None}
+    damaged = {name: lack for name, begin in begins.items() if (lack := find_lack_from(store, name, begin))}
+    if damaged:
+        held |= {name: replace(held[name], merges=()) for name in damaged}
+        verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)
     kept_instead = list_kept_instead(list(held.values()), rules, now, takes_last=force)
-    return JudgedStore(now, surveys, held, tuple(verdicts), tuple(kept_instead), tuple(sorted(checks.unread)))
+    return JudgedStore(now, surveys, held, tuple(verdicts), tuple(kept_instead), tuple(sorted(checks.unread)), damaged)
 
 
 def _has_pins_that_expire(store: ObjectStore) -> bool:
@@ -298,16 +348,20 @@ def _held_snapshots(
             standing[name],
             snapshot.is_continuable,
             _pins_by_increment(snapshot, pins[name]),
+            snapshot.first,
+            snapshot.merges,
         )
         for name, snapshot in surveys.items()
     }
 
 
 def _pins_by_increment(snapshot: SurveyedSnapshot, pins: Iterable[StoredPin]) -> dict[int, str]:
-    """Describe the pins by the increments that they pin; a pin that can't be read pins the newest."""
-    newest, found = max(len(snapshot.points) - 1, 0), dict[int, str]()
+    """Describe the pins by the increments that they pin; a pin that can't be read pins the first and the newest."""
+    found: dict[int, str] = {}
     for pin in pins:
-        found.setdefault(newest if pin.increment is None else pin.increment, pin.text)
+        unread = (snapshot.first, max(snapshot.count - 1, snapshot.first))
+        for increment in unread if pin.increment is None else (pin.increment,):
+            found.setdefault(increment, pin.text)
     return found
 
 

@@ -6,14 +6,19 @@ to its full snapshot, or deleted. So a rule that keeps an increment keeps the wh
 full snapshot, its increments are deleted, the chain ends, and nodes keep no WAL for it. This also ends a chain that has
 no increments yet, unless `last` or `within` keeps it.
 
+A merged chain can also begin at a merge: what lies before the newest merge that no wanted restore point precedes
+is given up. A merge is as good as a full snapshot, so of each snapshot that `last N` keeps, it wants what follows the
+Nth newest of the full snapshot and its merges. A merge never causes another snapshot to go. If a check found conflicts
+in a snapshot, nothing of it is given up, because the merge has the conflicts, too.
+
 Periods are those of UTC, and a restore point belongs to the period of its cut. Apart from `within`, no rule looks at
 the present time: if no restore points are added, nothing is ever deleted.
 
-Four snapshots stay with all their increments, whatever the rules are, unless the caller allows to delete the last one:
-the newest that can be restored, the one with the newest restore point, the newest without conflicts and, if a newer one
-has conflicts, the newest that a check has found valid. A damaged snapshot is always kept, and the rules don't count it,
-because its contents are unknown; neither do they count a snapshot with a cut in the future, because some clock was
-wrong. A pinned restore point is kept, even if the caller allows to delete the last one.
+Four snapshots stay with their newest increments, whatever the rules are, unless the caller allows to delete the last
+one: the newest that can be restored, the one with the newest restore point, the newest without conflicts and, if a
+newer one has conflicts, the newest that a check has found valid. A damaged snapshot is always kept, and the rules don't
+count it, because its contents are unknown; neither do they count a snapshot with a cut in the future, because some
+clock was wrong. A pinned restore point is kept, even if the caller allows to delete the last one.
 
 A restore point without rows (`--only-cut`) is not a full snapshot: `last` and `only_full` neither count nor remove it.
 The other rules apply to these restore points as a series of their own; if none is set, all of them are kept.
@@ -50,10 +55,12 @@ class RetentionFate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot as input to the rules. `points` are the cut times of the full snapshot and of each increment.
+    """A snapshot as input to the rules. `points` are the cut times of its restore points, from increment `first` on.
 
-    `is_only_cut` is set for a restore point, which has no rows. `checked` is the standing check. `is_continuable` is
-    set if an increment can follow, so that nodes keep WAL. `pins` describes the pins in force, by increment.
+    `first` is 0, the full snapshot, unless earlier restore points were given up. `merges` are the increments at which
+    the chain can begin, in order. `is_only_cut` is set for a restore point, which has no rows. `checked` is the
+    standing check. `is_continuable` is set if an increment can follow, so that nodes keep WAL. `pins` describes the
+    pins in force, by increment.
     """
 
     name: str
@@ -63,6 +70,19 @@ class HeldSnapshot:
     checked: EndedCheck | None = None
     is_continuable: bool = False
     pins: Mapping[int, str] = field(default_factory=dict)
+    first: int = 0
+    merges: tuple[int, ...] = ()
+
+    @property
+    def increments(self) -> range:
+        """The increments of `points`."""
+        return range(self.first, self.first + len(self.points))
+
+    def following(self, count: KeepCount | None) -> range:
+        """Return the increments from the `count`th newest of the full snapshot and the merges on."""
+        begins = [self.first, *(merge for merge in self.merges if merge in self.increments[1:])]
+        begin = begins[-count] if isinstance(count, int) and count < len(begins) else self.first
+        return range(begin, self.increments.stop)
 
     @property
     def is_restorable(self) -> bool:
@@ -89,7 +109,7 @@ class PointVerdict:
     """The verdict on one restore point: the increment (0: the full snapshot) and its cut's time.
 
     `why` are the rules and pins that keep this restore point itself. Otherwise it is kept if `needed_by`, the first
-    later increment that is kept itself, needs it, or if its chain `stays_whole`.
+    later increment that is kept itself, needs it, or if it `stays_whole` with its chain.
     """
 
     increment: int
@@ -106,12 +126,17 @@ class PointVerdict:
 
 @dataclass(frozen=True, slots=True)
 class RetentionVerdict:
-    """The fate of a snapshot, and why: the rules that keep it, or the fact that none does. `points` are in order."""
+    """The fate of a snapshot, and why: the rules that keep it, or the fact that none does. `points` are in order.
+
+    `begins` is the merge at which a chain that is kept will begin, because no restore point before it is wanted; None
+    if nothing is given up.
+    """
 
     name: str
     fate: RetentionFate
     why: tuple[str, ...]
     points: tuple[PointVerdict, ...] = ()
+    begins: int | None = None
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -159,12 +184,14 @@ def apply_retention(
     reasons |= _reasons_of_only_cuts(only_cuts, rules, now)
     protected = {} if takes_last else _protected(counted, sound)
     for name, why in protected.items():
-        newest = next(len(one.points) - 1 for one in counted if one.name == name)
+        newest = next(one.increments[-1] for one in counted if one.name == name)
         reasons[name].setdefault(newest, []).extend(_Reason(text, "") for text in why)
     for snapshot in newest_first:
         for increment, text in snapshot.pins.items():
             of_one = reasons.setdefault(snapshot.name, {})
-            of_one.setdefault(min(increment, len(snapshot.points) - 1), []).append(_Reason("pinned", text))
+            # A damaged snapshot may have fewer restore points than were pinned, or none.
+            pinned = max(min(increment, snapshot.increments.stop - 1), snapshot.first)
+            of_one.setdefault(pinned, []).append(_Reason("pinned", text))
     continued = {series[0].name for series in (counted, sound) if series}
     continued |= {one.name for one in counted if one is _with_newest_point(counted)}
     continued |= protected.keys()
@@ -194,10 +221,10 @@ def _reasons(
         passed_over = " without conflicts" if places[one.name] != number else ""
         place = f"it is number {number + 1} counting from the newest{passed_over}"
         if _is_among(number, rules.last):
-            for increment in range(len(one.points)):
+            for increment in one.following(rules.last):
                 reasons[one.name][increment].append(_Reason(f"last {rules.last}", place, keeps_chain=True))
         if _is_among(number, rules.only_full):
-            reasons[one.name][0].append(_Reason(f"only_full {rules.only_full}", place))
+            reasons[one.name][one.first].append(_Reason(f"only_full {rules.only_full}", place))
     _add_time_rules(reasons, series, rules, now)
     return reasons
 
@@ -233,7 +260,7 @@ def _add_time_rules(reasons: _Reasons, series: Sequence[HeldSnapshot], rules: Re
         (
             (point.astimezone(UTC), one.points[0], one.name, increment)
             for one in series
-            for increment, point in enumerate(one.points)
+            for increment, point in zip(one.increments, one.points, strict=True)
         ),
         reverse=True,
     )
@@ -295,11 +322,19 @@ def _verdict(
     why = [*_summaries(reasons.values()), *_note(one)]
     has_increments = len(one.points) > 1
     is_continued = is_continued or any(reason.keeps_chain for found in reasons.values() for reason in found)
-    if max(kept) == 0 and not is_continued and (has_increments or one.is_continuable) and not one.is_only_cut:
+    is_reducible = not (is_continued or one.first or one.is_only_cut)
+    if max(kept) == 0 and is_reducible and (has_increments or one.is_continuable):
         removed = "increments removed" if has_increments else "no increments follow"
         points = _points(one, kept, whole=False)
         return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"{removed}: no rule keeps them"), points)
-    return RetentionVerdict(one.name, RetentionFate.KEEP, tuple(why), _points(one, kept, whole=True))
+    begins = None if one.has_conflicts else _begin_of(one, min(kept))
+    points = _points(one, kept, whole=True, begins=begins)
+    return RetentionVerdict(one.name, RetentionFate.KEEP, tuple(why), points, begins)
+
+
+def _begin_of(one: HeldSnapshot, wanted: int) -> int | None:
+    """Return the newest merge before which no restore point is wanted; None if nothing lies before it."""
+    return max((merge for merge in one.merges if one.first < merge <= wanted), default=None)
 
 
 def _kept_uncounted(one: HeldSnapshot, reasons: Mapping[int, Collection[_Reason]]) -> RetentionVerdict:
@@ -313,13 +348,21 @@ def _kept_uncounted(one: HeldSnapshot, reasons: Mapping[int, Collection[_Reason]
     return RetentionVerdict(one.name, RetentionFate.KEEP, verdict_why, _points(one, kept, whole=True))
 
 
-def _points(one: HeldSnapshot, kept: Mapping[int, tuple[str, ...]], *, whole: bool) -> tuple[PointVerdict, ...]:
-    """Return the verdicts on the restore points of a snapshot; `kept` says why some are kept, by increment."""
+def _points(
+    one: HeldSnapshot, kept: Mapping[int, tuple[str, ...]], *, whole: bool, begins: int | None = None
+) -> tuple[PointVerdict, ...]:
+    """Return the verdicts on the restore points of a snapshot; `kept` says why some are kept, by increment.
+
+    Those before increment `begins` are given up.
+    """
     points: list[PointVerdict] = []
     needed_by: int | None = None
-    for increment in reversed(range(len(one.points))):
+    for increment, cut_at in zip(reversed(one.increments), reversed(one.points), strict=True):
         why = kept.get(increment, ())
-        points.append(PointVerdict(increment, one.points[increment], why, None if why else needed_by, whole))
+        if begins is not None and increment < begins:
+            points.append(PointVerdict(increment, cut_at))
+            continue
+        points.append(PointVerdict(increment, cut_at, why, None if why else needed_by, whole))
         needed_by = increment if why else needed_by
     return tuple(reversed(points))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -16,7 +17,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, parse_key
 from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
-from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.merge_records import first_increment, read_merges
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import cut_time, listed_numbers, read_chain
 from cutline.snapshots.records.repair_records import Repair
@@ -82,7 +83,8 @@ class SurveyedSnapshot:
     counts the commits, from the full snapshot on, that can be restored and lack nothing; `lack` names a missing object
     of the next commit. Both texts are "" if there is nothing to report. `objects` counts all objects in the snapshot's
     folder, whether or not a commit lists them, and `of_increments` those that the full snapshot does not need. `first`
-    is the increment at which the chain begins for good, if that is a merge; otherwise 0.
+    is the increment at which the chain begins for good, if that is a merge; otherwise 0. `merges` are the increments of
+    all merges; empty if one of them can't be read.
     """
 
     name: str
@@ -94,6 +96,7 @@ class SurveyedSnapshot:
     of_increments: SizeTotal
     marks: ChainMarks = field(default_factory=ChainMarks)
     first: int = 0
+    merges: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -147,7 +150,7 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
     objects = store.inventory(f"snapshots/{name}")
     total = SizeTotal.of(objects)
     first = first_increment(store, name)
-    chain, unreadable = _read_newest(store, name)
+    chain, unreadable = _read_newest(store, name, first)
     if chain is None:
         return SurveyedSnapshot(name, None, unreadable, "", 0, total, SizeTotal())
     marks = read_marks(store, name, chain.full.chain)
@@ -159,7 +162,24 @@ def survey_snapshot(store: ObjectStore, name: str) -> SurveyedSnapshot:
         restorable, lack = 0, error.message
     if chain.full.only_cut:
         restorable = 0
-    return SurveyedSnapshot(name, chain, unreadable, lack, restorable, total, to_prune, marks, first)
+    return SurveyedSnapshot(
+        name, chain, unreadable, lack, restorable, total, to_prune, marks, first, _merges(store, name)
+    )
+
+
+def _merges(store: ObjectStore, name: str) -> tuple[int, ...]:
+    with suppress(ManifestError):
+        return tuple(merge.increment for merge in read_merges(store, name))
+    return ()
+
+
+def find_lack_from(store: ObjectStore, name: str, increment: int) -> str:
+    """Return what a chain that begins with its merge at `increment` lacks; "" if it can be restored from there on."""
+    try:
+        chain = read_chain_lists(store, read_from_merge(store, name, merge_max=increment))
+        return _count_restorable(chain, store.inventory(f"snapshots/{name}"))[1]
+    except (ManifestError, RefusedError, ObjectMissingError) as error:
+        return error.message
 
 
 def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
@@ -167,26 +187,29 @@ def first_restorable(store: ObjectStore, names: Iterable[str]) -> str | None:
     return next((name for name in names if survey_snapshot(store, name).restorable), None)
 
 
-def _read_newest(store: ObjectStore, name: str) -> tuple[Chain | None, str]:
+def _read_newest(store: ObjectStore, name: str, first: int) -> tuple[Chain | None, str]:
     """Read the longest readable part of the chain; also return the reason why the rest can't be read."""
-    # Once what lies before a merge is given up, it may be gone.
-    read = read_from_merge if first_increment(store, name) else read_chain
+
+    def read(last: int | None) -> Chain:
+        # Once what lies before a merge is given up, it may be gone. Later merges hide the restore points before them.
+        return read_from_merge(store, name, last, first) if first else read_chain(store, name, last)
+
     try:
-        return read(store, name), ""
+        return read(None), ""
     except (ManifestError, RefusedError, ObjectMissingError) as error:
         problem = error.message
 
     def is_broken(number: int) -> bool:
         try:
-            read(store, name, number)
+            read(number)
         except (ManifestError, RefusedError, ObjectMissingError):
             return True
         return False
 
     # A chain has no gaps, so it is no longer than the listing, even if names have higher numbers.
-    numbers = range(len(listed_numbers(store, name, first=1)) + 1)
+    numbers = range(first, len(listed_numbers(store, name, first=1)) + 1)
     readable = bisect_left(numbers, x=True, key=is_broken)
-    return (read(store, name, readable - 1) if readable else None), problem
+    return (read(numbers[readable - 1]) if readable else None), problem
 
 
 def _count_restorable(chain: Chain, objects: Inventory) -> tuple[int, str]:

@@ -5,9 +5,11 @@ Expected rows come from the live servers (COPY), and expected results of checks 
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,17 +28,21 @@ from cutline.snapshots.merge.rewriting import NewBase
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations import leases
 from cutline.snapshots.operations.committing import MergeSupersededError, put_merge
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Void
 from cutline.snapshots.records.documents import ManifestError, checking, parse_document, read_body, unseal
-from cutline.snapshots.records.merge_records import Merge, check_merge, merge_key
+from cutline.snapshots.records.merge_records import Merge, check_merge, find_merge, first_increment, merge_key
 from cutline.snapshots.records.merged_chain import begin_with, read_from_merge
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import read_part_at
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pinning import PinnedError, pin_in_store
 from cutline.snapshots.repair import work
 from cutline.snapshots.repair.work import Work
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
+from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import ArchiveError
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.changing_fleet import ChangingFleet
@@ -46,6 +52,7 @@ from tests.mutations.sealing import seal_document
 from tests.mutations.values import collect_others, mutate, mutations_of
 from tests.servers.dealt import start_fleet
 from tests.stores.damage import flip_byte
+from tests.unit.test_pins import MeetingStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -282,6 +289,102 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     assert place.check().result == VALID
     again = command(place, "merge", "chain", "--to", "4", "--drop-earlier", "--yes")
     assert (again["is_new"], again["dropped"]["increments"], again["dropped"]["objects"]) == (False, [], 0)
+
+
+def given_up(place: ChangingFleet, *words: str) -> tuple[int | None, list[list[int]]]:
+    """Run prune with the default rules; return where the chain will begin, and which increments go."""
+    document = command(place, "prune", *words)
+    (verdict,) = document["snapshots"]
+    gone = [one["increments"] for one in document["given_up"]]
+    points = verdict["points"]
+    assert [[one["increment"] for one in points if not one["kept"]]] * bool(gone) == gone
+    return verdict["begins_at"], gone
+
+
+def test_retention_gives_up_what_no_rule_or_pin_wants(place: ChangingFleet) -> None:
+    make_chain(place, 4)
+    for increment in (1, 2, 3):
+        merge(place, increment)
+    store = place.fleet.store.open()
+    check_pins_at_any_moment(place)
+
+    command(place, "keep", "chain@1", "--reason", "audit")
+    for words in (("merge", "chain", "--drop-earlier", "--yes"), ("merge", "chain", "--drop-earlier", "--dry-run")):
+        code, document = run_here(place.fleet, *words, spark=place.runs.spark.running)
+        assert (code, document["error"]) == (3, "pinned")
+    # The default rule `last 2` wants what follows the second newest of the merges, and the pin more.
+    assert given_up(place, "--dry-run") == (1, [[0]])
+    assert first_increment(store, "chain") == 0
+    assert given_up(place, "--yes") == (1, [[0]])
+    assert first_increment(store, "chain") == 1
+    assert given_up(place, "--yes") == (None, [])
+    code, document = run_here(place.fleet, "keep", "chain@0")
+    assert (code, document["error"]) == (3, "merged-away")
+    place.check_restores(1, 4)
+
+    command(place, "keep", "chain@1", "--release")
+    # A merge that can't be restored replaces nothing.
+    base = next((place.folder / "store/snapshots/chain/base/s1" / read_operation(store, 2)).iterdir())
+    body = base.read_bytes()
+    base.unlink()
+    document = command(place, "prune", "--dry-run")
+    assert document["given_up"] == []
+    assert "can't begin at its merge" in document["warnings"][0]
+    base.write_bytes(body)
+    assert given_up(place, "--yes") == (2, [[1]])
+    code, document = run_here(place.fleet, "check", "chain", "--increment", "1")
+    assert (code, document["error"]) == (3, "merged-away")
+    assert place.check().result == VALID
+    place.check_restores(2, 3, 4)
+    assert command(place, "gc", "--grace", "0s", "--dry-run")["objects"] == 0
+    assert read_open_intents(store) == []
+    (listed,) = command(place, "list")["snapshots"]
+    assert [one["number"] for one in listed["increments"]] == [2, 3, 4]
+
+    command(place, "keep", "chain@3")
+    command(place, "delete", "chain", "--force", "--yes")
+    assert list(store.list("snapshots")) == []
+    assert [key for key in store.list("deleted")] == ["deleted/chain.json"]
+
+
+def read_operation(store: ObjectStore, increment: int) -> str:
+    found = find_merge(store, "chain", increment).merge
+    assert found is not None
+    return found.operation
+
+
+def check_pins_at_any_moment(place: ChangingFleet) -> None:
+    """Pin increment 1 before each call with which a copy of the store gives up what lies before increment 3."""
+    found: list[bool] = []
+    for number in itertools.count(1):
+        folder = place.folder / f"meeting-{number}"
+        shutil.copytree(place.folder / "store", folder)
+        store, pinned = LocalStore(folder), list[bool]()
+        plan = plan_drop(store, "chain", 3)
+        assert plan.points == (0, 1, 2)
+
+        def meet(call: int, store: LocalStore = store, number: int = number, pinned: list[bool] = pinned) -> None:
+            if call == number:
+                try:
+                    pin_in_store(store, "chain", 1)
+                    pinned.append(True)
+                except SnapshotError:
+                    pinned.append(False)
+
+        meeting: Any = MeetingStore(store, meet)
+        with suppress(PinnedError):
+            drop_earlier_objects(meeting, plan, Silent())
+        is_left = first_increment(store, "chain") == 0
+        shutil.rmtree(folder)
+        if not pinned:
+            break
+        assert is_left == pinned[0], f"call {number}"
+        found += pinned
+        # After the mark, only objects are removed.
+        if found[-8:] == [False] * 8:
+            break
+    assert found == sorted(found, reverse=True)
+    assert {*found} == {True, False}
 
 
 def test_a_copy_that_the_increment_leaves_out_is_carried(place: ChangingFleet) -> None:

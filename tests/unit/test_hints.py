@@ -68,7 +68,7 @@ def parse(words: list[str]) -> None:
     context, name = None, "snapshot"
     while True:
         numbered = [
-            "1" if word == "N" or before == "--increment" else word
+            "1" if word == "N" or before in ("--increment", "--to") else word
             for before, word in zip(["", *words], words, strict=False)
         ]
         context = command.make_context(name, numbered, parent=context)

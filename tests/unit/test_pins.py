@@ -14,7 +14,12 @@ from msgspec import structs
 from cutline.cli.commands.delete import plan_lines
 from cutline.cli.output.arguments import parse_end, parse_point
 from cutline.fleet.config import Retention
+from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
+from cutline.snapshots.operations.leases import lease_expiry
 from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.pins import PinState, pin_key, pins_in_force, put_pin, read_pins, release_key
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, snapshot_names
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full, only_full_key, put_mark
@@ -138,6 +143,27 @@ def test_what_is_being_removed_is_not_pinned(increment: int) -> None:
     # A prune leaves the full snapshot.
     if increment:
         pin_in_store(store, "old", 0)
+
+
+def test_what_is_being_given_up_is_not_pinned_until_its_operation_is_settled() -> None:
+    """A prune with an increment gives up what lies before; its lease protects it, because it holds no lock."""
+    store, _ = new_store()
+    intent = structs.replace(new_operation("prune", "old", 2, ()), expires_at=lease_expiry())
+    begin(store, intent)
+    for increment in (0, 1):
+        with pytest.raises(BeingRemovedError):
+            pin_in_store(store, "old", increment)
+    pin_in_store(store, "old", 2)
+    settle_operations(store, FLEET, Silent())
+    assert read_outcome(store, intent.id) is None
+
+    late = structs.replace(new_operation("prune", "old", 2, ()), expires_at=Time.of(NOW - timedelta(days=400)))
+    begin(store, late)
+    settle_operations(store, FLEET, Silent())
+    outcome = read_outcome(store, late.id)
+    assert outcome is not None
+    assert outcome.state == "failed"
+    assert read_outcome(store, intent.id) is None
 
 
 def test_what_has_been_removed_is_not_pinned() -> None:

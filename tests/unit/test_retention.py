@@ -19,7 +19,7 @@ from cutline.snapshots.removal.retention import (
     apply_retention,
     list_kept_instead,
 )
-from tests.unit.made_retention import NOW, check, days, fates, restore_point, snapshot, wanted, whys
+from tests.unit.made_retention import DAY, NOW, check, days, fates, restore_point, snapshot, wanted, whys
 
 NEWEST = "it is the newest snapshot that can be restored"
 
@@ -411,3 +411,48 @@ def test_only_rules_by_time_remove_restore_points_without_rows() -> None:
         rules = Retention(**{"within_seconds" if rule == "within" else rule: 1})
         kept = {one.name: one.fate.value for one in apply_retention(found, rules, NOW)}
         assert (kept["p"], kept["a"]) == ("delete", "keep")
+
+
+def merged(first: int, merges: tuple[int, ...], *ages: float, **more: Any) -> HeldSnapshot:
+    """A chain whose restore points from increment `first` on are so many days old, with merges."""
+    return replace(snapshot("a", *ages, **more), first=first, merges=merges)
+
+
+def begins(chain: HeldSnapshot, **rules: Any) -> int | None:
+    (verdict,) = apply_retention([chain], Retention(**rules), NOW)
+    stay = [point.increment for point in verdict.points if point.is_kept]
+    assert stay == [one for one in chain.increments if one >= (verdict.begins or 0)]
+    assert {*verdict.wanted} <= {*stay}
+    return verdict.begins
+
+
+def test_a_chain_begins_at_the_newest_merge_before_all_that_is_wanted() -> None:
+    chain = merged(3, (3, 5, 7), 60, 50, 40, 30, 20, 10)
+    assert begins(chain, within_seconds=days(35)) == 5
+    assert begins(chain, within_seconds=days(5)) == 7
+    assert begins(chain, within_seconds=days(55)) is None
+    assert begins(merged(3, (), 60, 50, 40), within_seconds=days(5)) is None
+    # Of the full snapshot and the merges, the newest N and what follows them.
+    assert [begins(chain, last=last) for last in (1, 2, 3, 4, "all")] == [7, 5, None, None, None]
+    assert begins(chain, last=1, monthly="all") is None
+    # Pins count by their increments, and nothing is given up because of a merge with conflicts.
+    assert begins(merged(3, (5, 7), 60, 50, 40, 30, 20, 10, pins={6: "held"}), last=1) == 5
+    assert begins(merged(3, (5, 7), 60, 50, 40, 30, 20, 10, pins={3: "held"}), last=1) is None
+    assert begins(merged(3, (5, 7), 60, 50, 40, 30, 20, 10, found="conflicts"), last=1) is None
+    # A chain that can't be reduced to its full snapshot stays, and merges let no other snapshot go.
+    old = replace(merged(3, (3,), 60, 50, goes_on=True), name="b")
+    assert fates(chain, old, last=1, only_full=2) == {"a": "keep", "b": "keep"}
+
+
+def test_a_chain_that_is_merged_every_week_does_not_grow_without_end() -> None:
+    """Three years of daily increments, a merge and then a prune by the default rules every week."""
+    first, sizes = 0, list[int]()
+    for day in range(0, 3 * 365, 7):
+        points = tuple(NOW + increment * DAY for increment in range(first, day + 1))
+        chain = HeldSnapshot("a", points, first=first, merges=tuple(range(7, day + 1, 7)))
+        (verdict,) = apply_retention([chain], Retention(), NOW + day * DAY)
+        first = verdict.begins or first
+        sizes.append(day + 1 - first)
+    # The last day of the twelfth month from the newest is 304 to 335 days old. The merge before it is up to six older.
+    assert min(sizes[60:]) > 304
+    assert max(sizes) <= 1 + 335 + 6

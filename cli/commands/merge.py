@@ -46,7 +46,7 @@ def merge(
         bool,
         typer.Option(
             "--drop-earlier",
-            help="Then give up all restore points before the newest merge, and remove the objects that only they need.",
+            help="Then give up all restore points before this merge, and remove the objects that only they need.",
         ),
     ] = False,
     yes: Yes = False,
@@ -91,16 +91,17 @@ def merge(
 
 
 def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> DropResult:
-    """Remove what lies before the newest merge, after a confirmation at a terminal."""
-    store, name = fleet.store.open(), report.merge.snapshot
-    plan = plan_drop(store, name)
+    """Remove what lies before the merge, after a confirmation at a terminal."""
+    store, name, first = fleet.store.open(), report.merge.snapshot, report.merge.increment
+    plan = plan_drop(store, name, first)
     line = f"remove: {drop_text(plan)}; they can't be restored any more"
     if confirmation.is_given:
         show_preview(context, [line])
     else:
         confirmation.ask([line], f"permanently remove these from {name}?")
     with progress(context) as shown:
-        return drop_earlier_objects(store, plan, shown)
+        # Much may have happened while the question was open.
+        return drop_earlier_objects(store, plan_drop(store, name, first), shown)
 
 
 def plan_document(plan: MergePlan) -> dict[str, Any]:

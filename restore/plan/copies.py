@@ -52,8 +52,15 @@ def count_bytes(chain: Chain, shards: Collection[str]) -> int:
 
 
 def standbys_of(chain: Chain, shard: str) -> list[str]:
-    """Return the standbys whose copies of the shard reach the last cut."""
-    return [node for node in chain.present if node != shard and chain.shard_of(node) == shard]
+    """Return the standbys whose copies of the shard reach the last cut, and had begun before its position.
+
+    At an exact time, a copy that began again with the increment may have begun later.
+    """
+    return [
+        node
+        for node in chain.present
+        if node != shard and chain.shard_of(node) == shard and chain.bases[node] <= chain.position(node)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
@@ -316,10 +316,16 @@ def _find_ended(sessions: Sessions, continuable: Continuable, error: SnapshotErr
 
 
 def _undo(context: CreateContext, continuable: Continuable, progress: Progress) -> bool:
-    """Remove the traces of a failed increment, the slots of new copies included; return False if anything remains."""
+    """Remove the traces of a failed increment, the slots of new copies included; return False if anything remains.
+
+    Without the lock, another increment may have created these slots in the meantime. Whoever settles this one knows.
+    """
     sessions, operation = context.sessions, context.operation
-    nodes = [node for node in sessions.chosen if node.id in continuable.to_renew]
-    left = drop_slots(nodes, slot_name(continuable.state.chain))
+    nodes, left = [node for node in sessions.chosen if node.id in continuable.to_renew], True
+    with suppress(SnapshotError):
+        if nodes:
+            check_exclusive(context.lock, context.store, operation)
+        left = bool(drop_slots(nodes, slot_name(continuable.state.chain)))
     return undo_create(sessions, operation, copy_slot_name(operation.id), progress) and not left
 
 

@@ -38,6 +38,7 @@ from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
 from cutline.snapshots.operations.object_lists import split_entries
+from cutline.snapshots.operations.operation import check_exclusive
 from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
@@ -107,6 +108,8 @@ def renew_copies(
     nodes = [node for node in sessions.nodes if node.id in reasons]
     for node in nodes:
         progress.note(News(f"{_kind(node)} {node.id} is copied again: {reasons[node.id]}"))
+    # Another increment that had taken the lock would have created these slots.
+    check_exclusive(context.lock, context.store, context.operation)
     if left := drop_slots(nodes, slot):
         error = NodeUnreachableError(
             f"{name_nodes(left)}: slot {slot} could not be dropped",

@@ -32,7 +32,12 @@ from cutline.snapshots.records.operation_records import (
     read_intent,
     read_outcome,
 )
-from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label, read_full
+from cutline.snapshots.records.proven_chains import (
+    SnapshotMissingError,
+    increment_label,
+    increment_numbers,
+    read_full,
+)
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
@@ -150,8 +155,11 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
 def _read_chain_slot(store: ObjectStore, operation: Intent) -> str:
     """Return the slot of the chain that a create continued; "" if the chain can't be read or was deleted.
 
-    A deletion drops the slots, and a chain that can't be read is not continued: its slots last until it is deleted.
+    A deletion drops the slots, and a chain that can't be read is not continued: its slots last until it is deleted. ""
+    also if another increment has been committed in place of the operation's: the slots are those of that one.
     """
+    if increment_numbers(store, operation.snapshot, operation.increment):
+        return ""
     try:
         return slot_name(read_full(store, operation.snapshot).operation)
     except (SnapshotMissingError, ManifestError):

@@ -55,6 +55,7 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.operation_records import DELETE, DONE, PRUNE, Intent, operation_key, read_intent
 from cutline.snapshots.records.pins import StoredPin, pins_in_force
 from cutline.snapshots.records.proven_chains import (
@@ -69,7 +70,7 @@ from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, put_
 from cutline.snapshots.removal.pinning import check_not_pinned, pinned_error
 from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot, first_restorable, survey_snapshot
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import RefusedError, SnapshotError
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectMissingError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
 from cutline.wal.drain.slots import chain_of_slot, drop_slots, list_own_slots, slot_name
@@ -156,6 +157,8 @@ def remove_recorded(
             check_not_pinned(store, removal.mark.snapshot, removal.kind)
         # If the lock is lost, another command may have settled the intent, so that a pin did not see it.
         nodes.check_held()
+        if removal.kind == PRUNE and not store.exists(removal.mark.key):
+            _check_whole(store, removal.mark.snapshot)
         mark = put_mark(store, removal.mark, force=removal.force)
         # A restore that started in the meantime has either stored its lease by now or will find the mark.
         check_not_in_use(store, mark.snapshot)
@@ -173,6 +176,17 @@ def remove_recorded(
             reason = "" if one.id == intent.id else f"finished by {intent.id}"
             record_outcome(store, one, "done", reason, None if reason else details)
     return removed
+
+
+def _check_whole(store: ObjectStore, snapshot: str) -> None:
+    """Raise IncrementsNeededError if the full snapshot was given up, or may be: then the increments must stay."""
+    giving_up = [one.id for one in open_removals(store, snapshot) if one.is_giving_up]
+    if giving_up or first_increment(store, snapshot):
+        raise IncrementsNeededError(
+            f"the increments of {snapshot} stay: what lies before a merge was given up, or is being given up",
+            hint="repeat the command, which then plans anew",
+            details={"snapshot": snapshot, "operation": giving_up[0] if giving_up else None},
+        )
 
 
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
@@ -271,6 +285,10 @@ def _removal_order(key: str) -> _RemovalOrder:
 
 class LastSnapshotError(RefusedError):
     """The snapshot is the last restorable snapshot in the store."""
+
+
+class IncrementsNeededError(BusyError):
+    """The full snapshot of a chain was given up for a merge while its increments were to be removed."""
 
 
 class SnapshotUnreadableError(RefusedError):

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from cutline.fleet.progress import Progress, Reading
 from cutline.snapshots.operations.leases import check_not_in_use, lease_expiry, read_lease
-from cutline.snapshots.operations.object_lists import read_chain_lists, read_merge_lists
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists, read_merge_lists
 from cutline.snapshots.operations.operation import (
     OutcomeDetails,
     begin,
@@ -32,7 +32,7 @@ from cutline.snapshots.operations.operation import (
     record_outcome,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import ObjectList, listed_objects
+from cutline.snapshots.records.commit import LostList, ObjectList, listed_objects
 from cutline.snapshots.records.documents import Kind, ParsedKey, parse_key, seal
 from cutline.snapshots.records.merge_records import (
     Begin,
@@ -44,9 +44,10 @@ from cutline.snapshots.records.merge_records import (
 )
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import PRUNE, Intent, read_outcome
-from cutline.snapshots.records.proven_chains import read_as_committed
+from cutline.snapshots.records.proven_chains import increments_pruned_error, read_as_committed
+from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
 from cutline.snapshots.removal.deletion import open_removals, remove_objects
-from cutline.snapshots.removal.pinning import check_none_pinned
+from cutline.snapshots.removal.pinning import BeingRemovedError, check_none_pinned
 from cutline.snapshots.removal.survey import SizeTotal, find_lack_from
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError
@@ -86,7 +87,7 @@ class EarlierObjects:
     def of(cls, store: ObjectStore, snapshot: str, first: int | None = None) -> EarlierObjects | None:
         """Return the objects before the merge at increment `first` (None: the newest merge); None without a merge.
 
-        Raises the errors of read_chain.
+        Raises the errors of read_chain, and ObjectDamagedError if an object list of the chain is lost.
         """
         merge = newest_merge(store, snapshot, first)
         if merge is None:
@@ -94,6 +95,10 @@ class EarlierObjects:
         chain = read_chain_lists(store, read_from_merge(store, snapshot))
         if chain.full.increment > merge.increment:
             chain = read_chain_lists(store, read_from_merge(store, snapshot, merge.increment))
+        for entry in (entry for commit in chain.commits for entry in commit.object_lists):
+            # What it lists is needed, and not known.
+            if isinstance(entry, LostList):
+                raise lost_list_error(entry)
         earlier = read_as_committed(store, snapshot, merge.increment)
         merges = list(read_merges(store, snapshot))
         operations = [one.operation for one in merges if one.increment < merge.increment]
@@ -226,6 +231,7 @@ def drop_earlier_objects(store: ObjectStore, plan: DropPlan, progress: Progress)
     try:
         progress.tell(Reading(0, operation=intent.id))
         if first_increment(store, plan.snapshot) < plan.first:
+            _check_not_removed(store, intent)
             check_none_pinned(store, plan.snapshot, plan.points)
             _check_not_settled(store, intent)
             _put_mark(store, plan, intent.id)
@@ -258,6 +264,23 @@ def _put_mark(store: ObjectStore, plan: DropPlan, operation: str) -> None:
     # Another process may have stored it: only its key counts.
     with suppress(ObjectExistsError):
         create_or_find(store, begin_key(plan.snapshot, plan.first), seal(mark))
+
+
+def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
+    """Raise unless all increments stay: if a deletion or a prune of increments may not have seen the intent.
+
+    Both store their intents first, and then look for the other's, so one of them always sees the other.
+    """
+    check_not_deleted(store, intent.snapshot)
+    if is_only_full(store, intent.snapshot):
+        raise increments_pruned_error(intent.snapshot)
+    for one in open_removals(store, intent.snapshot):
+        if not one.is_giving_up:
+            raise BeingRemovedError(
+                f"operation {one.id} may be removing snapshot {intent.snapshot} or its increments; nothing was removed",
+                hint="repeat the command when the operation has ended; see: snapshot status",
+                details={"snapshot": intent.snapshot, "operation": one.id},
+            )
 
 
 def _check_not_settled(store: ObjectStore, intent: Intent) -> None:

@@ -10,7 +10,7 @@ import zstandard
 
 from cutline.fleet.record import Record
 from cutline.snapshots.records.documents import seal
-from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
 from tests.integration.encrypted_chain import NAME, EncryptedChain, contents, put
 from tests.unit.made_archives import MadeEntry, made_body
 
@@ -56,7 +56,7 @@ ATTACKS = (plant_ddl, plant_commit, move_commit, move_object, flip_bit, cut_comm
 
 def planted_by_strangers(chain: EncryptedChain, key: str, record: Record) -> Iterator[None]:
     """Put the record into the store as who has no key writes it, then as who has a key of his own does."""
-    stranger = EncryptedStore(chain.runs.fleet.store.open_raw(), lambda: bytes(32))
+    stranger = EncryptedStore(chain.runs.fleet.store.open_raw(), lambda: StoreKey(bytes(32)))
     for body in (seal(record), stranger.encode(key, seal(record))):
         put(chain.store / key, body)
         before = contents(chain.store)

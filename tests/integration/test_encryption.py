@@ -60,7 +60,7 @@ OPENING_COMMANDS = [
     ["init"], ["create", "other"], ["restore", NAME], ["check"], ["repair", NAME, "--yes"], ["list"], ["show", NAME],
     ["delete", NAME, "--force", "--yes"],
     ["drill", NAME],
-    ["copy", "--all", "--to", "/nowhere"],
+    ["copy", "--all", "--to", "/nowhere"], ["merge", NAME], ["keep", NAME], ["end", NAME, "--yes"],
     ["prune", "--keep-last", "9", "--yes"], ["gc", "--yes"], ["status"], ["history"], ["report"], ["cancel", "--all"],
     ["watch"], ["wait", "20261120T000000Z-000000000a"],
 ]  # fmt: skip

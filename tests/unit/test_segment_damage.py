@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import cutline.wal.segments.segments as module
 from cutline.fleet.record import fields_of, from_json
-from cutline.storage.encryption.encrypted_store import EncryptedStore
+from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
 from cutline.storage.local import LocalStore
 from cutline.wal.segments.archive import ArchiveError, Segment, segment_key
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -38,7 +38,7 @@ def test_a_segment_larger_than_any_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / key).open("r+b") as file:
         # A sparse file: it takes no room here, but its reader would need all of it.
         file.truncate(1 << 40)
-    for shown in (store, EncryptedStore(store, lambda: bytes(32))):
+    for shown in (store, EncryptedStore(store, lambda: StoreKey(bytes(32)))):
         with pytest.raises(ArchiveError, match="larger than any segment"):
             list(list_unlisted(shown, "wal", 0))
 

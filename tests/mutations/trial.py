@@ -19,8 +19,8 @@ from tests.run.bounded import HangError, ended_after
 
 SECONDS_MAX = 20
 REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
-# What differs between two runs of the same command on the same store.
 RETAINED = re.compile(r"^node \S+ keeps \S+ \w+ of WAL")
+# What differs between two runs of the same command on the same store.
 VARYING = frozenset({
     "retained_wal", "seconds", "operation", "not_asked", "retained",
     # A check records what it has found, and lists show it.

@@ -35,8 +35,19 @@ CHANGES = {r"--seconds \d+": "--seconds 10", r"\bNAME\b": "week-1"}
 SAME_AS_CRON = (
     "the README's lines for cron run the same commands with another template; tests/unit/test_names.py has {date}"
 )
+COPIES = "the tour has no second store; tests/integration/test_copying.py copies, and restores from a copy"
+PINS = "the tour has no such increment; tests/integration/test_keep.py pins one"
 # Command lines in code blocks that are only parsed, and why. Those in sentences show no output and are only parsed.
 NOT_RUN = {
+    "snapshot copy --all": COPIES,
+    "snapshot copy nightly": COPIES,
+    "snapshot --fleet second.toml check": COPIES,
+    "snapshot --fleet second.toml drill nightly": COPIES,
+    "snapshot --fleet second.toml list": COPIES,
+    "snapshot --fleet second.toml restore nightly --to new-servers.toml": COPIES,
+    "snapshot repair nightly --from second.toml": COPIES,
+    'snapshot keep nightly-07@12 --until 2027-06-30 --reason "audit of 2026"': PINS,
+    "snapshot keep nightly-07@12 --release": PINS,
     "snapshot merge nightly --to 2": "later pages show the tour's chain; tests/integration/test_merge.py merges",
     "snapshot key new /etc/cutline/shop.key": "a test writes nothing there; test_encryption.py makes keys",
     "snapshot key new escrow.key": "the tour's store is not encrypted",

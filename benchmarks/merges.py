@@ -35,7 +35,7 @@ INSERT INTO log SELECT n, md5(n::text) FROM generate_series(1, {ROWS // 10}) AS 
 def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
     """Take increments until the chain reaches the last size; at each size, yield one row per command.
 
-    A merge removes what lies before it, so each is over the increments since the one before.
+    Each merge removes everything before it, so the next merge covers only the increments since then.
     """
     with tempfile.TemporaryDirectory(prefix="cutline-merges-") as name:
         folder = Path(name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-# Of what a failed program printed, its last characters are shown.
+# An error shows this many characters from the end of the output of a failed program.
 OUTPUT_CHARACTERS_MAX = 500
 
 

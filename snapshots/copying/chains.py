@@ -1,4 +1,4 @@
-"""Copy one snapshot with its increments: what the second store lacks, and the order in which it gets it.
+"""Copy what a second store lacks of one snapshot with its increments, in this order.
 
 1. All objects that a commit lists, each verified by its digest as it is read.
 2. The repairs of the chain. A reader ignores those of commits that are not there.
@@ -120,7 +120,7 @@ class CopyProblem:
 
 @dataclass(slots=True)
 class SnapshotCopy:
-    """What was copied of one snapshot, or would be.
+    """The result of copying one snapshot or, in a dry run, the preview of the result.
 
     `newest` is the newest restore point in the first store, None if unknown. `through` is the newest in the second
     store, None if it has none, and `cut_at` the time of its cut. `increments` are the restore points that this copy

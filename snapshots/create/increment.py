@@ -318,7 +318,8 @@ def _find_ended(sessions: Sessions, continuable: Continuable, error: SnapshotErr
 def _undo(context: CreateContext, continuable: Continuable, progress: Progress) -> bool:
     """Remove the traces of a failed increment, the slots of new copies included; return False if anything remains.
 
-    Without the lock, another increment may have created these slots in the meantime. Whoever settles this one knows.
+    If the lock was lost, another increment may have created these slots in the meantime, so they are left to the
+    command that settles this operation.
     """
     sessions, operation = context.sessions, context.operation
     nodes, left = [node for node in sessions.chosen if node.id in continuable.to_renew], True

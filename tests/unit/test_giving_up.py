@@ -1,0 +1,84 @@
+"""Commands that meet: the beginning of a chain is given up or its increments go, and a slot stays whose owner lives."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
+from cutline.restore.plan.copies import standbys_of
+from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.settling import _read_chain_slot
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.tombstones import is_only_full
+from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects
+from cutline.storage.errors import SnapshotError
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import ObjectStore
+from cutline.wal.drain.slots import slot_name
+from tests.unit.made_commits import full_commit
+from tests.unit.made_deletions import prune
+from tests.unit.test_pins import MeetingStore, new_store
+
+
+def give_up(store: ObjectStore) -> None:
+    """Give up what lies before increment 2, as if the chain had a merge there."""
+    plan = DropPlan("old", 2, read_full(store, "old").operation, "digest", (0, 1), ())
+    drop_earlier_objects(store, plan, Silent())
+
+
+def meet_at(number: int, *, first: str) -> tuple[InMemoryStore, bool]:
+    """Run one removal, and the other before a call of it; also return whether there was such a call."""
+    store, nodes = new_store()
+    met: list[bool] = []
+
+    def run(removal: str, where: Any) -> None:
+        with suppress(SnapshotError):
+            if removal == "give up":
+                give_up(where)
+            else:
+                prune(where, nodes, last=1, only_full="all")
+
+    def meet(call: int) -> None:
+        if call == number:
+            met.append(True)
+            run("prune" if first == "give up" else "give up", store)
+
+    run(first, MeetingStore(store, meet))
+    return store, bool(met)
+
+
+@pytest.mark.parametrize("first", ["give up", "prune"])
+def test_the_full_snapshot_and_the_increments_never_both_go(first: str) -> None:
+    number, marks = 0, set[tuple[bool, bool]]()
+    while True:
+        number += 1
+        store, has_met = meet_at(number, first=first)
+        marks.add((is_only_full(store, "old"), first_increment(store, "old") == 2))
+        if not has_met:
+            break
+    assert number > 10
+    assert (True, True) not in marks
+    assert {(True, False), (False, True)} <= marks
+
+
+def test_a_dead_increment_leaves_the_slots_of_the_one_that_was_committed_in_its_place() -> None:
+    store, _ = new_store()
+    chain = read_full(store, "old").operation
+    committed, next_one = (
+        structs.replace(new_operation("create", "old", number, ("a",)), renews=("a",)) for number in (2, 3)
+    )
+    assert _read_chain_slot(store, committed) == ""
+    assert _read_chain_slot(store, next_one) == slot_name(chain)
+
+
+def test_rows_are_not_borrowed_from_a_copy_that_began_later() -> None:
+    full = full_commit(position=100)
+    for base, expected in ((100, ["b"]), (101, [])):
+        assert standbys_of(Chain(structs.replace(full, base={**full.base, "b": Lsn(base)})), "a") == expected

@@ -91,7 +91,7 @@ class ProcessFaultSource(FaultSource):
         world.running = process
         self.calls.append(call)
         if call.verb == "create":
-            world.note_mark(call.key)
+            world.note_mark(call.key, is_excused=process.breaks_pins or Fault.STALE in process.faults)
 
     def fault(self, call: Call) -> Fault | None:
         """See FaultSource."""
@@ -137,6 +137,7 @@ class Process(Silent):
         self.skew = skew
         self.title = title
         self.is_dead = False
+        self.breaks_pins = False
         self.faults: set[Fault] = set()
         self.fault_source = ProcessFaultSource(self, rates)
         self.store: ObjectStore = FaultyStore(world.bucket, self.fault_source)

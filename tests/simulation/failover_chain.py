@@ -141,7 +141,6 @@ class FailoverChain:
     copies: dict[tuple[str, str], BaseCopy] = field(default_factory=dict)
     shown: list[Restored] = field(default_factory=list)
     unsettled: set[str] = field(default_factory=set)
-    found: dict[str, NodeIdentity] = field(default_factory=dict)
     may_kill: bool = True
     reading: int = 0
     read: dict[str, list[Change]] = field(default_factory=dict)
@@ -209,8 +208,8 @@ class FailoverChain:
     def _create(self) -> None:
         connections: dict[str, Any] = {node.id: self.connect(node) for node in self.fleet.nodes}
         # The sessions and identities are read at once; a failover meanwhile is seen at the next call.
-        self.found = {node.id: self.identity(node.id) for node in self.fleet.nodes}
-        sessions = Sessions(self.fleet, self.fleet.nodes, connections, dict(self.found), Watch())  # type: ignore[arg-type]
+        identities = {node.id: self.identity(node.id) for node in self.fleet.nodes}
+        sessions = Sessions(self.fleet, self.fleet.nodes, connections, identities, Watch())  # type: ignore[arg-type]
         lock = FleetLock(sessions, "model", "create", _taken=dict.fromkeys(connections, 1))
         lock.check_held()
         chain = self.chain

@@ -38,8 +38,6 @@ from tests.simulation.removal_mutants import (
     gc_trusts_a_listing,
     increments_go_unmarked,
     mark_comes_last,
-    pins_are_read_for_the_plan_only,
-    pins_look_for_no_removal,
     tombstone_not_looked_for,
 )
 
@@ -269,6 +267,4 @@ MUTANTS: Mapping[Mutant, str] = {
     gc_takes_the_next_increment: "restores|continues|garbage",
     gc_trusts_a_listing: "restores|continues|garbage",
     conflicts_take_a_place: "checked",
-    pins_are_read_for_the_plan_only: "pinned",
-    pins_look_for_no_removal: "pinned",
 }

@@ -142,12 +142,16 @@ def walk_rivals(command: str, rival: str) -> Counter[str]:
 
 
 def run_rivals(command: str, rival: str, number: int, plan: Mapping[int, Fault] | None = None) -> Counter[str]:
-    """Run a command that is suspended, and loses the lock, before its call `number` while the rival runs to its end."""
+    """Run a command that is suspended before its call `number` while the rival runs to its end.
+
+    It loses the lock meanwhile, unless the rival needs none.
+    """
     world, names = prepare_world(command, rival)
     with reporting_broken_promises(world, f"{command} suspended at call {number}, {rival}, {plan}"), simulated(world):
         process, other = Process(world, command, NO_FAULTS), Process(world, f"{rival} beside it", NO_FAULTS)
         process.fault_source.suspension = (number, partial(other.run, COMMANDS[rival]))
         process.fault_source.plan = plan or {}
+        process.keeps_lock = rival.startswith("keep")
         process.run(COMMANDS[command])
         world.draw.seed(number)
         check_after_faults(world, names)

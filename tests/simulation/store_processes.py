@@ -138,6 +138,7 @@ class Process(Silent):
         self.title = title
         self.is_dead = False
         self.breaks_pins = False
+        self.keeps_lock = False
         self.faults: set[Fault] = set()
         self.fault_source = ProcessFaultSource(self, rates)
         self.store: ObjectStore = FaultyStore(world.bucket, self.fault_source)
@@ -199,9 +200,9 @@ class Process(Silent):
         world.schedule.step()
 
     def suspend_during(self, work: Callable[[], object]) -> None:
-        """Suspend the process while `work` runs; it loses the lock."""
-        self.log("is suspended, and its sessions end")
-        if self.world.holder is self:
+        """Suspend the process while `work` runs; it loses the lock, unless it `keeps_lock`."""
+        self.log("is suspended" if self.keeps_lock else "is suspended, and its sessions end")
+        if self.world.holder is self and not self.keeps_lock:
             self.world.holder = None
         work()
         self.log("continues")

@@ -19,7 +19,7 @@ from tests.simulation.runs import PromiseBrokenError, check_not_vacuous, run_on_
 HISTORIES = (12, 300)
 # The mutant that shows most rarely does so in one history of a hundred.
 HISTORIES_MAX = 600
-TRIED_MAX = 2
+TRIED_MAX = 4
 # Per thousand histories; with fewer the simulation would prove nothing. At most half of the usual counts.
 LEAST_PER_THOUSAND = {
     "increments": 1000,

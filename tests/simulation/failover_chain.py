@@ -9,6 +9,7 @@ A commit is judged when it is stored, by what the surviving servers have; afterw
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -52,7 +53,15 @@ from cutline.wal.decoding.decoder import Decoded
 from cutline.wal.drain import drain as draining
 from cutline.wal.drain.slots import SlotState, slot_name
 from cutline.wal.segments.archive import Segment
-from cutline.wal.segments.segments import COMMIT, MARKER, PREPARE, SEGMENT_SCHEMA, read_changes
+from cutline.wal.segments.segments import (
+    COMMIT,
+    COMMIT_PREPARED,
+    MARKER,
+    PREPARE,
+    ROLLBACK_PREPARED,
+    SEGMENT_SCHEMA,
+    read_changes,
+)
 from tests.simulation import promises
 from tests.simulation.failover_model import FailoverWorld, Record, Server, is_prepared
 from tests.simulation.fleet_model import seeded
@@ -66,6 +75,7 @@ from tests.wal import pgoutput_messages as pgoutput
 NAME, FLEET_ID, FULL = "chain", "f", "20261120T110000Z-0000000000"
 AT = datetime(2026, 11, 20, 11, 0, tzinfo=UTC)
 LINES, INSERT = 99, ord("I")
+KINDS = {COMMIT: b"C", PREPARE: b"P", COMMIT_PREPARED: b"K", ROLLBACK_PREPARED: b"r"}
 # How many records of a slot are read at once, and make a segment.
 SIZES = (1, 2, 8)
 # A command is killed at one of so many calls, and after one of so many segments; one failure of so many brings another.
@@ -370,6 +380,7 @@ def events_of(records: list[Record]) -> pa.Table:
         op=[one.op for one in records],
         xid=[one.xid for one in records],
         lsn=[one.lsn for one in records],
+        seq=[one.at for one in records],
         end_lsn=[one.end for one in records],
         global_id=[one.gid for one in records],
         row=[one.content for one in records],
@@ -421,11 +432,12 @@ class ModelDecoder:
 
 
 def message_of(world: FailoverWorld, record: Record) -> bytes:
-    """What a slot sends for a record: a marker as pgoutput does, else a name for it."""
+    """What a slot sends for a record: a marker as pgoutput does, else only the message that ends it."""
     if record.op == MARKER:
         message = pgoutput.message(record.end, MARKER_PREFIX.decode(), record.content)
     else:
-        message = b"X%d %d %d" % (record.op, record.begin, record.xid)
+        # Every end of a transaction has its end and its time at the same offsets, but for that of a rollback.
+        message = struct.pack(">cbqqqq", KINDS[record.op], 0, record.begin, record.end, record.at, record.at)
     world.sent[message] = record
     return message
 

@@ -33,7 +33,7 @@ IDLE_ODDS = 6
 class Record:
     """A record of a server's WAL, from `begin` to `end`; `content` is that of a marker.
 
-    `lsn` is its position as an event (wal/segments/segments.py).
+    `lsn` is its position as an event (wal/segments/segments.py), and `at` the time when it was written.
     """
 
     op: int
@@ -42,6 +42,7 @@ class Record:
     gid: str | None
     xid: int
     lsn: int
+    at: int = 0
     content: bytes = b""
 
 
@@ -106,13 +107,13 @@ class FailoverWorld(World):
         _, end = self._append(number, op, None)
         server = self.servers[number]
         last = server.records[-1]
-        server.records[-1] = Record(op, last.begin, end, None, 0, end, content)
+        server.records[-1] = Record(op, last.begin, end, None, 0, end, content=content)
         return end
 
     def _append(self, number: int, op: int, gid: str | None, xid: int = 0, lsn: int | None = None) -> tuple[int, int]:
         begin, end = super()._append(number, op, gid, xid, lsn)
         server = self.servers[number]
-        server.records.append(Record(op, begin, end, gid, xid, begin if lsn is None else lsn))
+        server.records.append(Record(op, begin, end, gid, xid, begin if lsn is None else lsn, len(self.story)))
         server.end = end
         return begin, end
 

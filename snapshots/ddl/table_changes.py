@@ -294,15 +294,19 @@ class KnownTables:
         return found
 
 
-def known_tables(chain: Chain) -> KnownTables:
-    """Return the tables at the chain's last commit."""
-    shards = chain.full.groups
+def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str] = ()) -> KnownTables:
+    """Return the tables at the chain's last commit; shards that are `joining` it have none yet.
+
+    All tables of the shards in `lost` are copied again; other names in it are ignored.
+    """
+    shards, new = chain.primaries, tuple(joining)
     highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
     return KnownTables(
-        chain.all_groups,
-        {shard: chain.tables(shard) for shard in shards},
-        {shard: chain.fingerprint(shard) for shard in shards},
+        {**chain.all_groups, **dict.fromkeys(new, ())},
+        {**{shard: chain.tables(shard) for shard in shards}, **{shard: {} for shard in new}},
+        {**{shard: chain.fingerprint(shard) for shard in shards}, **dict.fromkeys(new, "")},
         highest,
+        frozenset(shard for shard in shards if shard in lost),
     )
 
 

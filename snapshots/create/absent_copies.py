@@ -146,7 +146,9 @@ def joining_standbys(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     If the full snapshot was taken without standbys, there are none. Those of shards that join are among them.
     """
     full, shards = chain.full, {*chain.primaries, *(node.id for node in joining_primaries(fleet, chain))}
-    has_standbys = any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out) or len(chain.parts) > len(chain.primaries)
+    has_standbys = any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out) or len(chain.parts) > len(
+        chain.primaries
+    )
     known = chain.parts.keys() | {entry.name for entry in chain.too_old}
     added = (node for node in fleet.nodes if node.backup_of in shards and node.id not in known)
     return tuple(added) if has_standbys else ()
@@ -212,9 +214,7 @@ def note_retired(fleet: Fleet, chain: Chain, retired: Collection[str], progress:
     slot, last = slot_name(chain.stored_full.operation), chain.last.increment
     listed = {node.id for node in fleet.retired_nodes}
     for shard in retired:
-        progress.note(
-            News(f"shard {shard} has left the chain: it can be restored up to {point_label(last)}")
-        )
+        progress.note(News(f"shard {shard} has left the chain: it can be restored up to {point_label(last)}"))
         unlisted = [node for node, primary in chain.parts.items() if shard in (node, primary) and node not in listed]
         if unlisted:
             progress.note(

@@ -24,7 +24,13 @@ from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
-from cutline.snapshots.create.absent_copies import ENDING, find_renewable, joining_primaries, joining_standbys, leave_out
+from cutline.snapshots.create.absent_copies import (
+    ENDING,
+    find_renewable,
+    joining_primaries,
+    joining_standbys,
+    leave_out,
+)
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (

@@ -127,7 +127,14 @@ class Chain:
         chain = replace(self, increments=(*self.increments, increment))
         if not (increment.renewed or increment.retired):
             # Going through all increments and nodes for each increment would take the square of the time.
-            known = {"renewals": self.renewals, "parts": self.parts, "_nodes": self.nodes, "_bases": self.bases}
+            known = {
+                "renewals": self.renewals,
+                "retired": self.retired,
+                "parts": self.parts,
+                "_nodes": self.nodes,
+                "_identities": self._identities,
+                "_bases": self.bases,
+            }
             chain.__dict__.update(known)
         if increment.definition_changes is None:
             # The tables are the same: thousands of them need not be sorted and looked up again.
@@ -175,10 +182,18 @@ class Chain:
 
     @cached_property
     def _nodes(self) -> tuple[NodeIdentity, ...]:
-        identities = {identity.node: identity for identity in self.full.baseline}
-        identities |= {node: renewal.identity for node, (_, renewal) in self.renewals.items()}
         retired = self.retired
-        return tuple(one for one in identities.values() if (one.backup_of or one.node) not in retired)
+        return tuple(one for one in self._identities.values() if (one.backup_of or one.node) not in retired)
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The nodes of which any commit has a copy, those of retired shards included."""
+        return tuple(self._identities)
+
+    @cached_property
+    def _identities(self) -> Mapping[str, NodeIdentity]:
+        identities = {identity.node: identity for identity in self.full.baseline}
+        return identities | {node: renewal.identity for node, (_, renewal) in self.renewals.items()}
 
     @cached_property
     def retired(self) -> Mapping[str, int]:
@@ -258,12 +273,11 @@ class Chain:
         return {identity.node: identity.system_identifier for identity in self.nodes}
 
     def shard_of(self, node: str) -> str:
-        """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
-        # Called for each node in turn: a mapping of all nodes would be built each time.
-        for identity in self.nodes:
-            if identity.node == node:
-                return identity.backup_of or node
-        raise KeyError(node)
+        """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node.
+
+        Commits before its retirement contain copies of a retired shard.
+        """
+        return self._identities[node].backup_of or node
 
     def up_to(self, increment: int) -> Chain:
         """Return the chain as of `increment`."""

@@ -1276,6 +1276,21 @@ def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = No
     return with_repairs(store, _read_newest_part(store, full, is_continued=True))
 
 
+def read_all_shards(store: ObjectStore, name: str) -> tuple[str, ...]:
+    """Return all shards that the snapshot has at any increment that can be read; raise the errors of read_full."""
+    try:
+        chain = read_newest_part(store, name)
+    except (ManifestError, SnapshotMissingError):
+        chain = read_readable_part(store, name)
+    joined = (node for one in chain.increments for node, new in one.renewed.items() if new.identity.backup_of is None)
+    return tuple(dict.fromkeys((*chain.full.primaries, *joined)))
+
+
+def read_shards(store: ObjectStore, name: str, increment: int | None) -> tuple[str, ...]:
+    """Return the shards that the snapshot has at an increment (None: the newest); raise the errors of read_chain."""
+    return (read_newest_part(store, name) if increment is None else read_part_at(store, name, increment)).primaries
+
+
 def read_part_at(store: ObjectStore, name: str, increment: int) -> Chain:
     """Read a chain up to an increment, without its repairs: only the commits with which its definitions are known.
 

@@ -45,7 +45,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
         # A wrong warning that increments repeat is one finding, that of the full snapshot.
         repeats_large = bool(number) and _large_objects_of(commit) == _large_objects_of(chain.full)
         problems = [
-            *(("cut", detail) for detail in _check_cut(chain, commit)),
+            *(("cut", detail) for detail in _check_cut(commit)),
             *(("operation", detail) for detail in _check_objects(chain, commit, repaired)),
             *(("left-out", detail) for detail in _check_left_out(chain, commit, repeats_large=repeats_large)),
         ]
@@ -68,7 +68,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
             findings.conflict(Conflict("archive", detail, node=node, object=segment.key))
 
 
-def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
+def _check_cut(commit: Commit) -> Iterator[str]:
     """Yield the contradictions between the ids of a commit's cut, operation and chain."""
     expected = f"{commit.operation}.{commit.cut.attempts}"
     if commit.cut.id != expected:

@@ -150,21 +150,10 @@ class _Checking:
         """Check the objects that a commit lists, and the facts that it must share with the commit before it."""
         chain = self.chain.up_to(commit.increment)
         before = self._before(commit)
-        archives: dict[str, list[StoredObject]] = {}
         # Shards that have left the chain since are checked up to their last increment (check/verify.py).
         shards = self.shards.keys() & commit.cut.by_node.keys()
-        with_roles = set(shards) if before is None else set[str]()
-        for stored in commit.own_objects:
-            if stored.kind in WITHOUT_ROWS and stored.node not in shards:
-                if stored.node in commit.cut.by_node:
-                    continue
-                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
-            elif stored.kind == DDL:
-                archives.setdefault(stored.node, []).append(stored)
-                with_roles.add(stored.node)
-            elif stored.kind in WITHOUT_ROWS:
-                self._read_other(stored, commit)
-                with_roles |= {stored.node} if stored.kind == GLOBALS else set()
+        archives, with_roles = self._read_objects(commit, shards)
+        with_roles |= set(shards) if before is None else set()
         for name, listed in archives.items():
             *earlier, newest = listed
             for stored in earlier:
@@ -179,16 +168,36 @@ class _Checking:
             self._check_newest(chain, known, newest, commit)
             self._follow_required(known, chain, name)
         for name in shards - archives.keys():
-            if before is not None:
+            if before is not None and name in before.parts:
                 self._check_unchanged(before, chain, name)
             self._check_values(chain, name, commit)
         self._check_listed(commit, archives.keys())
-        for name in sorted(with_roles & self.shards.keys()):
+        for name in sorted(with_roles):
             self._check_roles(chain, name)
         if before is not None and before.primaries != chain.primaries:
             self.differences.begin_again()
         if archives:
             self.differences.add(chain, before, {name: self.shards[name].newest for name in sorted(shards)})
+
+    def _read_objects(self, commit: Commit, shards: Set[str]) -> tuple[dict[str, list[StoredObject]], set[str]]:
+        """Read what the commit lists of these shards, except for archives of DDL; return those by shard.
+
+        Also returns the shards with new DDL or globals.
+        """
+        archives: dict[str, list[StoredObject]] = {}
+        with_roles = set[str]()
+        for stored in (stored for stored in commit.own_objects if stored.kind in WITHOUT_ROWS):
+            if stored.node not in commit.cut.by_node:
+                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
+            elif stored.node not in shards:
+                continue
+            elif stored.kind == DDL:
+                archives.setdefault(stored.node, []).append(stored)
+                with_roles.add(stored.node)
+            else:
+                self._read_other(stored, commit)
+                with_roles |= {stored.node} if stored.kind == GLOBALS else set()
+        return archives, with_roles
 
     def _follow_required(self, before: Chain | None, chain: Chain, name: str) -> None:
         """Note which columns are NOT NULL after new DDL. Without new DDL, they are the same."""

@@ -86,9 +86,9 @@ def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
 def find_listed_damage(store: ObjectStore, chain: Chain, nodes: Iterable[str] | None = None) -> dict[str, Damage]:
     """List the snapshot's folder, and find objects of these nodes that are missing or have the wrong size.
 
-    By default, the nodes are those at the chain's last commit. If the chain has object lists, large folders are listed one node at a time, to limit memory. An object that is
-    missing from the listing or has the wrong size there is looked up individually, because a listing may be out of
-    date.
+    By default, the nodes are those at the chain's last commit. If the chain has object lists, large folders are listed
+    one node at a time, to limit memory. An object that is missing from the listing or has the wrong size there is
+    looked up individually, because a listing may be out of date.
     """
     nodes = tuple(chain.baseline if nodes is None else nodes)
     if not any(commit.object_lists for commit in chain.commits):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.bank import read_invariants
@@ -23,7 +24,9 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
@@ -139,12 +142,38 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     assert left.segments.keys() == {"s1", "s1-b1", NEW, STANDBY}
     for node in place.servers.nodes:
         assert len(slots_of(node.dsn())) == (0 if node.id.startswith("s2") else 1)
+    check_contradictions(place, joined, left)
     place.list_shards("s1", NEW)
     place.next()
     assert place.check(since_last=True).result == VALID
     for increment in (None, 1, 2, 3, 4):
         assert place.check(increment).result == VALID
     place.check_held(1, 2, 3, 5)
+
+
+def check_contradictions(place: Place, joined: Increment, left: Increment) -> None:
+    """Commits that contradict themselves about the shards that join or leave are refused."""
+    new, changes = joined.renewed[NEW], joined.definition_changes
+    assert changes is not None
+    values: list[tuple[Increment, str, dict[str, object]]] = [
+        (joined, "is_new does not match", {"renewed": joined.renewed | {NEW: structs.replace(new, is_new=False)}}),
+        (joined, "with another role or primary", {"renewed": {STANDBY: joined.renewed[STANDBY]}}),
+        (joined, "cut lists", {"renewed": {}}),
+        (joined, "does not match the new definitions", {"definition_changes": structs.replace(changes, begun={})}),
+        (left, "cut lists", {"retired": ()}),
+        (left, "retired names s9", {"retired": ("s2", "s9")}),
+        (left, "or all of them", {"retired": ("s2", "s2")}),
+        (left, "schema_changes is not", {"definition_changes": None}),
+    ]
+    store = place.fleet.store.open()
+    for commit, message, changed in values:
+        path = place.folder / "store" / commit_key("chain", commit.increment)
+        before = path.read_bytes()
+        path.write_bytes(seal(structs.replace(commit, **changed)))
+        with pytest.raises(ManifestError, match=message):
+            read_chain(store, "chain", commit.increment)
+        path.write_bytes(before)
+    read_chain(store, "chain")
 
 
 def test_a_shard_joins_and_leaves_while_global_transactions_span_it(place: Place) -> None:

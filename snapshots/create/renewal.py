@@ -91,6 +91,8 @@ class NewCopies:
         if not self.positions:
             return state
         shards = frozenset(self.positions.keys() & sessions.primaries.keys())
+        # A shard that joins the chain has no last cut.
+        markers = {shard: cut.marker for shard, cut in state.last_cut.items()}
         return replace(
             state,
             known=replace(state.known, lost=self.copied_shards | shards),
@@ -98,7 +100,7 @@ class NewCopies:
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
             last_cut={
                 **state.last_cut,
-                **{shard: LastCut(self.positions[shard], marker=state.last_cut[shard].marker) for shard in shards},
+                **{shard: LastCut(self.positions[shard], marker=markers.get(shard)) for shard in shards},
             },
             archives={**state.archives, **dict.fromkeys(self.positions, operation)},
             absent=state.absent | self.positions.keys(),

@@ -396,7 +396,8 @@ def read_tables_since_commit(
     """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        was, now = _as_committed(node, known), None
+        # Another server may have the same fingerprint, if it was set up in the same way.
+        was, now = None if node in known.lost else _as_committed(node, known), None
         if was is not None and not _find_change(connection, node, selection.fleet_id, was):
             now = _with_untraced(connection, was, selection.rules)
         return now or read_node_tables(connection, node, selection)

@@ -54,10 +54,10 @@ import cutline.wal.drain.drain
 
 create = cutline.wal.drain.drain.create_segment
 
-def create_some(store, prefix, number, held, *rest):
+def create_some(store, prefix, number, held, *rest, **more):
     while number > {last}:
         time.sleep(1)
-    return create(store, prefix, number, held, *rest)
+    return create(store, prefix, number, held, *rest, **more)
 
 cutline.wal.drain.drain.create_segment = create_some
 for name in ("FIRST_CHUNK_MESSAGES", "CHUNK_MESSAGES_MIN", "CHUNK_MESSAGES_MAX"):

@@ -45,7 +45,7 @@ def check_entries(chain: Chain, findings: Findings) -> None:
         # A wrong warning that increments repeat is one finding, that of the full snapshot.
         repeats_large = bool(number) and _large_objects_of(commit) == _large_objects_of(chain.full)
         problems = [
-            *(("cut", detail) for detail in _check_cut(chain, commit)),
+            *(("cut", detail) for detail in _check_cut(commit)),
             *(("operation", detail) for detail in _check_objects(chain, commit, repaired)),
             *(("left-out", detail) for detail in _check_left_out(chain, commit, repeats_large=repeats_large)),
         ]
@@ -68,14 +68,14 @@ def check_entries(chain: Chain, findings: Findings) -> None:
             findings.conflict(Conflict("archive", detail, node=node, object=segment.key))
 
 
-def _check_cut(chain: Chain, commit: Commit) -> Iterator[str]:
+def _check_cut(commit: Commit) -> Iterator[str]:
     """Yield the contradictions between the ids of a commit's cut, operation and chain."""
     expected = f"{commit.operation}.{commit.cut.attempts}"
     if commit.cut.id != expected:
         yield f"its cut is {commit.cut.id}, but attempt {commit.cut.attempts} of its operation made cut {expected}"
     if commit.increment == 0 and commit.chain != commit.operation:
         yield f"its chain is {commit.chain}, but the operation of a full snapshot is its chain: {commit.operation}"
-    primaries = set(chain.primaries)
+    primaries = commit.cut.by_node.keys()
     if commit.databases and commit.databases.keys() != primaries:
         described = list_some(sorted(commit.databases), NAMED_MAX)
         yield f"it describes the databases of {described} instead of {list_some(sorted(primaries), NAMED_MAX)}"
@@ -127,11 +127,12 @@ def _large_objects_of(commit: Commit) -> dict[str, int]:
 
 def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Iterator[str]:
     """Yield the contradictions between a commit's list of left-out parts and the parts themselves."""
-    full, primaries = chain.full, set(chain.primaries)
+    full, primaries = chain.full, commit.cut.by_node.keys()
     if strange := sorted({out.node for out in commit.left_out} - primaries):
         yield f"it leaves out parts of {list_some(strange, NAMED_MAX)}, which is no primary"
     of_full = _large_objects_of(commit)
-    if of_full != (counts := count_by_node(full)) and not repeats_large:
+    counts = {node: count for node, count in count_by_node(full).items() if node in primaries}
+    if of_full != counts and not repeats_large:
         nodes = {node for node in of_full.keys() | counts.keys() if of_full.get(node) != counts.get(node)}
         keys = sorted(one.key for one in list_large_objects(full) if one.node in nodes)
         yield (
@@ -139,7 +140,10 @@ def _check_left_out(chain: Chain, commit: Commit, *, repeats_large: bool) -> Ite
             + (f" in {list_some(keys, NAMED_MAX)}" if keys else "")
         )
     kind = LeftOutKind.STANDBY_COPY
-    copies = [{(out.node, out.name) for out in one.left_out if out.kind == kind} for one in (full, commit)]
+    copies = [
+        {(out.node, out.name) for out in one.left_out if out.kind == kind and out.node in primaries}
+        for one in (full, commit)
+    ]
     if copies[0] != copies[1]:
         yield "it names other standbys without a copy than the full snapshot"
     if copied := sorted(name for _, name in copies[1] if name in commit.segments):
@@ -158,12 +162,12 @@ def _counts(counts: dict[str, int]) -> str:
 def _check_rules(chain: Chain) -> Iterator[tuple[str, str]]:
     """Yield, by shard, the tables that the rules of the full snapshot exclude. Increments may only exclude more."""
     rules = chain.full.rules
-    for shard in chain.full.groups:
+    for shard in chain.primaries:
         names = {group.name for group in chain.definitions(shard).values()}
         if excluded := sorted(name for name in names if not is_included(name, rules)):
             tables = list_some(excluded, NAMED_MAX)
             yield shard, f"the rules of the full snapshot exclude {tables}, but the chain has their rows"
-        first = Chain(chain.full).groups(shard)
+        first = Chain(chain.full).groups(shard) if shard in chain.full.groups else ()
         if others := sorted(
             group.name
             for group in first

@@ -81,16 +81,16 @@ def check_cuts(
     compared = 0
     known = _known_commits(chain, after)
     progress.step("resolve cuts again", total=len(chain.commits) - len(known), unit="cuts")
-    archives = [_ShardArchive(shard, chain.first_slots[shard]) for shard in chain.primaries]
+    archives = [_ShardArchive(shard, position) for shard, position in _first_slots(chain).items()]
     for commit in known:
-        _begin_again(archives, commit)
+        archives = _begin_again(archives, commit)
         for archive in archives:
             archive.extend(commit)
         _end_windows(archives, commit)
     for commit in chain.commits[len(known) :]:
         if findings.damaged & set(chain.primaries):
             return compared
-        _begin_again(archives, commit)
+        archives = _begin_again(archives, commit)
         try:
             windows = _read_windows(archives, commit, events)
             for archive in archives:
@@ -212,12 +212,20 @@ class _ShardArchive:
         self.last_commit_at = cut.last_commit_at
 
 
-def _begin_again(archives: list[_ShardArchive], commit: Commit) -> None:
-    """Replace the archives of the primaries whose copies begin again with the commit."""
-    if isinstance(commit, Increment):
-        for number, archive in enumerate(archives):
-            if (renewal := commit.renewed.get(archive.shard)) is not None:
-                archives[number] = _ShardArchive(archive.shard, renewal.base)
+def _first_slots(chain: Chain) -> dict[str, Lsn]:
+    """Return the positions of the slots of the primaries with which the chain begins."""
+    shards = chain.full.cut.by_node
+    return {shard: position for shard, position in chain.first_slots.items() if shard in shards}
+
+
+def _begin_again(archives: list[_ShardArchive], commit: Commit) -> list[_ShardArchive]:
+    """Return the archives that the commit continues, and those of the primaries whose copies begin with it."""
+    if not isinstance(commit, Increment):
+        return archives
+    shards = commit.cut.by_node
+    begun = {node: _ShardArchive(node, renewal.base) for node, renewal in commit.renewed.items() if node in shards}
+    left = {archive.shard: archive for archive in archives if archive.shard in shards}
+    return list((left | begun).values())
 
 
 def _end_windows(archives: list[_ShardArchive], commit: Commit) -> None:
@@ -270,16 +278,16 @@ def check_markers(
             continue
         idle, known = chain.last.end_of_archive(node), _known_commits(chain, after)
         was_idle = known[-1].end_of_archive(node) if known else None
-        cuts, first = list(zip(chain.commits, chain.cuts(chain.shard_of(node)), strict=True)), chain.first_cut(node)
-        begun = chain.begun(chain.shard_of(node))
-        earlier = cuts[first : len(known)]
+        first, begun = chain.first_cut(node), chain.begun(chain.shard_of(node))
+        cuts = list(zip(chain.commits[first:], chain.cuts_since(node), strict=True))
+        earlier = cuts[: max(len(known) - first, 0)]
         awaited = [(commit, cut) for commit, cut in earlier if was_idle and cut.start >= was_idle.through]
         positions: dict[Marker, Lsn] = {}
         for content, position in contents.items():
             # The archive also contains the markers of other chains.
             with suppress(ValueError):
                 positions[marker_from_bytes(content)] = position
-        for commit, cut in (*awaited, *cuts[max(len(known), first) :]):
+        for commit, cut in (*awaited, *cuts[max(len(known) - first, 0) :]):
             if idle is not None and cut.start >= idle.through:
                 continue
             if commit.increment < begun and _ends_before(commit, node, cut):

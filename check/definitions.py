@@ -150,17 +150,10 @@ class _Checking:
         """Check the objects that a commit lists, and the facts that it must share with the commit before it."""
         chain = self.chain.up_to(commit.increment)
         before = self._before(commit)
-        archives: dict[str, list[StoredObject]] = {}
-        with_roles = set(self.shards) if before is None else set[str]()
-        for stored in commit.own_objects:
-            if stored.kind in WITHOUT_ROWS and stored.node not in self.shards:
-                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
-            elif stored.kind == DDL:
-                archives.setdefault(stored.node, []).append(stored)
-                with_roles.add(stored.node)
-            elif stored.kind in WITHOUT_ROWS:
-                self._read_other(stored, commit)
-                with_roles |= {stored.node} if stored.kind == GLOBALS else set()
+        # Shards that have left the chain since are checked up to their last increment (check/verify.py).
+        shards = self.shards.keys() & commit.cut.by_node.keys()
+        archives, with_roles = self._read_objects(commit, shards)
+        with_roles |= set(shards) if before is None else set()
         for name, listed in archives.items():
             *earlier, newest = listed
             for stored in earlier:
@@ -171,17 +164,40 @@ class _Checking:
                     found = compare_definitions(base, name, described, base.groups(name), only_ascii=only_ascii)
                     self._contradicted(found, stored)
                     self.shards[name].newest = described
-            self._check_newest(chain, before, newest, commit)
-            self._follow_required(before, chain, name)
-        for name in self.shards.keys() - archives.keys():
-            if before is not None:
+            known = before if before is not None and name in before.parts else None
+            self._check_newest(chain, known, newest, commit)
+            self._follow_required(known, chain, name)
+        for name in shards - archives.keys():
+            if before is not None and name in before.parts:
                 self._check_unchanged(before, chain, name)
             self._check_values(chain, name, commit)
         self._check_listed(commit, archives.keys())
-        for name in sorted(with_roles & self.shards.keys()):
+        for name in sorted(with_roles):
             self._check_roles(chain, name)
+        if before is not None and before.primaries != chain.primaries:
+            self.differences.begin_again()
         if archives:
-            self.differences.add(chain, before, {name: shard.newest for name, shard in self.shards.items()})
+            self.differences.add(chain, before, {name: self.shards[name].newest for name in sorted(shards)})
+
+    def _read_objects(self, commit: Commit, shards: Set[str]) -> tuple[dict[str, list[StoredObject]], set[str]]:
+        """Read what the commit lists of these shards, except for archives of DDL; return those by shard.
+
+        Also returns the shards with new DDL or globals.
+        """
+        archives: dict[str, list[StoredObject]] = {}
+        with_roles = set[str]()
+        for stored in (stored for stored in commit.own_objects if stored.kind in WITHOUT_ROWS):
+            if stored.node not in commit.cut.by_node:
+                self._conflict(f"the commit lists {stored.kind} of node {stored.node}, which is no primary", stored)
+            elif stored.node not in shards:
+                continue
+            elif stored.kind == DDL:
+                archives.setdefault(stored.node, []).append(stored)
+                with_roles.add(stored.node)
+            else:
+                self._read_other(stored, commit)
+                with_roles |= {stored.node} if stored.kind == GLOBALS else set()
+        return archives, with_roles
 
     def _follow_required(self, before: Chain | None, chain: Chain, name: str) -> None:
         """Note which columns are NOT NULL after new DDL. Without new DDL, they are the same."""
@@ -192,11 +208,13 @@ class _Checking:
 
     def _check_listed(self, commit: Commit, with_ddl: Set[str]) -> None:
         """Check that a full snapshot has DDL and globals of all shards, and that a commit's roles and sequences fit."""
-        if commit is self.chain.full and not self.chain.full.only_cut:
+        new = self.shards.keys() & {cut.node for cut in commit.cut.nodes if self.chain.begins_with(cut.node, commit)}
+        if not self.chain.full.only_cut:
             with_globals = {stored.node for stored in commit.own_objects if stored.kind == GLOBALS}
+            point = point_label(commit.increment)
             for kind, what, listed in (("definition", "DDL", with_ddl), ("roles", "server globals", with_globals)):
-                for shard in sorted(self.shards.keys() - listed):
-                    self.findings.conflict(Conflict(kind, f"the full snapshot lists no {what}", node=shard))
+                for shard in sorted(new - listed):
+                    self.findings.conflict(Conflict(kind, f"{point} lists no {what}", node=shard))
         for shard in sorted(commit.databases.keys() & self.shards.keys()):
             self._check_properties(commit, shard)
         for shard, sequences in commit.sequences.items():

@@ -159,8 +159,11 @@ class NewPart:
             return ""
         if back := [node for node in copies.nodes if node in self.before.absent]:
             return f"the copy of {back[0]} ended before the cut that was checked"
-        if renewed := [node for commit in self.commits if isinstance(commit, Increment) for node in commit.renewed]:
-            return f"the copy of {renewed[0]} began again since the cut that was checked"
+        increments = [commit for commit in self.commits if isinstance(commit, Increment)]
+        if renewed := [node for commit in increments for node in commit.renewed]:
+            return f"the copy of {renewed[0]} began after the cut that was checked"
+        if retired := [shard for commit in increments for shard in commit.retired]:
+            return f"shard {retired[0]} was retired since the cut that was checked"
         for node in copies.nodes:
             position = self.checked_to(node)
             if any(lsn < copies.since(node) for lsn in self.decided(node)):

@@ -68,7 +68,8 @@ class ShardDifferences:
         known = {shard: described for shard, described in descriptions.items() if described is not None}
         if before is not None:
             for shard, described in known.items():
-                self._add_columns(before, chain, shard, described)
+                if shard in before.parts:
+                    self._add_columns(before, chain, shard, described)
         # Versions of pg_dump write the same definition differently.
         if len(known) < max(len(descriptions), 2) or len({described.writer for described in known.values()}) > 1:
             self._digests = None
@@ -90,6 +91,12 @@ class ShardDifferences:
         for name, last in self._equal.items():
             if last < increment:
                 self._since.setdefault(name, increment)
+
+    def begin_again(self) -> None:
+        """Forget what all shards had in common: other shards are compared from now on."""
+        for known in (self._equal, self._value, self._since, self._new, self._alike):
+            known.clear()
+        self._digests = None
 
     def _compare_kinds(self, shards: Collection[Mapping[Label, int]], increment: int, known: Collection[Label]) -> None:
         """Find objects that only some shards have, and that no shard had when all had the same objects of the kind.

@@ -72,22 +72,22 @@ class ShardCuts:
     @classmethod
     def of(cls, chain: Chain, shard: str) -> ShardCuts:
         """Return the cuts of a shard in a chain."""
-        cuts, begun, began_at = chain.cuts(shard), chain.first_cut(shard), chain.bases[shard]
+        cuts, begun, began_at = chain.cuts_since(shard), chain.first_cut(shard), chain.bases[shard]
         end = cuts[-1].position
         late = {
             entry.lsn: number + 1
-            for number, cut in enumerate(cuts)
+            for number, cut in enumerate(cuts, start=begun)
             for entry in cut.undecided
-            if number >= begun and entry.lsn < end
+            if entry.lsn < end
         }
         lsns = np.array(sorted(late), np.int64)
         numbers = np.array([late[lsn] for lsn in sorted(late)], np.int64)
         return cls(
             # Earlier positions may be in WAL that is not the shard's any more.
-            np.array([cut.position if number >= begun else began_at for number, cut in enumerate(cuts)], np.int64),
+            np.array([*[began_at] * begun, *(cut.position for cut in cuts)], np.int64),
             lsns,
-            np.where(numbers < len(cuts), numbers, LATER),
-            np.array([lsn for cut in cuts[begun:] for lsn in cut.rolled_back if lsn < end], np.int64),
+            np.where(numbers < begun + len(cuts), numbers, LATER),
+            np.array([lsn for cut in cuts for lsn in cut.rolled_back if lsn < end], np.int64),
             _slots_complete_at(chain, shard),
         )
 

@@ -233,7 +233,8 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
     part, compared = NewPart(chain), None
     check.spark.begin(ExecutorNeeds(location), progress, part.amount)
     for last in _ends_before_renewals(chain):
-        # What the copies of primaries that began again had before is needed to restore these increments.
+        # What shards had that have left since, and primaries whose copies began again, is needed to restore these
+        # increments.
         _check_part(check, NewPart(chain.up_to(last)), compared=compared)
         compared = last
     _check_part(check, part, request.rows, compared)
@@ -241,9 +242,9 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
 
 
 def _ends_before_renewals(chain: Chain) -> list[int]:
-    """Return the last increment before each increment with which the copy of a primary begins again."""
+    """Return the last increment before each with which the copy of a primary begins again, or a shard leaves."""
     primaries = set(chain.primaries)
-    return [one.increment - 1 for one in chain.increments if not primaries.isdisjoint(one.renewed)]
+    return [one.increment - 1 for one in chain.increments if one.retired or not primaries.isdisjoint(one.renewed)]
 
 
 def _check_part(check: ChainCheck, part: NewPart, rows: int = 0, compared: int | None = None) -> None:

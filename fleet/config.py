@@ -409,6 +409,7 @@ class FleetFile(Record, frozen=True):
     name: Text
     store: Text
     node: Annotated[tuple[NodeTable, ...], Meta(min_length=1)]
+    retired: tuple[Annotated[str, Meta(pattern=NODE_ID)], ...] = ()
     store_options: dict[str, Any] = msgspec.field(default_factory=dict)
     cut: CutTable = CutTable()
     wal: WalTable = WalTable()
@@ -695,6 +696,9 @@ class MetricsRules:
 class Fleet:
     """The fleet as fleet.toml describes it; `nodes` are in the order they appear in the file.
 
+    `retired` are the ids of shards that are no longer part of the fleet. Those of their nodes that the file still lists
+    are `retired_nodes`, and not among `nodes`.
+
     Commands without Spark don't need the variables in [spark]: a setting whose variable is not set stays unexpanded,
     and `spark_missing` contains the problem (`check_spark_variables`).
     """
@@ -732,6 +736,8 @@ class Fleet:
     standby_wait_seconds: float = STANDBY_WAIT
     # The second stores (snapshot copy): URLs, folders and fleet files.
     copies: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    retired_nodes: tuple[Node, ...] = ()
 
     @property
     def primaries(self) -> tuple[Node, ...]:
@@ -782,8 +788,9 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
-    nodes = tuple(_node(entry, file) for entry in file.node)
-    _check_nodes(nodes)
+    listed = tuple(_node(entry, file) for entry in file.node)
+    _check_nodes(listed)
+    nodes = _without_retired(listed, file.retired)
     check_global_id(file.cut.global_id)
     if any(table.timeout <= 0 for table in file.drill.assertion):
         raise ValueError("`drill.assertion.timeout` is 0: no assertion could finish in time")
@@ -826,6 +833,8 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         standby_wait_seconds=file.copies.wait,
         copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
+        retired=file.retired,
+        retired_nodes=tuple(node for node in listed if node not in nodes),
     )
 
 
@@ -975,6 +984,20 @@ def _check_nodes(nodes: tuple[Node, ...]) -> None:
         if node.backup_of is not None and node.backup_of not in primaries:
             raise ValueError(f"node {node.id}: backup_of names {node.backup_of}, which is not a primary in this file")
     _check_other_names(nodes)
+
+
+def _without_retired(nodes: tuple[Node, ...], retired: tuple[str, ...]) -> tuple[Node, ...]:
+    """Return the nodes of the shards that are not retired."""
+    for node in nodes:
+        if node.id in retired and node.backup_of is not None:
+            raise ValueError(
+                f"`retired` names {node.id}, which is a standby: it names shards by their primaries; a standby is just"
+                " removed from the file"
+            )
+    left = tuple(node for node in nodes if node.shard not in retired)
+    if not left:
+        raise ValueError("`retired` names all shards: none is left")
+    return left
 
 
 def _check_other_names(nodes: tuple[Node, ...]) -> None:

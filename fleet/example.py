@@ -12,6 +12,7 @@ from cutline.storage.errors import RefusedError, UsageError
 EXAMPLE = """\
 name = "shop"                        # must match the store's fleet.json
 store = "s3://backups/shop"          # a folder, or a URL that fsspec supports
+retired = ["s0"]                     # shards that have left the fleet for good
 
 [[node]]
 id = "s1"
@@ -132,7 +133,7 @@ def example_text() -> str:
     lines, is_optional = list[str](), False
     for line in EXAMPLE.splitlines():
         is_optional = is_optional or line.startswith(FIRST_OPTIONAL)
-        is_comment = is_optional or "this node's own" in line
+        is_comment = is_optional or line.startswith("retired") or "this node's own" in line
         lines.append(f"# {line}" if is_comment and line else line)
     return HEAD + "\n".join(lines) + "\n"
 

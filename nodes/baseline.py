@@ -57,6 +57,9 @@ CHANGE_REASONS = {
     "database_oid": "the database was dropped and created again, or a restore replaced it",
 }
 
+# The properties that say which server and database it is.
+IDENTIFYING = ("database", "server_version", "system_identifier", "database_oid")
+
 
 class BaselineChangedError(RefusedError):
     """A node's identity differs from the one that the full snapshot recorded."""
@@ -160,20 +163,24 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
 
 
 def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node, ...]:
-    """Without contacting any node, return the nodes in fleet.toml that the full snapshot copied.
+    """Without contacting any node, return the nodes in fleet.toml of which the chain has copies.
 
-    Standbys may have been added or removed since. Raises BaselineChangedError if a primary was added or removed, or if
-    a node's role in fleet.toml has changed.
+    Standbys may have been added or removed since, and shards added. Raises BaselineChangedError if a primary was
+    removed whose shard fleet.toml does not list as retired, or if a node's role in fleet.toml has changed.
     """
     listed = {node.id: node for node in fleet.nodes}
     primaries = {node for node, identity in was.items() if identity.backup_of is None}
-    for node in sorted(primaries | {node.id for node in fleet.primaries} | (was.keys() & listed.keys())):
+    for node in sorted(primaries | (was.keys() & listed.keys())):
         if node not in listed:
-            raise _changed_error(node, "presence", "part of the fleet", "absent from fleet.toml")
-        if node not in was:
-            raise _changed_error(node, "presence", "absent", "in fleet.toml")
+            if node in fleet.retired:
+                continue
+            raise BaselineChangedError(
+                f"node {node}: it is a shard of the chain, but not in fleet.toml",
+                hint=f'list it again in fleet.toml; or, if it has left the fleet for good, write: retired = ["{node}"]',
+                details={"node": node, "property": "presence"},
+            )
         if was[node].backup_of != listed[node].backup_of:
-            raise _changed_error(node, "backup_of", was[node].backup_of, listed[node].backup_of)
+            raise _changed_error(was[node], "backup_of", was[node].backup_of, listed[node].backup_of)
     return tuple(node for node in fleet.nodes if node.id in was)
 
 
@@ -183,21 +190,46 @@ def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdenti
         before, after = fields_of(was[node]), fields_of(now[node])
         for name in (*CHANGE_REASONS, *(name for name in before if name not in CHANGE_REASONS)):
             if before[name] != after[name] and not (name == "server_version" and _same_major(was[node], now[node])):
-                raise _changed_error(node, name, before[name], after[name])
+                raise _changed_error(was[node], name, before[name], after[name])
+
+
+def why_replaced(was: NodeIdentity, now: NodeIdentity, *, is_expected: bool = False) -> str:
+    """Return why the database is not the one of which the chain has a copy, so that it is copied again.
+
+    Returns "" if it is the same database, and if that is not certain: then check_baseline raises an error, or finds no
+    difference. If `is_expected`, any other server may take the place.
+    """
+    before, after = (one.server_version // 10000 for one in (was, now))
+    if was.system_identifier == now.system_identifier:
+        if was.database_oid == now.database_oid:
+            return ""
+        if was.database == now.database:
+            return f"database {now.database} was dropped and created again, or a restore replaced it"
+    elif before < after and (was.database, was.database_oid) == (now.database, now.database_oid):
+        return f"its server was upgraded from PostgreSQL {before} to {after}"
+    return "its server or database was replaced by another, as --replaced says" if is_expected else ""
 
 
 def _same_major(was: NodeIdentity, now: NodeIdentity) -> bool:
     return was.server_version // 10000 == now.server_version // 10000
 
 
-def _changed_error(node: str, name: str, was: object, now: object) -> BaselineChangedError:
+def _changed_error(identity: NodeIdentity, name: str, was: object, now: object) -> BaselineChangedError:
+    node, shard = identity.node, identity.backup_of or identity.node
     what, why = name.replace("_", " "), f": {CHANGE_REASONS[name]}" if name in CHANGE_REASONS else ""
-    # "presence" and "backup_of" describe the node itself; all other names refer to its properties.
-    subject = "it" if name in ("presence", "backup_of") else f"its {what}"
+    # "backup_of" describes the node itself; all other names refer to its properties.
+    subject = "it" if name == "backup_of" else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
+    hint = [NEW_CHAIN]
+    if name in IDENTIFYING:
+        hint = [
+            "correct its dsn in fleet.toml; or, if another server or database has taken its place for good, copy it"
+            f" again: snapshot create NAME --incremental --replaced {shard}",
+            f"or {NEW_CHAIN}",
+        ]
     return BaselineChangedError(
         f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}",
-        hint=NEW_CHAIN,
+        hint=hint,
         ends_chain=ChainEnd.FOR_GOOD,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )

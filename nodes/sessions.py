@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import psycopg
@@ -194,7 +193,7 @@ def open_sessions(
     needs_all: bool = False,
     spares_standbys: bool = False,
     away: dict[str, str] | None = None,
-    known: Mapping[str, str] = MappingProxyType({}),
+    known: Callable[[], Mapping[str, str]] = dict,
 ) -> Iterator[Sessions]:
     """Connect to `nodes` in parallel, check their roles against fleet.toml, and watch whether they answer.
 
@@ -206,7 +205,8 @@ def open_sessions(
 
     If a standby of fleet.toml has been promoted, and its primary can't be reached or has become a standby, the two
     servers are exchanged in the fleet of the sessions: a node is a role in its shard, and fleet.toml lists the servers.
-    `known` contains the system identifiers of primaries, as far as they are known: no other server takes their place.
+    `known` returns the system identifiers of primaries, as far as they are known: no other server takes their place. It
+    is called only if primaries are lost.
 
     Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
     can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
@@ -231,7 +231,7 @@ class _Options:
     unfit_hint: str
     needs_all: bool
     spares_standbys: bool
-    known: Mapping[str, str]
+    known: Callable[[], Mapping[str, str]]
 
 
 @contextmanager
@@ -255,7 +255,8 @@ def _open_as_listed(
                 problems[node.id] = error
         refuse_unfit([problem for node in chosen for problem in refused.get(node.id, ())])
         found_nodes = _identify_all(chosen, connections, problems)
-        if promoted := _ask_promoted(fleet, _lost_primaries(chosen, problems, found_nodes), options.known):
+        lost = _lost_primaries(chosen, problems, found_nodes)
+        if promoted := _ask_promoted(fleet, lost, options.known() if lost else {}):
             raise _RolesChangedError(promoted)
         absent: dict[str, Absence] = {}
         if away is None:

@@ -927,7 +927,7 @@ def compare_cut(run: _LiveRun, fleet: Fleet, chain: Chain, live: _LiveNodes) -> 
     """Compare the primaries with the chain's newest cut; note shards and tables that can't be compared."""
     fleet_id = read_identity(fleet.store.open(), fleet).fleet_id
     report = run.report
-    for shard in chain.full.groups:
+    for shard in chain.primaries:
         if shard not in live.connections:
             why = NO_PRIMARY if shard in report.unreachable else "fleet.toml has no such primary"
             report.skip(f"rows of shard {shard} in snapshot {chain.name}", why)
@@ -951,7 +951,7 @@ def _cut_sources(run: _LiveRun, chain: Chain, fleet_id: str, live: _LiveNodes) -
     for check in run.checks:
         primary = check.shard.primary
         what = f"rows of shard {primary.id} and snapshot {chain.name}"
-        if primary.id not in chain.full.groups:
+        if primary.id not in chain.primaries:
             run.report.skip(what, "the snapshot has no such shard")
         elif primary.id in run.report.unreachable:
             run.report.skip(what, NO_PRIMARY)

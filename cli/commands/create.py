@@ -61,6 +61,13 @@ LargeObjects = Annotated[
     ),
 ]
 OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups; copy no rows.")]
+Replaced = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="SHARD",
+        help="Accept that another server or database has taken this shard's place, and copy it again (repeatable).",
+    ),
+]
 PLAN_SCHEMA = "cutline/create-plan/1"
 
 
@@ -87,6 +94,7 @@ def create(
     ] = False,
     large_objects: LargeObjects = False,
     only_cut: OnlyCut = False,
+    replaced: Replaced = None,
     comment: Annotated[str, typer.Option(metavar="TEXT", help="A comment, shown by list and show.")] = "",
     metrics: MetricsFile = None,
     dry_run: DryRun = False,
@@ -106,6 +114,7 @@ def create(
         terminal,
         large_objects,
         only_cut,
+        tuple(dict.fromkeys(replaced or ())),
     )
     check_request(request, incremental=incremental)
     fleet = command_context(context).load_fleet()
@@ -129,7 +138,13 @@ def check_request(request: CreateRequest, *, incremental: bool) -> None:
             "an increment always covers the nodes and tables of its full snapshot",
             hint="omit --only-primary, --group, --exclude-group and --large-objects",
         )
+    if request.replaced and not incremental:
+        raise UsageError(
+            "a full snapshot copies every server as it is now",
+            hint="omit --replaced, or take an increment: --incremental",
+        )
     check_text("--comment", request.comment)
+    check_text("--replaced", *request.replaced)
     check_text("--group or --exclude-group", *request.include, *request.exclude)
 
 

@@ -27,7 +27,7 @@ from cutline.cli.output.exact_point import exact_document, exact_lines
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.recovery import plan_lines, transaction_lines
-from cutline.cli.output.renewed import renewed_document, renewed_lines
+from cutline.cli.output.renewed import renewed_document, renewed_lines, retired_shards
 from cutline.cli.output.results import answer
 from cutline.cli.output.tables import (
     FittingTable,
@@ -280,6 +280,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "timelines": [dict(commit.timelines) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
         "renewed": [renewed_document(commit) for commit in chain.commits],
+        "retired": [retired_shards(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
         "repairs": to_builtins(chain.applied.repairs),
     }

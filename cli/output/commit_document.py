@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutline.cli.output.renewed import renewed_document
+from cutline.cli.output.renewed import renewed_document, retired_shards
 from cutline.cli.output.tables import time_text
 from cutline.fleet.record import to_builtins
 from cutline.snapshots.records.commit import Commit
@@ -47,4 +47,5 @@ def document_of(commit: Commit) -> dict[str, Any]:
         },
         "left_out": to_builtins(commit.left_out),
         "renewed": renewed_document(commit),
+        "retired": retired_shards(commit),
     }

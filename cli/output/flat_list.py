@@ -95,7 +95,7 @@ def flat_rows(listing: Listing) -> Iterator[dict[str, Any]]:
 
 
 def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[dict[str, Any]]:
-    nodes = [identity.node for identity in of.nodes]
+    nodes, shards = [identity.node for identity in of.nodes], list(of.full.primaries)
     commits = {commit.increment: commit for commit in of.commits}
     groups, names = dict[tuple[str, int], str](), list[str]()
     summaries = [summary_of(of.full), *entry.summaries]
@@ -104,7 +104,8 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
     for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
         # Commits that were not read did not change any definitions.
         if (commit := commits.get(one.increment)) and _redefine(groups, commit):
-            names = sorted(set(groups.values()))
+            shards = _shards_at(shards, commit)
+            names = sorted({name for (shard, _), name in groups.items() if shard in shards})
         yield {
             "snapshot": entry.name,
             "increment": one.increment,
@@ -118,7 +119,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
             "bytes": one.bytes,
             "changes": one.changes,
             "transactions": one.transactions,
-            "nodes": list(of.full.primaries),
+            "nodes": shards,
             "baseline_nodes": nodes,
             "groups": names,
             "cut": one.cut,
@@ -135,6 +136,14 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
         }
 
 
+def _shards_at(shards: list[str], commit: Commit) -> list[str]:
+    """Return the shards at a commit that continues these, in order."""
+    if isinstance(commit, FullSnapshot):
+        return shards
+    joined = [node for node, one in commit.renewed.items() if one.identity.backup_of is None and node not in shards]
+    return [shard for shard in (*shards, *joined) if shard not in commit.retired]
+
+
 def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
     """Update the names of groups, by shard and number, to those at the commit; return whether any may have changed."""
     begun = commit.groups if isinstance(commit, FullSnapshot) else {}
@@ -144,7 +153,7 @@ def _redefine(groups: dict[tuple[str, int], str], commit: Commit) -> bool:
     for shard, gone in changes.gone.items() if changes else ():
         for number in gone:
             groups.pop((shard, number), None)
-    return bool(begun or changes)
+    return bool(begun or changes is not None)
 
 
 def csv_rows(rows: Iterable[dict[str, Any]]) -> Iterator[list[object]]:

@@ -1,4 +1,4 @@
-"""The copies that begin again with an increment, as the commands show them."""
+"""The copies that begin with an increment, and the shards that leave with it, as the commands show them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from cutline.snapshots.records.proven_chains import point_label
 
 
 def renewed_document(commit: Commit) -> list[dict[str, Any]]:
-    """Return the nodes whose copies begin again with the commit, with role and reason, as in JSON output."""
+    """Return the nodes whose copies begin with the commit, with role and reason, as in JSON output."""
     return [
         {
             "node": node,
             "backup_of": renewal.identity.backup_of,
             "base": str(renewal.base),
             "reason": renewal.reason,
+            "new": renewal.is_new,
         }
         for node, renewal in ({} if isinstance(commit, FullSnapshot) else commit.renewed).items()
     ]
 
 
+def retired_shards(commit: Commit) -> list[str]:
+    """Return the shards that the chain has only up to the commit before."""
+    return [] if isinstance(commit, FullSnapshot) else list(commit.retired)
+
+
 def renewed_lines(commit: Commit) -> list[str]:
-    """Return a line for each of these nodes."""
-    gap = f"with a gap since {point_label(commit.increment - 1)}"
+    """Return a line for each of these nodes, and for each shard that leaves."""
+    last = point_label(commit.increment - 1)
     return [
-        f"{'standby' if one['backup_of'] else 'primary'} {one['node']} was copied again, {gap}: {one['reason']}"
-        for one in renewed_document(commit)
+        *(
+            f"{'standby' if one['backup_of'] else 'primary'} {one['node']} was copied"
+            f"{'' if one['new'] else f' again, with a gap since {last}'}: {one['reason']}"
+            for one in renewed_document(commit)
+        ),
+        *(f"shard {shard} was retired: {last} is the last with its rows" for shard in retired_shards(commit)),
     ]

@@ -51,7 +51,7 @@ from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
-from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.proven_chains import read_all_shards
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import broadcast
@@ -147,7 +147,7 @@ def check_restorable(
     """
     began, report = time.monotonic(), RestorableReport()
     store = source.store.open()
-    shards = read_full(store, name).primaries
+    shards = read_all_shards(store, name)
     # A rehearsal creates no roles, so it leaves out what needs them.
     request = RestoreRequest(name, increment, is_drill=True, scope=RestoreScope(no_owner=True))
     try:

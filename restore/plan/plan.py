@@ -177,6 +177,19 @@ class RestorePlan:
         keys = {str(damage["object"]) for damage in damaged} if isinstance(damaged, list) else set[str]()
         return find_ddl(self.chain, shard).key in keys
 
+    def _warn_of_other_targets(self) -> list[str]:
+        """Return a warning that names the primaries of the target into which nothing is restored, if there are any."""
+        if self.request.is_drill or self.request.scope.nodes or self.topology:
+            return []
+        shards = self.chain.primaries
+        others = [node.id for node in self.target_fleet.primaries if node.id not in shards]
+        if not others:
+            return []
+        point = increment_label(self.chain.name, self.chain.last.increment)
+        return [
+            f"{point} has no shard {', '.join(others)}: what {self.target_fleet.path.name} lists there stays as it is"
+        ]
+
     def report(self) -> RestoreReport:
         """Return the report on this restore as it is before the restore starts."""
         return RestoreReport(
@@ -190,7 +203,11 @@ class RestorePlan:
             in_doubt=in_doubt_transactions(self.chain.last),
             borrowed=self.borrowed_rows,
             damaged=self.copies.damaged,
-            warnings=[*self.doubts, *warn_of_nodes(self.request.scope.nodes, self.chain.primaries)],
+            warnings=[
+                *self.doubts,
+                *warn_of_nodes(self.request.scope.nodes, self.chain.primaries),
+                *self._warn_of_other_targets(),
+            ],
             moved=[f"{target.node.id}: {move.label}" for target in self.targets for move in self.moves(target)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
             scope=self.request.scope,

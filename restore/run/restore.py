@@ -220,9 +220,10 @@ def _wal_phase(run: RestoreRun) -> WalPhase | None:
     if seconds is None:
         return None
     commits, sources = run.plan.chain.commits, run.plan.sources
-    segments = [segment for commit in commits for shard in sources for segment in commit.segments[shard]]
+    segments = [segment for commit in commits for shard in sources for segment in commit.segments.get(shard, ())]
+    # A shard may have joined the chain later.
     cuts = [commit.cut for commit in commits]
-    local = sum(cut.of(shard).local_transactions for cut in cuts for shard in sources)
+    local = sum(node.local_transactions for cut in cuts for node in cut.nodes if node.node in sources)
     return WalPhase(
         seconds,
         len(segments),

@@ -16,14 +16,16 @@ from types import MappingProxyType
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
-from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.watch import silent_error
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
+from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
@@ -37,6 +39,7 @@ UNLISTED = "it is no longer in fleet.toml"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
 ADDED = "no commit of the chain has a copy of it"
+JOINING = "its shard joins the chain"
 
 
 def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
@@ -127,30 +130,48 @@ def _is_hopeless(state: ReplayState, wait_seconds: float) -> bool:
     return state.why == "paused" or (state.why == "delayed" and state.delay_seconds > wait_seconds)
 
 
+def joining_primaries(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
+    """Return the primaries in fleet.toml of whose shards the chain has no copy."""
+    return tuple(node for node in fleet.primaries if node.id not in chain.parts)
+
+
+def retired_shards(fleet: Fleet, chain: Chain) -> tuple[str, ...]:
+    """Return the shards of the chain that fleet.toml lists as retired."""
+    return tuple(shard for shard in chain.primaries if shard in fleet.retired)
+
+
 def joining_standbys(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """Return the standbys in fleet.toml of which the chain has no copy.
 
-    If the full snapshot was taken without standbys, there are none.
+    If the full snapshot was taken without standbys, there are none. Those of shards that join are among them.
     """
-    full, shards = chain.full, set(chain.primaries)
-    has_standbys = any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out) or len(chain.parts) > len(shards)
+    full, shards = chain.full, {*chain.primaries, *(node.id for node in joining_primaries(fleet, chain))}
+    has_standbys = any(out.kind == LeftOutKind.ABSENT_COPY for out in full.left_out) or len(chain.parts) > len(
+        chain.primaries
+    )
     known = chain.parts.keys() | {entry.name for entry in chain.too_old}
     added = (node for node in fleet.nodes if node.backup_of in shards and node.id not in known)
     return tuple(added) if has_standbys else ()
 
 
-def find_renewable(sessions: Sessions, chain: Chain) -> dict[str, str]:
-    """Return the standbys whose copies have ended or never began, with the reason, by node."""
-    reasons = {
-        node: f"left out since increment {copy.since}: {copy.reason}"
-        for node, copy in chain.absent.items()
-        if copy.has_ended
-    }
-    return {
-        node.id: ADDED if node.id not in chain.parts else reasons[node.id]
-        for node in sessions.nodes
-        if node.id in reasons or node.id not in chain.parts
-    }
+def find_renewable(sessions: Sessions, chain: Chain, replaced: Collection[str] = ()) -> dict[str, str]:
+    """Return the nodes whose copies can only begin again, with the reason, by node.
+
+    These are standbys whose copies have ended or never began, the nodes of shards that join the chain, and those whose
+    databases were replaced by others; `replaced` are the shards for which any other server is accepted.
+    """
+    joining = {node.id for node in joining_primaries(sessions.fleet, chain)}
+    baseline = chain.baseline
+    reasons: dict[str, str] = {}
+    for node in sessions.nodes:
+        was, absent = baseline.get(node.id), chain.absent.get(node.id)
+        if was is None:
+            reasons[node.id] = JOINING if node.shard in joining else ADDED
+        elif why := why_replaced(was, sessions.identities[node.id], is_expected=node.shard in replaced):
+            reasons[node.id] = why
+        elif absent is not None and absent.has_ended:
+            reasons[node.id] = f"left out since increment {absent.since}: {absent.reason}"
+    return reasons
 
 
 def leave_out_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
@@ -174,12 +195,41 @@ def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progr
             )
 
 
+def drop_retired(fleet: Fleet, chain: Chain, progress: Progress) -> None:
+    """Drop the chain's slots on nodes of shards that have left it, as far as fleet.toml still lists them.
+
+    For a slot that nobody reads, a server keeps WAL. Slots that can't be dropped now are left to the next increment.
+    """
+    slot = slot_name(chain.stored_full.operation)
+    left = drop_slots((node for node in fleet.retired_nodes if node.shard in chain.retired), slot)
+    if left:
+        progress.note(
+            f"slot {slot} could not be dropped on {name_nodes(left)} of a retired shard; the next increment tries"
+            " again. If the server is gone, remove the node from fleet.toml"
+        )
+
+
+def note_retired(fleet: Fleet, chain: Chain, retired: Collection[str], progress: Progress) -> None:
+    """Note the shards that an increment retired, and the slots that it can't reach. `chain` ends before it."""
+    slot, last = slot_name(chain.stored_full.operation), chain.last.increment
+    listed = {node.id for node in fleet.retired_nodes}
+    for shard in retired:
+        progress.note(News(f"shard {shard} has left the chain: it can be restored up to {point_label(last)}"))
+        unlisted = [node for node, primary in chain.parts.items() if shard in (node, primary) and node not in listed]
+        if unlisted:
+            progress.note(
+                f"{name_nodes(unlisted)}: no longer in fleet.toml: if its server still runs, drop the chain's slot"
+                f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
+            )
+
+
 def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:
     """Return the copies that the next commit of the chain leaves out, by node; `changes` are those in the commit."""
     present, found = {node.id for node in sessions.nodes}, dict[str, AbsentCopy]()
+    retired = retired_shards(sessions.fleet, chain)
     for identity in chain.nodes:
         node, shard = identity.node, identity.backup_of
-        if shard is None or node in present:
+        if shard is None or node in present or shard in retired:
             continue
         before = chain.absent.get(node)
         absence = sessions.absent.get(node) or Absence(UNLISTED, has_ended=True)
@@ -227,8 +277,11 @@ def timelines_of(chain: Chain, sessions: Sessions, renewed: Collection[str]) -> 
 
     Absent nodes keep the timeline of the last commit. The copies of `renewed` nodes begin with it.
     """
-    found = {node: timeline for node, timeline in chain.last.timelines.items() if node not in renewed}
-    for identity in chain.nodes:
+    retired = retired_shards(sessions.fleet, chain)
+    nodes = [one for one in chain.nodes if (one.backup_of or one.node) not in retired]
+    known = chain.last.timelines
+    found = {one.node: known[one.node] for one in nodes if one.node in known and one.node not in renewed}
+    for identity in nodes:
         now = sessions.identities.get(identity.node) if identity.node not in renewed else None
         if now is not None and now.timeline != identity.timeline:
             found[identity.node] = now.timeline

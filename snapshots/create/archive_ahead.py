@@ -63,7 +63,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         fleet,
         [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts],
         spares_standbys=True,
-        known=chain.system_identifiers,
+        known=lambda: chain.system_identifiers,
     ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, CreateRequest(name).wait_seconds))
         waiting = read_waiting(sessions, slot_name(chain.full.operation))

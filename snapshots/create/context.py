@@ -49,7 +49,8 @@ class CreateRequest:
 
     `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
-    which has no rows.
+    which has no rows. `replaced` are the shards whose servers or databases were replaced by others: an increment copies
+    them again.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CreateRequest:
     terminal: bool = False
     large_objects: bool = False
     only_cut: bool = False
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def counted_full(commit: FullSnapshot, ignored: int) -> FullSnapshot:
 def counted_increment(chain: Chain, commit: Increment, ignored: int) -> Increment:
     """Return the chain's next commit with its counts; raise ManifestError if its parts are inconsistent."""
     last = chain.followed_by(commit)
-    counts = count_listed(set(chain.full.primaries), commit) | definition_counts(last)
+    counts = count_listed(set(last.primaries), commit) | definition_counts(last)
     commit = structs.replace(commit, counts=counts | {"ignored": ignored})
     # A commit that no command would accept must not be stored.
     check_fits(chain, commit, commit_key(chain.name, commit.increment))

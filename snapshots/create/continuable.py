@@ -16,7 +16,7 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.nodes.baseline import BaselineChangedError, check_baseline, check_presence
+from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
 from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
@@ -24,7 +24,13 @@ from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
-from cutline.snapshots.create.absent_copies import ENDING, find_renewable, joining_standbys, leave_out
+from cutline.snapshots.create.absent_copies import (
+    ENDING,
+    find_renewable,
+    joining_primaries,
+    joining_standbys,
+    leave_out,
+)
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
 from cutline.snapshots.ddl.table_changes import (
@@ -41,7 +47,7 @@ from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, Na
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
-from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lineage import WalDivergedError, diverged_error
 from cutline.wal.drain.slots import SlotLostError, check_slot, slot_name, slot_state
@@ -64,8 +70,16 @@ class GlobalIdRuleChangedError(RefusedError):
 
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
-    """Return the nodes of the chain, and the standbys that may join it; raise an error if fleet.toml does not match."""
-    nodes = (*check_presence(chain.baseline, fleet), *joining_standbys(fleet, chain))
+    """Return the nodes of the chain, and those that may join it; raise an error if fleet.toml does not match."""
+    joining = joining_primaries(fleet, chain)
+    if back := [node.id for node in joining if node.id in chain.retired]:
+        raise FleetTopologyError(
+            f"node {back[0]}: the chain had a shard with this id, which was retired with increment"
+            f" {chain.retired[back[0]]}",
+            hint=f"give the new shard another id in fleet.toml; or {NEW_CHAIN}",
+            details={"node": back[0]},
+        )
+    nodes = (*check_presence(chain.baseline, fleet), *joining, *joining_standbys(fleet, chain))
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",
@@ -117,25 +131,45 @@ def check_continuable(
     sessions: Sessions,
     chain: Chain,
     documents: Mapping[str, Set[str]] | None = None,
+    replaced: Collection[str] = (),
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
     Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
-    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits.
+    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, and `replaced` as in
+    CreateRequest.
     """
     check_commits(store, chain, documents)
-    to_renew = find_renewable(sessions, chain)
+    _check_replaced(sessions, chain, replaced)
+    to_renew = find_renewable(sessions, chain, replaced)
     to_renew |= _check_nodes(store, sessions, chain, to_renew)
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
-    known = known_tables(chain)
+    joining = [node.id for node in joining_primaries(sessions.fleet, chain)]
+    known = known_tables(chain, joining, lost=to_renew)
     seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
     return Continuable(sessions.chosen, state, plan, unknown, to_renew)
+
+
+def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str]) -> None:
+    """Raise UsageError unless the shards in `replaced` are in the chain, and have other servers or databases now."""
+    for shard in replaced:
+        was, now = chain.baseline.get(shard), sessions.identities.get(shard)
+        if was is None or was.backup_of is not None or now is None:
+            raise UsageError(
+                f"--replaced names {shard}, which is no shard of the chain",
+                hint=f"name one of: {', '.join(chain.primaries)}",
+            )
+        if (was.system_identifier, was.database_oid) == (now.system_identifier, now.database_oid):
+            raise UsageError(
+                f"--replaced names {shard}, but its server and database are those of which the chain has a copy",
+                hint="correct its dsn in fleet.toml, or repeat the command without --replaced",
+            )
 
 
 def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Container[str]) -> dict[str, str]:
@@ -150,7 +184,9 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
                 refuse_unfit(unfit.get(node.id, ()))
                 return None
             before, now = baseline[node.id], sessions.identities[node.id]
-            check_baseline({node.id: structs.replace(before, timeline=now.timeline)}, {node.id: now})
+            # The database may have been renamed.
+            name = now.database if now.database_oid == before.database_oid else before.database
+            check_baseline({node.id: structs.replace(before, timeline=now.timeline, database=name)}, {node.id: now})
             refuse_unfit(unfit.get(node.id, ()))
             if now.timeline != before.timeline:
                 _check_timeline(store, sessions, chain, node)

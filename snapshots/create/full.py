@@ -219,7 +219,9 @@ def take_full(
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
     commit = _build_commit(context, base, cut, time.monotonic() - began, progress)
-    commit = structs.replace(commit, left_out=(*with_large_object_counts(commit.left_out, commit), *unknown))
+    commit = structs.replace(
+        commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
+    )
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     check_own_store(store, plan.selection.fleet_id)
     check_commit_stored(store, commit)

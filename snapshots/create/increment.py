@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import News, Progress, StepTimes
+from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.free_connections import check_free_connections
@@ -28,13 +29,16 @@ from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.create.absent_copies import (
     ENDING,
     absent_copies,
+    drop_retired,
     find_spare,
     leave_out,
     leave_out_late,
     leave_out_silent,
     left_out_standbys,
     note_removed,
+    note_retired,
     note_servers,
+    retired_shards,
     standby_wait_seconds,
     timelines_of,
 )
@@ -65,7 +69,14 @@ from cutline.snapshots.operations.operation import (
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes, preview_guard
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit, Increment, Previous, with_large_object_counts
+from cutline.snapshots.records.commit import (
+    Commit,
+    DefinitionChanges,
+    FullSnapshot,
+    Increment,
+    Previous,
+    with_large_object_counts,
+)
 from cutline.snapshots.records.lost_chains import check_not_lost
 from cutline.snapshots.records.proven_chains import (
     check_has_rows,
@@ -101,8 +112,8 @@ def take_increment(
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
     request, state = context.request, continuable.state
-    new = renew_copies(context, state, continuable.to_renew, spark, progress)
-    state = new.state_after(state, operation.id)
+    new = renew_copies(context, state, chain, continuable.to_renew, spark, progress)
+    state = new.state_after(state, operation.id, sessions)
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
@@ -118,11 +129,14 @@ def take_increment(
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     drop_left_out(context, new, slot_name(state.chain))
-    absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(sessions)
+    absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
     note_removed(chain, absent, progress)
-    left_out = with_large_object_counts(cut.left_out, chain.full) + chain.too_old + unread
+    retired = retired_shards(sessions.fleet, chain)
+    left_out = _with_left_out_of_chain(cut.left_out + unread, chain, retired)
     left_out += left_out_standbys(chain, absent, sessions, renewed)
     changes = new.with_entries(cut.definition_changes, renewed)
+    if retired:
+        changes = changes or DefinitionChanges()
     check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
@@ -136,7 +150,9 @@ def take_increment(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments={
-            node: () if node in absent else cut.archived_cut.segments[node] for node in {**chain.parts, **renewed}
+            node: () if node in absent else cut.archived_cut.segments[node]
+            for node in {**chain.parts, **renewed}
+            if node in renewed or chain.shard_of(node) not in retired
         },
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
@@ -150,6 +166,7 @@ def take_increment(
         extension_rows=extension_rows,
         renewed=renewed,
         slots_complete_at=dict(new.slots_complete_at),
+        retired=retired,
     )
     check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)
@@ -160,6 +177,15 @@ def take_increment(
     progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
+
+
+def _with_left_out_of_chain(
+    left_out: tuple[LeftOut, ...], chain: Chain, retired: tuple[str, ...]
+) -> tuple[LeftOut, ...]:
+    """Add what the chain itself does not cover: its large objects since the full snapshot, and standbys."""
+    shards = [shard for shard in chain.primaries if shard not in retired]
+    too_old = tuple(out for out in chain.too_old if out.node in shards)
+    return with_large_object_counts(left_out, chain.stored_full, shards) + too_old
 
 
 def _take_cut(
@@ -228,14 +254,20 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
-    chain = Chain(read_continued_full(store, request.name))
+    full = read_continued_full(store, request.name)
+    chain = Chain(full)
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
-    nodes = check_fleet_file(fleet, chain)
+    nodes = _find_nodes(store, fleet, full)
     check_not_pruned(store, request.name)
     with ExitStack() as stack:
         sessions = stack.enter_context(
-            open_sessions(fleet, nodes, spares_standbys=True, known=chain.system_identifiers)
+            open_sessions(
+                fleet,
+                nodes,
+                spares_standbys=True,
+                known=lambda: read_continued(store, request.name, full).system_identifiers,
+            )
         )
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
@@ -246,14 +278,16 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         # Read the increments under the lock, which keeps other commands from adding or removing any.
-        chain = read_continued(store, request.name, chain.full)
+        chain = read_continued(store, request.name, full)
+        check_fleet_file(fleet, chain)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
-        continuable = check_continuable(store, sessions, chain, operations)
+        continuable = check_continuable(store, sessions, chain, operations, request.replaced)
         note_servers(sessions, progress, chain.absent, chain.baseline)
+        drop_retired(fleet, chain, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         slot = slot_name(chain.full.operation)
@@ -275,8 +309,22 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
                     raise
                 reason = error.message.removeprefix(f"node {node}: ")
                 continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
+        if commit.retired:
+            drop_retired(fleet, chain.followed_by(commit), progress)
+            note_retired(fleet, chain, commit.retired, progress)
     progress.reached(CrashPoint.RELEASED)
     return commit
+
+
+def _find_nodes(store: ObjectStore, fleet: Fleet, full: FullSnapshot) -> tuple[Node, ...]:
+    """Return the nodes that the next increment may use; raise the errors of check_fleet_file.
+
+    The increments are read only if fleet.toml lacks shards of the full snapshot: they may have been retired since.
+    """
+    try:
+        return check_fleet_file(fleet, Chain(full))
+    except BaselineChangedError:
+        return check_fleet_file(fleet, read_continued(store, full.snapshot, full))
 
 
 def _new_operation(
@@ -347,7 +395,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
     with open_sessions(
-        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=chain.system_identifiers
+        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=lambda: chain.system_identifiers
     ) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
@@ -355,17 +403,19 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
-            continuable = check_continuable(store, sessions, chain)
+            continuable = check_continuable(store, sessions, chain, replaced=request.replaced)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         for node, reason in continuable.to_renew.items():
-            progress.note(News(f"{node} will be copied again: {reason}"))
+            progress.note(News(f"{node} will be copied{' again' if node in chain.parts else ''}: {reason}"))
+        for shard in retired_shards(fleet, chain):
+            progress.note(News(f"shard {shard} is retired in fleet.toml: the chain will go on without it"))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
-        left_out = with_large_object_counts(left_out, chain.full) + chain.too_old
+        left_out = _with_left_out_of_chain(left_out, chain, retired_shards(fleet, chain))
         renewed = continuable.to_renew
         left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown))

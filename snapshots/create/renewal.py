@@ -1,7 +1,8 @@
 """Copy nodes again whose copies in the chain can't be continued, so that only their copies begin again, not the chain.
 
-A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, or if a standby
-was rebuilt, was added to fleet.toml, or missed a change of tables. The increment creates the chain's slot on such a
+A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, if its server was
+upgraded, if its database was replaced, or if a standby was rebuilt, was added to fleet.toml, or missed a change of
+tables. A shard that joins the chain has none to continue. The increment creates the chain's slot on such a
 node again and begins a new archive at the slot's position. A standby's tables are copied as they are at this position.
 The tables of a primary are copied by the increment's own attempts (`prepare_tables`), on all nodes of the shard, under
 new group numbers.
@@ -39,6 +40,7 @@ from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
 from cutline.snapshots.operations.object_lists import split_entries
 from cutline.snapshots.operations.operation import check_exclusive
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
@@ -61,10 +63,16 @@ class NewCopies:
     copied_shards: frozenset[str] = frozenset()
     slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
 
-    def of(self, sessions: Sessions) -> dict[str, Renewal]:
-        """Return the renewals for the commit, without standbys that have been left out since."""
+    def of(self, chain: Chain, sessions: Sessions) -> dict[str, Renewal]:
+        """Return the renewals for the next commit of the chain, without standbys that have been left out since."""
         return {
-            node: Renewal(sessions.identities[node], at, self.reasons[node], dict(self.copied.get(node, {})))
+            node: Renewal(
+                sessions.identities[node],
+                at,
+                self.reasons[node],
+                dict(self.copied.get(node, {})),
+                is_new=node not in chain.parts,
+            )
             for node, at in self.positions.items()
             if node not in sessions.absent
         }
@@ -78,11 +86,13 @@ class NewCopies:
         objects, lists = split_entries(entry for entry in self.entries if entry.node in nodes)
         return structs.replace(changes, objects=(*changes.objects, *objects), lists=(*changes.lists, *lists))
 
-    def state_after(self, state: ChainState, operation: str) -> ChainState:
+    def state_after(self, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
         """Return the chain's state in which these copies begin again."""
         if not self.positions:
             return state
-        shards = frozenset(node for node in self.positions if node in state.last_cut)
+        shards = frozenset(self.positions.keys() & sessions.primaries.keys())
+        # A shard that joins the chain has no last cut.
+        markers = {shard: cut.marker for shard, cut in state.last_cut.items()}
         return replace(
             state,
             known=replace(state.known, lost=self.copied_shards | shards),
@@ -90,7 +100,7 @@ class NewCopies:
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
             last_cut={
                 **state.last_cut,
-                **{shard: LastCut(self.positions[shard], marker=state.last_cut[shard].marker) for shard in shards},
+                **{shard: LastCut(self.positions[shard], marker=markers.get(shard)) for shard in shards},
             },
             archives={**state.archives, **dict.fromkeys(self.positions, operation)},
             absent=state.absent | self.positions.keys(),
@@ -98,7 +108,12 @@ class NewCopies:
 
 
 def renew_copies(
-    context: CreateContext, state: ChainState, reasons: Mapping[str, str], spark: SparkSource, progress: Progress
+    context: CreateContext,
+    state: ChainState,
+    chain: Chain,
+    reasons: Mapping[str, str],
+    spark: SparkSource,
+    progress: Progress,
 ) -> NewCopies:
     """Begin the copies of the nodes in `reasons` again: create their slots, and copy the tables of standbys.
 
@@ -110,7 +125,8 @@ def renew_copies(
     sessions, slot = context.sessions, slot_name(state.chain)
     nodes = [node for node in sessions.nodes if node.id in reasons]
     for node in nodes:
-        progress.note(News(f"{_kind(node)} {node.id} is copied again: {reasons[node.id]}"))
+        again = " again" if node.id in chain.parts else ""
+        progress.note(News(f"{_kind(node)} {node.id} is copied{again}: {reasons[node.id]}"))
     # Another increment that had taken the lock would have created these slots.
     check_exclusive(context.lock, context.store, context.operation)
     if left := drop_slots(nodes, slot):

@@ -131,8 +131,8 @@ SELECT 'pg_class of toast', count(*), sum(hash_record_extended(ROW(c.oid, t.relo
   FROM pg_class t JOIN pg_class c ON c.reltoastrelid = t.oid
  WHERE t.reloptions IS NOT NULL AND c.relpersistence <> 't'
 UNION ALL
-SELECT 'pg_database', count(*), sum(hash_record_extended(ROW(d.oid, datdba, datconnlimit, datistemplate, datacl,
-             dattablespace, shobj_description(d.oid, 'pg_database')), 0))
+SELECT 'pg_database', count(*), sum(hash_record_extended(ROW(d.oid, datname, datdba, datconnlimit, datistemplate,
+             datacl, dattablespace, shobj_description(d.oid, 'pg_database')), 0))
   FROM pg_database d WHERE datname = current_database()
 UNION ALL
 SELECT 'pg_db_role_setting', count(*), sum(hash_record_extended(ROW(setrole, setting), 0))
@@ -342,7 +342,8 @@ def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts
     )
     rows = connection.execute(LZ4_COLUMNS_QUERY)
     lz4_columns = tuple(f"{table_name(schema, table)}.{column}" for schema, table, column in rows)
-    return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, read_properties(node, connection))
+    properties = read_properties(node, connection)
+    return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, properties, connection.info.dbname)
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:

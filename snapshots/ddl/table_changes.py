@@ -294,15 +294,19 @@ class KnownTables:
         return found
 
 
-def known_tables(chain: Chain) -> KnownTables:
-    """Return the tables at the chain's last commit."""
-    shards = chain.full.groups
+def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str] = ()) -> KnownTables:
+    """Return the tables at the chain's last commit; shards that are `joining` it have none yet.
+
+    All tables of the shards in `lost` are copied again; other names in it are ignored.
+    """
+    shards, new = chain.primaries, tuple(joining)
     highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
     return KnownTables(
-        chain.all_groups,
-        {shard: chain.tables(shard) for shard in shards},
-        {shard: chain.fingerprint(shard) for shard in shards},
+        {**chain.all_groups, **dict.fromkeys(new, ())},
+        {**{shard: chain.tables(shard) for shard in shards}, **{shard: {} for shard in new}},
+        {**{shard: chain.fingerprint(shard) for shard in shards}, **dict.fromkeys(new, "")},
         highest,
+        frozenset(shard for shard in shards if shard in lost),
     )
 
 
@@ -392,7 +396,8 @@ def read_tables_since_commit(
     """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        was, now = _as_committed(node, known), None
+        # Another server may have the same fingerprint, if it was set up in the same way.
+        was, now = None if node in known.lost else _as_committed(node, known), None
         if was is not None and not _find_change(connection, node, selection.fleet_id, was):
             now = _with_untraced(connection, was, selection.rules)
         return now or read_node_tables(connection, node, selection)

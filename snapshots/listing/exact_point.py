@@ -144,13 +144,21 @@ def _cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
 
 
 def _check_no_gap(chain: Chain, before: Commit, moment: datetime) -> None:
-    """Raise ExactTimeError if a primary was copied again after `before`: WAL between the two cuts is missing."""
+    """Raise ExactTimeError if a primary was copied or retired after `before`: WAL between the two cuts is missing."""
     for commit in chain.commits_after(before.increment):
-        renewed = commit.renewed if isinstance(commit, Increment) else {}
-        if gaps := [node for node in renewed if chain.parts[node] is None]:
+        renewed, retired = (commit.renewed, commit.retired) if isinstance(commit, Increment) else ({}, ())
+        lost = [node for node, one in renewed.items() if one.identity.backup_of is None and not one.is_new]
+        new = [node for node, one in renewed.items() if one.identity.backup_of is None and one.is_new]
+        point, last = point_label(commit.increment), point_label(before.increment)
+        reasons = {
+            f"{point} copied {list_some(lost, TABLES_NAMED_MAX)} again: WAL after {last} was lost": lost,
+            f"shard {list_some(new, TABLES_NAMED_MAX)} joined the chain with {point}": new,
+            f"shard {list_some(retired, TABLES_NAMED_MAX)} left the chain with {point}": retired,
+        }
+        if gaps := [*lost, *new, *retired]:
+            reason = next(reason for reason, nodes in reasons.items() if nodes)
             raise ExactTimeError(
-                f"snapshot {chain.name} can't be restored at {_text(moment)}: {point_label(commit.increment)} copied"
-                f" {list_some(gaps, TABLES_NAMED_MAX)} again: WAL after {point_label(before.increment)} was lost",
+                f"snapshot {chain.name} can't be restored at {_text(moment)}: {reason}",
                 hint=[
                     f"restore the last state before: {restore_command(chain.name)} --increment {before.increment}",
                     f"or the first one after: {restore_command(chain.name)} --increment {commit.increment}",

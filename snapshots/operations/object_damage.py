@@ -83,18 +83,19 @@ def lost_lists(chain: Chain) -> Iterator[tuple[ChainObject, LostList]]:
                 yield ChainObject(object_list.key, object_list.node, commit.increment, object_list), object_list
 
 
-def find_listed_damage(store: ObjectStore, chain: Chain) -> dict[str, Damage]:
-    """List the snapshot's folder, and find objects that are missing or have the wrong size.
+def find_listed_damage(store: ObjectStore, chain: Chain, nodes: Iterable[str] | None = None) -> dict[str, Damage]:
+    """List the snapshot's folder, and find objects of these nodes that are missing or have the wrong size.
 
-    If the chain has object lists, large folders are listed one node at a time, to limit memory. An object that is
-    missing from the listing or has the wrong size there is looked up individually, because a listing may be out of
-    date.
+    By default, the nodes are those at the chain's last commit. If the chain has object lists, large folders are listed
+    one node at a time, to limit memory. An object that is missing from the listing or has the wrong size there is
+    looked up individually, because a listing may be out of date.
     """
+    nodes = tuple(chain.baseline if nodes is None else nodes)
     if not any(commit.object_lists for commit in chain.commits):
         sizes = {listed.key: listed.size for listed in store.inventory(f"snapshots/{chain.name}")}
-        return _find_damage(store, list_objects(chain, chain.baseline), sizes)
+        return _find_damage(store, list_objects(chain, nodes), sizes)
     damages: dict[str, Damage] = {}
-    for _, of_node in groupby(list_objects(chain, chain.baseline), lambda one: one.node):
+    for _, of_node in groupby(list_objects(chain, nodes), lambda one: one.node):
         objects = list(of_node)
         damages |= _find_damage(store, objects, listed_sizes(store, (stored_object.key for stored_object in objects)))
     return damages

@@ -125,9 +125,16 @@ class Chain:
     def followed_by(self, increment: Increment) -> Chain:
         """Return the chain with its next increment."""
         chain = replace(self, increments=(*self.increments, increment))
-        if not increment.renewed:
+        if not (increment.renewed or increment.retired):
             # Going through all increments and nodes for each increment would take the square of the time.
-            known = {"renewals": self.renewals, "parts": self.parts, "_nodes": self.nodes, "_bases": self.bases}
+            known = {
+                "renewals": self.renewals,
+                "retired": self.retired,
+                "parts": self.parts,
+                "_nodes": self.nodes,
+                "_identities": self._identities,
+                "_bases": self.bases,
+            }
             chain.__dict__.update(known)
         if increment.definition_changes is None:
             # The tables are the same: thousands of them need not be sorted and looked up again.
@@ -170,14 +177,28 @@ class Chain:
 
     @property
     def nodes(self) -> tuple[NodeIdentity, ...]:
-        """The nodes whose copies the chain holds, as they were when their copies began."""
+        """The nodes whose copies the chain holds at the last commit, as they were when their copies began."""
         return self._nodes
 
     @cached_property
     def _nodes(self) -> tuple[NodeIdentity, ...]:
+        retired = self.retired
+        return tuple(one for one in self._identities.values() if (one.backup_of or one.node) not in retired)
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The nodes of which any commit has a copy, those of retired shards included."""
+        return tuple(self._identities)
+
+    @cached_property
+    def _identities(self) -> Mapping[str, NodeIdentity]:
         identities = {identity.node: identity for identity in self.full.baseline}
-        identities |= {node: renewal.identity for node, (_, renewal) in self.renewals.items()}
-        return tuple(identities.values())
+        return identities | {node: renewal.identity for node, (_, renewal) in self.renewals.items()}
+
+    @cached_property
+    def retired(self) -> Mapping[str, int]:
+        """The shards that are no longer part of the chain, with the first increment that lacks them."""
+        return {shard: one.increment for one in self.increments for shard in one.retired}
 
     @cached_property
     def renewals(self) -> Mapping[str, tuple[Increment, Renewal]]:
@@ -191,6 +212,12 @@ class Chain:
     def first_cut(self, node: str) -> int:
         """Return the index in `commits` of the commit with which the node's copy begins."""
         return max(self.begun(node) - self.full.increment, 0)
+
+    def begins_with(self, shard: str, commit: Commit) -> bool:
+        """Whether the commit is the first of the chain that has the shard."""
+        if isinstance(commit, Increment):
+            return shard in commit.renewed and commit.renewed[shard].is_new
+        return shard in self.full.groups
 
     @cached_property
     def parts(self) -> Mapping[str, str | None]:
@@ -229,11 +256,16 @@ class Chain:
 
     @property
     def baseline(self) -> dict[str, NodeIdentity]:
-        """The identity of each node at the full snapshot, with its timeline at the last commit, by node."""
-        now = self.last.timelines
-        return {
-            one.node: structs.replace(one, timeline=now[one.node]) if one.node in now else one for one in self.nodes
-        }
+        """The identity of each node when its copy began, with its timeline and database name at the last commit."""
+        now, facts = self.last.timelines, self.last.databases
+        found: dict[str, NodeIdentity] = {}
+        for one in self.nodes:
+            of_shard = facts.get(one.backup_of or one.node)
+            name = (of_shard.name if of_shard else "") or one.database
+            timeline = now.get(one.node, one.timeline)
+            is_same = (timeline, name) == (one.timeline, one.database)
+            found[one.node] = one if is_same else structs.replace(one, timeline=timeline, database=name)
+        return found
 
     @property
     def system_identifiers(self) -> dict[str, str]:
@@ -241,12 +273,11 @@ class Chain:
         return {identity.node: identity.system_identifier for identity in self.nodes}
 
     def shard_of(self, node: str) -> str:
-        """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node."""
-        # Called for each node in turn: a mapping of all nodes would be built each time.
-        for identity in self.nodes:
-            if identity.node == node:
-                return identity.backup_of or node
-        raise KeyError(node)
+        """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node.
+
+        Commits before its retirement contain copies of a retired shard.
+        """
+        return self._identities[node].backup_of or node
 
     def up_to(self, increment: int) -> Chain:
         """Return the chain as of `increment`."""
@@ -275,8 +306,16 @@ class Chain:
         return segments[0].after if segments else self.bases[node]
 
     def cuts(self, shard: str) -> tuple[NodeCut, ...]:
-        """Return the shard's part of each commit's cut, in order; raise KeyError if the cuts do not include it."""
+        """Return the shard's part of each commit's cut, in order; raise KeyError if the cuts do not include it.
+
+        The cuts before the shard joined the chain don't include it.
+        """
         return self._cuts[shard]
+
+    def cuts_since(self, node: str) -> tuple[NodeCut, ...]:
+        """Return the parts of the node's shard in the cuts of the commits since the node's copy began."""
+        count = len(self.commits) - self.first_cut(node)
+        return self.cuts(self.shard_of(node))[-count:]
 
     @cached_property
     def _cuts(self) -> Mapping[str, tuple[NodeCut, ...]]:
@@ -337,7 +376,7 @@ class Chain:
         """Return the positions of the transactions before `position` that are not part of the state."""
         self._check_whole()
         shard = self.shard_of(node)
-        cuts, merge = self.cuts(shard)[self.first_cut(shard) :], self._merge_of(node)
+        cuts, merge = self.cuts_since(shard), self._merge_of(node)
         earlier = merge.copies[node].rolled_back if merge else ()
         return frozenset({entry.lsn for entry in cuts[-1].undecided}.union(earlier, *(cut.rolled_back for cut in cuts)))
 
@@ -381,7 +420,7 @@ class Chain:
         ended = self.beginning.ended.get(shard, ()) if self.beginning else ()
         lists = [
             ended,
-            self.full.groups[shard],
+            self.full.groups.get(shard, ()),
             *(changes.groups.get(shard, ()) for changes in self.definition_changes),
         ]
         return {group.number: group for groups in lists for group in groups}
@@ -512,7 +551,7 @@ class Chain:
     @property
     def all_groups(self) -> dict[str, tuple[Group, ...]]:
         """The groups of every shard at the last commit."""
-        return {shard: self.groups(shard) for shard in self.full.groups}
+        return {shard: self.groups(shard) for shard in self.primaries}
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -522,7 +561,8 @@ class Chain:
     @property
     def too_old(self) -> tuple[LeftOut, ...]:
         """The standbys that have no copy in the chain, because they can't decode WAL. Every output names them."""
-        return tuple(out for out in self.full.left_out if out.kind == LeftOutKind.STANDBY_COPY)
+        kind, shards = LeftOutKind.STANDBY_COPY, self.parts.keys()
+        return tuple(out for out in self.full.left_out if out.kind == kind and out.node in shards)
 
     @property
     def append_only(self) -> list[str]:

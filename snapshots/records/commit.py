@@ -11,7 +11,7 @@ a restore turns the definition into SQL, it is parsed strictly, in one place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Literal, Self, TypeAlias
 
 import msgspec
@@ -176,7 +176,8 @@ class DatabaseProperties(Record, frozen=True, kw_only=True, omit_defaults=True):
 class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
 
-    `lz4_columns` lists the columns whose values are compressed with lz4, as `schema.table.column`.
+    `lz4_columns` lists the columns whose values are compressed with lz4, as `schema.table.column`. `name` is the name
+    of the database, which may have changed since it was copied; early versions did not record it.
     """
 
     size_bytes: Count
@@ -184,6 +185,7 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     collations: tuple[UsedCollation, ...] = ()
     lz4_columns: tuple[str, ...] = ()
     properties: DatabaseProperties | None = None
+    name: str = ""
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"
@@ -332,13 +334,15 @@ class Renewal(Record, frozen=True, omit_defaults=True):
 
     `identity` is the node as it was found, and `base` is the position of the copy, at which the archive begins.
     `reason` says why the copy that the chain had could not be continued. `copied` counts the rows that were copied, by
-    group number, for all tables of the previous commit that continue.
+    group number, for all tables of the previous commit that continue. If the copy `is_new`, the chain had none of the
+    node: a shard or a standby has joined it.
     """
 
     identity: NodeIdentity
     base: Lsn
     reason: str
     copied: dict[int, Count] = field(default_factory=dict)
+    is_new: bool = False
 
 
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
@@ -528,12 +532,14 @@ class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):
 
     `renewed` holds, by node, the copies that begin again with this increment. Their objects are among those of
     `definition_changes`, which is then not None. `slots_complete_at` is set if primaries are among them, and means the
-    same as in a full snapshot.
+    same as in a full snapshot. `retired` holds the shards that the chain contains only up to the previous commit;
+    `definition_changes` is not None then, either.
     """
 
     history: ChainHistory | None = None
     renewed: dict[str, Renewal] = field(default_factory=dict)
     slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
+    retired: tuple[str, ...] = ()
 
 
 class Void(Record, frozen=True, tag_field="schema", tag=VOID_FORMAT):
@@ -602,7 +608,12 @@ def count_by_node(commit: FullSnapshot) -> dict[str, int]:
     return {node: count for node, count in counts.items() if count}
 
 
-def with_large_object_counts(left_out: Iterable[LeftOut], full: FullSnapshot) -> tuple[LeftOut, ...]:
-    """Add the large objects in a chain that begins with `full` to `left_out`: later changes to them are not covered."""
-    base = full.base
-    return mark_large_objects(left_out, {n: (count, str(base[n])) for n, count in count_by_node(full).items()})
+def with_large_object_counts(
+    left_out: Iterable[LeftOut], full: FullSnapshot, shards: Collection[str]
+) -> tuple[LeftOut, ...]:
+    """Add the large objects in a chain that begins with `full` to `left_out`: later changes to them are not covered.
+
+    Only those of `shards`, which the chain still has, are added.
+    """
+    counts = {node: count for node, count in count_by_node(full).items() if node in shards}
+    return mark_large_objects(left_out, {node: (count, str(full.base[node])) for node, count in counts.items()})

@@ -140,7 +140,11 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         roles={shard: part.roles(shard) for shard in shards},
         rules=original.rules,
         tables={shard: tuple(part.tables(shard).values()) for shard in shards},
-        fingerprints={shard: part.fingerprint(shard) for shard in original.fingerprints},
+        fingerprints={
+            shard: part.fingerprint(shard)
+            for shard in shards
+            if shard in original.fingerprints or shard not in original.groups
+        },
         lists=lists,
     )
     check_objects(full, allows_any_operation=True)
@@ -197,7 +201,7 @@ def _entries_to_keep(part: Chain) -> Iterator[NamedObject]:
         for stored in (part.ddl_object(shard), part.globals_object(shard)):
             if stored is not None:
                 yield stored
-    yield from (entry for entry in part.full.entries if entry.kind == LARGE_OBJECTS)
+    yield from (entry for entry in part.full.entries if entry.kind == LARGE_OBJECTS and entry.node in part.parts)
 
 
 def is_kept(entry: NamedObject | Segment) -> bool:

@@ -155,10 +155,11 @@ def check_definitions(
 
     `parts` are the nodes after the changes (Chain.parts). The commit leaves out the copies of the `absent` nodes.
     """
-    for shard in before.full.groups:
+    for shard in {backup_of or node: None for node, backup_of in parts.items()}:
         if not any(shard in one for one in (changes.groups, changes.gone, changes.successions)) and not changes.begun:
             continue
-        known = before.definitions(shard)
+        is_new = shard not in before.parts
+        known = {} if is_new else before.definitions(shard)
         new = {group.number: group for group in changes.groups.get(shard, ())}
         successions, gone = changes.successions.get(shard, {}), changes.gone.get(shard, ())
         check_groups(f"schema_changes.groups.{shard}", changes.groups.get(shard, ()))
@@ -166,7 +167,7 @@ def check_definitions(
             raise ValueError(f"schema_changes.groups.{shard} uses a number twice")
         if not successions.keys() <= new.keys() or not set(successions.values()) <= known.keys():
             raise ValueError(f"schema_changes.successions.{shard} contains a number without a definition")
-        current = {group.number for group in before.groups(shard)}
+        current = set[int]() if is_new else {group.number for group in before.groups(shard)}
         check_distinct(f"schema_changes.gone.{shard}", "number", gone)
         if not set(gone) <= current:
             raise ValueError(f"schema_changes.gone.{shard} contains a number without a definition")
@@ -222,16 +223,19 @@ def _check_continued(where: str, old: Group, new: Group) -> None:
 
 def check_tables(before: Chain | None, chain: Chain) -> None:
     """Raise ValueError unless, at the chain's last commit, every shard has each table once and with a state."""
-    for shard in chain.full.groups:
+    for shard in chain.primaries:
         groups = chain.groups(shard)
         check_distinct(f"groups.{shard}", "table", [group.name for group in groups])
-        had_all = before is None or len(before.tables(shard)) == len(before.groups(shard))
+        known = before if before is not None and shard in before.parts else None
+        had_all = known is None or len(known.tables(shard)) == len(known.groups(shard))
         states = chain.tables(shard)
-        if chain.full.tables.get(shard) and had_all and len(states) < len(groups):
+        # Early full snapshots have no states.
+        is_stated = bool(chain.full.tables.get(shard)) or shard not in chain.full.groups
+        if is_stated and had_all and len(states) < len(groups):
             lacking = sorted({group.name for group in groups} - states.keys())
             raise ValueError(f"tables.{shard} contains no state for {', '.join(lacking[:NAMED_MAX])}")
-        if before is not None and (changes := chain.last.definition_changes):
-            _check_same_tables(before, states, changes, shard)
+        if known is not None and (changes := chain.last.definition_changes):
+            _check_same_tables(known, states, changes, shard)
 
 
 def _check_same_tables(before: Chain, states: Mapping[str, TableState], changes: DefinitionChanges, shard: str) -> None:
@@ -311,8 +315,11 @@ PROVIDERS = frozenset("cib")
 LARGE_PART = "part-large-"
 
 
-def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
-    """Raise ValueError unless every node is named once and every standby has its primary's database."""
+def check_baseline(baseline: Iterable[NodeIdentity], *, of_one_time: bool = True) -> None:
+    """Raise ValueError unless every node is named once and every standby has its primary's database.
+
+    Unless the identities are `of_one_time`, a database may have been renamed in between.
+    """
     identities = {identity.node: identity for identity in baseline}
     check_distinct("baseline", "node", [identity.node for identity in baseline])
     for node, one in identities.items():
@@ -321,16 +328,16 @@ def check_baseline(baseline: Iterable[NodeIdentity]) -> None:
         if one.in_recovery != (one.backup_of is not None):
             raise ValueError(f"baseline: in_recovery and backup_of don't match for {node}")
         primary = identities.get(one.backup_of or node)
-        if primary and _database(primary) != _database(one):
+        is_named = primary is None or not of_one_time or primary.database == one.database
+        if primary and not (is_named and _database(primary) == _database(one)):
             raise ValueError(f"baseline: {node} has a different database than {primary.node}")
 
 
 def _database(identity: NodeIdentity) -> tuple[object, ...]:
-    """Return the properties that a physical standby shares with its primary."""
+    """Return the properties, besides the name, that a physical standby shares with its primary."""
     return (
         identity.system_identifier,
         identity.database_oid,
-        identity.database,
         identity.server_version // 10000,
         identity.encoding,
         identity.collate,
@@ -490,9 +497,12 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
         raise ValueError(f"object {stored.key} contains rows other than large objects")
 
 
-def check_counts(full: FullSnapshot, commit: Commit) -> None:
-    """Raise ValueError unless the commit's counts match its entries; missing counts are not compared."""
-    for name, count in count_listed(set(full.primaries), commit).items():
+def check_counts(chain: Chain, commit: Commit) -> None:
+    """Raise ValueError unless the commit's counts match its entries; missing counts are not compared.
+
+    The chain has the nodes of the commit.
+    """
+    for name, count in count_listed(set(chain.primaries), commit).items():
         if commit.counts.get(name, count) != count:
             raise ValueError(f"counts.{name} is {commit.counts[name]}, but the commit lists {count}")
 
@@ -552,7 +562,7 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         _check_still_idle(chain, increment)
         _check_still_absent(chain, increment)
         _check_timelines(chain, increment)
-        check_counts(chain.full, increment)
+        check_counts(now, increment)
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
             raise ValueError("history does not match the previous commits")
@@ -595,7 +605,7 @@ def _check_still_absent(chain: Chain, increment: Increment) -> None:
             raise ValueError(f"absent.{node}: since is {copy.since}, but the copy was left out first by {since}")
         if tuple(map(chain.original, _last_segment(chain, node))) != (copy.last,):
             raise ValueError(f"absent.{node}: segment {copy.last.number} is not the last segment of its archive")
-    ended = {node for node, copy in before.items() if copy.has_ended}
+    ended = {node for node, copy in before.items() if copy.has_ended and chain.shard_of(node) not in increment.retired}
     still_ended = {node for node, copy in increment.absent.items() if copy.has_ended}
     if back := ended - still_ended - increment.renewed.keys():
         raise ValueError(f"the copy of {_names(back)} has ended, but the commit continues it")
@@ -603,24 +613,39 @@ def _check_still_absent(chain: Chain, increment: Increment) -> None:
 
 def _check_timelines(chain: Chain, increment: Increment) -> None:
     """Raise ValueError if a node's timeline is not after those of the previous commits."""
-    first = {identity.node: identity.timeline for identity in chain.nodes} if increment.timelines else {}
+    left = [one for one in chain.nodes if (one.backup_of or one.node) not in increment.retired]
+    first = {identity.node: identity.timeline for identity in left} if increment.timelines else {}
     for node, timeline in increment.timelines.items():
         if node not in first or node in increment.renewed or timeline <= first[node]:
             raise ValueError(f"timelines.{node}: {timeline} is not after the timeline with which its copy began")
     if chain.is_partial:
         return
+    nodes = {one.node for one in left}
     for node, timeline in chain.last.timelines.items():
-        if node not in increment.renewed and increment.timelines.get(node, 0) < timeline:
+        if node in nodes and node not in increment.renewed and increment.timelines.get(node, 0) < timeline:
             raise ValueError(f"timelines.{node}: the previous commit has timeline {timeline}")
 
 
 def _check_renewed(before: Chain, now: Chain, increment: Increment) -> None:
-    """Raise ValueError unless each renewed node's new copy is whole: its identity, rows, position and first segment."""
-    renewed = increment.renewed
+    """Raise ValueError unless each renewed node's new copy is whole: its identity, rows, position and first segment.
+
+    A shard may join the chain with the increment, or leave it for good.
+    """
+    renewed, retired = increment.renewed, {*increment.retired}
     if renewed:
-        check_baseline(now.nodes)
-    if others := {*now.primaries} ^ {*before.primaries} | {*filter(None, now.parts.values())} - {*now.primaries}:
-        raise ValueError(f"renewed names {_names(others)} as a primary, which is none in the snapshot")
+        # A standby that is absent may be a copy of a server before its upgrade.
+        check_baseline((one for one in now.nodes if one.node not in increment.absent), of_one_time=False)
+    known, parts = before.parts, now.parts
+    moved = {node for node in renewed.keys() & known.keys() if known[node] != parts.get(node)}
+    if others := moved | ({*filter(None, parts.values())} - {*now.primaries}):
+        raise ValueError(f"renewed names {_names(others)} with another role or primary than the snapshot has")
+    if retired - {*before.primaries} or not now.primaries or len(retired) < len(increment.retired):
+        raise ValueError(f"retired names {_names(retired)}, which are no shards of the snapshot, or all of them")
+    if retired and increment.definition_changes is None:
+        raise ValueError("retired is set, but schema_changes is not")
+    if back := {one for one in renewed if one in before.retired or one in retired}:
+        raise ValueError(f"renewed names {_names(back)}, which was retired")
+    _check_names(increment, (renewal.identity for renewal in renewed.values()))
     for node, renewal in renewed.items():
         _check_renewal(before, increment, node, renewal)
     primaries = renewed.keys() & {*now.primaries}
@@ -640,7 +665,9 @@ def _check_renewal(before: Chain, increment: Increment, node: str, renewal: Rene
         raise ValueError(f"{where}: its identity or reason is not possible, or schema_changes is not set")
     if node in increment.absent or not increment.segments.get(node):
         raise ValueError(f"{where}: the commit lists no segments of this node")
-    known = {group.number for group in before.groups(shard)}
+    if renewal.is_new != (node not in before.parts):
+        raise ValueError(f"{where}: is_new does not match the nodes of the previous commits")
+    known = {group.number for group in before.groups(shard)} if shard in before.parts else set()
     ended = {*changes.gone.get(shard, ())} - {*changes.successions.get(shard, {}).values()}
     if not known - ended <= renewal.copied.keys() <= known:
         raise ValueError(f"{where}.copied does not match the tables of {shard}")
@@ -697,7 +724,7 @@ def _check_history(commit: Increment, history: ChainHistory) -> None:
 def _check_at_commit(before: Chain | None, chain: Chain) -> None:
     check_tables(before, chain)
     _check_definition_counts(chain.last, definition_counts(chain))
-    check_same_kind({shard: chain.definitions(shard).values() for shard in chain.full.groups}, named=before is None)
+    check_same_kind({shard: chain.definitions(shard).values() for shard in chain.primaries}, named=before is None)
 
 
 def _check_nodes(chain: Chain, commit: Commit) -> None:
@@ -746,6 +773,7 @@ def _check_full(full: FullSnapshot) -> None:
         raise ValueError("only_cut is set, but the commit contains tables")
     _check_nodes(Chain(full), full)
     _check_archives(Chain(full), full)
+    _check_names(full, full.baseline)
     _check_same("base", full.base, nodes)
     _check_slots_complete(full, primaries)
     _check_same("groups", full.groups, primaries)
@@ -757,7 +785,7 @@ def _check_full(full: FullSnapshot) -> None:
     # Equal shards have the same groups: check them once.
     for shard, groups in {id(groups): (shard, groups) for shard, groups in full.groups.items()}.values():
         check_groups(f"groups.{shard}", groups)
-    check_counts(full, full)
+    check_counts(Chain(full), full)
     first = Chain(structs.replace(full, definition_changes=None))
     check_tables(None, first)
     check_same_kind(full.groups, named=True)
@@ -766,6 +794,14 @@ def _check_full(full: FullSnapshot) -> None:
         check_copied(full.parts, full)
     _check_at_commit(first, Chain(full))
     _check_rows(full)
+
+
+def _check_names(commit: Commit, identities: Iterable[NodeIdentity]) -> None:
+    """Raise ValueError if a database that was copied for the commit has another name in its facts."""
+    for identity in identities:
+        facts = commit.databases.get(identity.backup_of or identity.node)
+        if facts is not None and facts.name not in ("", identity.database):
+            raise ValueError(f"databases names {facts.name}, but {identity.node} has database {identity.database}")
 
 
 def _check_slots_complete(full: FullSnapshot, primaries: set[str]) -> None:
@@ -1238,6 +1274,21 @@ def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = No
     check_not_pruned(store, name)
     full = full or read_continued_full(store, name)
     return with_repairs(store, _read_newest_part(store, full, is_continued=True))
+
+
+def read_all_shards(store: ObjectStore, name: str) -> tuple[str, ...]:
+    """Return all shards that the snapshot has at any increment that can be read; raise the errors of read_full."""
+    try:
+        chain = read_newest_part(store, name)
+    except (ManifestError, SnapshotMissingError):
+        chain = read_readable_part(store, name)
+    joined = (node for one in chain.increments for node, new in one.renewed.items() if new.identity.backup_of is None)
+    return tuple(dict.fromkeys((*chain.full.primaries, *joined)))
+
+
+def read_shards(store: ObjectStore, name: str, increment: int | None) -> tuple[str, ...]:
+    """Return the shards that the snapshot has at an increment (None: the newest); raise the errors of read_chain."""
+    return (read_newest_part(store, name) if increment is None else read_part_at(store, name, increment)).primaries
 
 
 def read_part_at(store: ObjectStore, name: str, increment: int) -> Chain:

@@ -118,7 +118,7 @@ def _problems(
 ) -> list[tuple[str, str]]:
     """Return the primaries that have answered and have a problem with the chain's slot, each with the problem."""
     found = {one.node: one.problem for one in retained}
-    primaries = [node for node in chain.full.primaries if node not in not_asked]
+    primaries = [node for node in chain.primaries if node not in not_asked]
     problems = [(node, found.get(node, slot_problem(slot, None))) for node in primaries]
     return [(node, problem) for node, problem in problems if problem]
 

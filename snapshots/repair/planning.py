@@ -209,10 +209,10 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
 def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, Damage]:
     """Return the damaged objects of the chain by key; raise UsageError if the chain has no object that was named."""
     store = work.location.open()
-    damages = find_listed_damage(store, chain)
+    damages = find_listed_damage(store, chain, chain.all_nodes)
     if request.metadata_only:
         return damages
-    entries = list(list_entries(chain, chain.baseline))
+    entries = list(list_entries(chain, chain.all_nodes))
     size = sum(one.stored.bytes if isinstance(one.stored, ReadList) else one.stored.size for one in entries)
     rows = sum(sum(one.stored.rows.values()) for one in entries if not isinstance(one.stored, Segment))
     work.begin(size, rows)
@@ -224,7 +224,7 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
     unknown = set(named - damages.keys())
     tasks = (
         VerifyTask(one, work.location)
-        for one in list_objects(chain, chain.baseline)
+        for one in list_objects(chain, chain.all_nodes)
         if one.key not in damages and (not named or one.key in named)
     )
     is_local = work.is_local(size) or bool(request.objects)
@@ -337,8 +337,10 @@ class _Planner:
         return next(commit for commit in self.chain.commits if commit.increment == increment)
 
     def _others(self, node: str) -> list[str]:
-        """Return the other nodes of the node's shard, the primary first."""
+        """Return the other nodes of the node's shard, the primary first; none of a shard that was retired."""
         shard = self.chain.shard_of(node)
+        if shard in self.chain.retired:
+            return []
         nodes = [shard, *(one.node for one in self.chain.nodes if one.backup_of == shard)]
         return [other for other in nodes if other != node]
 

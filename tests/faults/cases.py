@@ -23,6 +23,7 @@ from tests.faults.points import (
     LAST_POINTS,
     PER_NODE,
     ddl_crash_points,
+    renewing_crash_points,
     spark_crash_points,
     terminal_crash_points,
 )
@@ -68,6 +69,7 @@ KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
 class Step:
     """A crash point of a create, reached for the `count`th time, or an effect that is seen from outside.
 
+    If it `renews` a node, that has lost the chain's slot before, and the increment copies it again.
     `by_spark`: Spark copies the tables and archives the WAL, and not the command itself.
     """
 
@@ -77,6 +79,7 @@ class Step:
     terminal: bool = False
     new_table: bool = False
     by_spark: bool = False
+    renews: str = ""
 
     @property
     def is_committed(self) -> bool:
@@ -84,6 +87,7 @@ class Step:
         if isinstance(self.point, TaskEffect):
             return False
         points = ddl_crash_points(INCREMENT_POINTS) if self.incremental else FULL_POINTS
+        points = renewing_crash_points(INCREMENT_POINTS) if self.renews else points
         points = terminal_crash_points(spark_crash_points(points))
         return points.index(self.point) >= points.index(CrashPoint.COMMITTED)
 
@@ -95,6 +99,7 @@ class Step:
     def __str__(self) -> str:
         command = ("terminal-" if self.terminal else "") + ("increment" if self.incremental else "full")
         command += ("-new-table" if self.new_table else "") + ("-by-Spark" if self.by_spark else "")
+        command += f"-renewing-{self.renews}" if self.renews else ""
         return f"{command}-{self.point.replace(' ', '_')}-{self.count}"
 
 
@@ -130,6 +135,34 @@ NEW_TABLE_POINTS = [
 ]
 
 
+# Where an increment is that copies a standby, or the tables of a primary, again.
+STANDBY, PRIMARY = "s1-b1", "s1"
+RENEWING_POINTS = [
+    *(
+        (STANDBY, point)
+        for point in (
+            CrashPoint.SLOT_MADE,
+            CrashPoint.BASE_COPIED,
+            CrashPoint.SNAPSHOTS_RELEASED,
+            CrashPoint.PREPARED_OVER,
+            CrashPoint.ARCHIVED,
+            CrashPoint.COMMITTED,
+        )
+    ),
+    *(
+        (PRIMARY, point)
+        for point in (
+            CrashPoint.SLOT_MADE,
+            CrashPoint.PREPARED_OVER,
+            CrashPoint.BASE_COPIED,
+            CrashPoint.COPY_SLOTS_DROPPED,
+            CrashPoint.FINISHES_WRITTEN,
+            CrashPoint.COMMITTED,
+        )
+    ),
+]
+
+
 def all_steps() -> list[Step]:
     """Every point of both commands; a point that is reached on every node for the first and the last of them."""
     found: list[Step] = []
@@ -147,6 +180,7 @@ def all_steps() -> list[Step]:
     found.append(Step(incremental=False, point=CrashPoint.SPARK_READY, count=2, by_spark=True))
     # An increment copies new tables only.
     found += [Step(incremental=True, point=point, count=count, new_table=True) for point, count in NEW_TABLE_POINTS]
+    found += [Step(incremental=True, point=point, renews=node) for node, point in RENEWING_POINTS]
     found += [
         Step(incremental=False, point=effect, by_spark=by_spark) for effect in TaskEffect for by_spark in (False, True)
     ]
@@ -179,7 +213,10 @@ def all_cases() -> list[Case]:
 
 
 def sample(generator: random.Random) -> list[Case]:
-    """Draw cases with every fault, every kind of point, and kills of full, incremental and terminal creates."""
+    """Draw cases with every fault, every kind of point, and kills of full, incremental and terminal creates.
+
+    One of the killed increments copies a node again.
+    """
     by_both: dict[tuple[str, object], list[Case]] = {}
     for kind, points in KINDS.items():
         for case in all_cases():
@@ -203,6 +240,7 @@ def is_representative(chosen: list[Case]) -> bool:
         {one.fault for one in chosen} == set(FAULTS)
         and all(any(one.step.point in points for one in chosen) for points in KINDS.values())
         and any(step.point in KINDS[READ_ONLY] for step in killed)
+        and any(step.renews for step in killed)
         and {step.incremental for step in killed if not step.terminal} == {True, False}
         and len({str(one) for one in chosen}) == len(chosen)
     )

@@ -44,6 +44,15 @@ COPY_POINTS = (
     CrashPoint.COPY_SLOTS_DROPPED,
 )
 
+# Reached once per node whose copy begins again, or once, before the tables of primaries are copied.
+RENEWAL_POINTS = (
+    CrashPoint.SLOT_MADE,
+    CrashPoint.SPARK_READY,
+    CrashPoint.BASE_COPIED,
+    CrashPoint.SNAPSHOTS_RELEASED,
+    CrashPoint.PREPARED_OVER,
+)
+
 INCREMENT_POINTS = (
     CrashPoint.LOCKED,
     CrashPoint.SETTLED,
@@ -80,6 +89,13 @@ def ddl_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
     points = _with_spark_begun(points)
     at, last = points.index(CUT_POINTS[0]), points.index(CrashPoint.SEQUENCES_READ) + 1
     return (*points[:at], *COPY_POINTS, *points[at:last], CrashPoint.DDL_STORED, *points[last:])
+
+
+def renewing_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:
+    """The points of the same increment if it copies a standby again, and then the tables of a primary."""
+    points = _with_spark_begun(points)
+    at = points.index(CUT_POINTS[0])
+    return (*points[:at], *RENEWAL_POINTS, *COPY_POINTS[1:], *points[at:])
 
 
 def invalidated_attempt_crash_points(points: tuple[CrashPoint, ...]) -> tuple[CrashPoint, ...]:

@@ -230,6 +230,15 @@ class World:
         for node in self.fleet.nodes:
             assert drop_slot(node, slot)
 
+    def lose_slot(self, name: str, node: str) -> None:
+        """Drop the chain's slot on a node, as somebody does by mistake; the next increment copies the node again."""
+        slot = slot_name(read_chain(self.store, name, 0).full.operation)
+        assert drop_slot(self.fleet.node(node), slot)
+
+    def last_renewal(self, name: str, node: str) -> int:
+        """The number of the last increment that has copied the node again; 0 if none has."""
+        return read_chain(self.store, name).begun(node)
+
     def await_healthy(self) -> None:
         """Wait until the standbys are connected; all servers must be running."""
         for node in self.targets.servers.nodes:

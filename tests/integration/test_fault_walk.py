@@ -130,12 +130,10 @@ def test_after_a_fault_the_next_command_continues(walk: Walk, case: Case) -> Non
     walk.walked.append((case.name, str(case.step), 0))
     world.await_healthy()
     before = world.newest_increment(name)
-    world.writers.write()
     tag = f"{len(walk.walked):032x}"
-    if case.step.new_table:
-        world.writers.add_table(f"came_{len(walk.walked)}")
+    prepare(world, case, name, len(walk.walked))
     # Creating the slot for a copy waits for prepared transactions, and so does a terminal snapshot.
-    is_held = case.step.incremental and not (case.step.terminal or case.step.new_table)
+    is_held = case.step.incremental and not (case.step.terminal or case.step.new_table or case.step.renews)
     if is_held:
         world.writers.prepare(tag)
     newest = create_under_fault(world, case, name, before)
@@ -149,6 +147,7 @@ def test_after_a_fault_the_next_command_continues(walk: Walk, case: Case) -> Non
     for operation in left_open:
         assert any(operation.id in note for note in notes), f"{operation.id} was settled without a note: {notes}"
     assert world.open_operations() == []
+    assert not case.step.renews or world.last_renewal(name, case.step.renews) > (before or 0)
     world.keep_chain(name)
     if case.step.terminal:
         world.writers.write()
@@ -165,6 +164,15 @@ def test_after_a_fault_the_next_command_continues(walk: Walk, case: Case) -> Non
         # The other chain must copy the new table, too. It does so now, because a later case may hold a transaction.
         walk.other(world).create_next(CHAIN)
     walk.walked[-1] = (case.name, str(case.step), time.monotonic() - began)
+
+
+def prepare(world: World, case: Case, name: str, number: int) -> None:
+    """Write rows, and do to the fleet what the step wants: lose the slot of a node, or add a table."""
+    if case.step.renews:
+        world.lose_slot(name, case.step.renews)
+    world.writers.write()
+    if case.step.new_table:
+        world.writers.add_table(f"came_{number}")
 
 
 def check_freeze(world: World, case: Case, *, is_committed: bool, is_open: bool) -> None:

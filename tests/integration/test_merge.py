@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +35,14 @@ from cutline.snapshots.records.documents import ManifestError, checking, parse_d
 from cutline.snapshots.records.merge_records import Merge, check_merge, find_merge, first_increment, merge_key
 from cutline.snapshots.records.merged_chain import begin_with, read_from_merge
 from cutline.snapshots.records.operation_records import VALID
-from cutline.snapshots.records.proven_chains import read_part_at
+from cutline.snapshots.records.proven_chains import read_as_committed, read_part_at
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from cutline.snapshots.removal.pinning import PinnedError, pin_in_store
 from cutline.snapshots.repair import work
 from cutline.snapshots.repair.work import Work
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
+from cutline.storage.open import open_store
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import ArchiveError
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -51,6 +52,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_
 from tests.mutations.sealing import seal_document
 from tests.mutations.values import collect_others, mutate, mutations_of
 from tests.servers.dealt import start_fleet
+from tests.simulation.calls_in_order import calls_in_order
 from tests.stores.damage import flip_byte
 from tests.unit.test_pins import MeetingStore
 
@@ -478,6 +480,63 @@ def test_a_merge_that_dies_anywhere_changes_nothing_and_is_continued(
     assert place.check().result == VALID
     command(place, "gc", "--grace", "0s", "--yes")
     place.check_restores(1, 2)
+
+
+@contextmanager
+def dying_at_effect(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[list[str]]:
+    """Let the process die before the effect on the store with this number; yields the keys stored and deleted."""
+    done: list[str] = []
+
+    def before(real: Callable[..., None]) -> Callable[..., None]:
+        def change(self: LocalStore, key: str, *body: bytes) -> None:
+            if len(done) >= at:
+                raise KilledError(key)
+            real(self, key, *body)
+            done.append(key)
+
+        return change
+
+    with monkeypatch.context() as patched, calls_in_order():
+        for name in ("create", "delete"):
+            patched.setattr(LocalStore, name, before(getattr(LocalStore, name)))
+        yield done
+
+
+def keys_of(chain: Chain) -> set[str]:
+    return {entry.key for commit in chain.commits for entry in commit.named_and_listed}
+
+
+def test_a_removal_of_what_lies_before_that_dies_anywhere_is_completed(
+    place: ChangingFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_chain(place, 2)
+    merge(place, 1)
+    whole, kept = tmp_path / "whole", set[str]()
+    shutil.copytree(tmp_path / "store", whole)
+    states = set[int]()
+    for at in itertools.count():
+        folder = tmp_path / f"store-{at}"
+        shutil.copytree(whole, folder)
+        store = open_store(f"file://{folder}", {})
+        with dying_at_effect(monkeypatch, at) as done, suppress(KilledError):
+            drop_earlier_objects(store, plan_drop(store, "chain"), Silent())
+        is_over = len(done) < at
+        states.add(first_increment(store, "chain"))
+        # Before the mark everything is there, and after it everything from the merge on.
+        is_marked = first_increment(store, "chain") == 1
+        chain = read_from_merge(store, "chain") if is_marked else read_as_committed(store, "chain", 2)
+        assert keys_of(chain) <= set(store.list("snapshots"))
+        again = drop_earlier_objects(store, plan_drop(store, "chain"), Silent())
+        assert again.refused == {}
+        left = {key for key in store.list("snapshots") if not key.endswith(".json")}
+        kept = kept or left
+        assert left == kept
+        assert read_open_intents(store) == []
+        shutil.rmtree(folder)
+        if is_over:
+            break
+    assert states == {0, 1}
+    assert kept >= keys_of(read_from_merge(open_store(f"file://{whole}", {}), "chain"))
 
 
 def test_damage_is_named_and_nothing_is_merged(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:

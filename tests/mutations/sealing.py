@@ -41,7 +41,7 @@ def later_commits(key: str, keys: Iterable[str]) -> list[str]:
 
 
 def resealed(documents: Mapping[str, Any], key: str, changed: Mapping[str, Any]) -> dict[str, bytes]:
-    """The bytes of the changed document, and of all later commits of its chain with digests that fit."""
+    """The bytes of the changed document, and of all later commits and merges of its chain with digests that fit."""
     bodies = {key: seal_document(changed)}
     commits = commits_of_chain(key, documents) or [key]
     place = commits.index(key)
@@ -52,7 +52,24 @@ def resealed(documents: Mapping[str, Any], key: str, changed: Mapping[str, Any])
         relink(document, before)
         bodies[later] = seal_document(document)
         before.append({**document, "digest": _digest_of(bodies[later])})
-    return bodies
+    return bodies | _merges_of(documents, bodies)
+
+
+def _merges_of(documents: Mapping[str, Any], bodies: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The merges of the commits that have new bytes, and the marks of all merges that have."""
+    found: dict[str, bytes] = {}
+    for key, document in documents.items():
+        folder, _, kind = key.rpartition("/")[0].rpartition("/")
+        if kind == "merges" and key not in bodies:
+            commits = {"full": f"{folder}/snapshot.json", "commit": f"{folder}/increments/{key.rpartition('/')[2]}"}
+            digests = {name: _digest_of(bodies[one]) for name, one in commits.items() if one in bodies}
+            if digests:
+                found[key] = seal_document({**document, **digests})
+    for key, body in {**bodies, **found}.items():
+        mark = key.replace("/merges/", "/begins/")
+        if mark != key and mark in documents:
+            found[mark] = seal_document({**documents[mark], "merge": _digest_of(body)})
+    return found
 
 
 def _digest_of(body: bytes) -> str:

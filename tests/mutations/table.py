@@ -62,8 +62,7 @@ class Trial:
     def of(cls, world: World, seed: int) -> Trial:
         """Read all documents, and run every command on the store as it is."""
         documents = read_documents(world.store)
-        names = (NAME, DELETED_NAME, PRUNED_NAME, LOST_NAME)
-        originals = {(name, command): run_command(world, name, command) for name in names for command in COMMANDS}
+        originals = {(name, command): run_command(world, name, command) for name in world.names for command in COMMANDS}
         restored = restore_and_read(world)
         others = collect_others(documents)
         return cls(world, seed, documents, others, originals, recipe_of(world), restored=restored)

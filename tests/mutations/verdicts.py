@@ -32,9 +32,10 @@ SOLE = (
 def is_descriptive(mutation: Mutation, before: Any, after: Any) -> bool:
     """Whether a document may be shown as it is after a mutation: a commit only if all that differs describes.
 
-    Other documents are shown as they are.
+    Other documents are shown as they are. So are pins: they decide nothing of a restore, and one that can't be read
+    keeps the whole snapshot, as a release that can't be read releases nothing.
     """
-    if not mutation.key.startswith("snapshots/chain/"):
+    if not mutation.key.startswith("snapshots/chain/") or "/pins/" in mutation.key:
         return True
     # Increments may lack some counts. None is shown for what is not there.
     is_lacking = mutation.way == "removed" and _matches(mutation.path, LACKING)

@@ -3,6 +3,9 @@
 Two shards with a standby each. The chain has a full snapshot with large objects, an increment that continues some
 tables, copies one again and drops one, and an increment after it. Copies of the chain under other names carry a
 tombstone, a mark that only the full snapshot is left, and a mark that the chain is lost.
+
+A second world (`made_merged_world`) has a chain that begins with a merge, what lies before it is given up, restore
+points are pinned, and an increment after the merge has copied a standby and a primary again.
 """
 
 from __future__ import annotations
@@ -20,17 +23,23 @@ import psycopg
 from msgspec import structs
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cutline.check.merge_proof import prove_merge
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
+from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import seal
 from cutline.snapshots.records.lost_chains import LostChain, lost_key
 from cutline.snapshots.records.operation_records import LeaseRenewal, operation_key
-from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.proven_chains import read_chain, read_full
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pinning import pin_in_store, release_in_store
 from cutline.storage.ids import new_operation_id
+from cutline.wal.drain.slots import drop_slots, slot_name
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.wal_place import await_database
@@ -86,6 +95,15 @@ SELECT nextval('counter');
 """
 
 
+LATER = """
+UPDATE account SET note = 'latest' WHERE id IN (1, 9);
+DELETE FROM account WHERE id = 12;
+INSERT INTO coming VALUES (8, 'newest');
+SELECT nextval('counter');
+"""
+RENEWED = ("s1-b1", "s2")
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """The fleet with the store, the chain in it, and the fleet to restore into."""
@@ -94,6 +112,12 @@ class World:
     target: Fleet
     store: Path
     spark: Ready
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the chain and its copies, as far as they are stored."""
+        names = (NAME, DELETED_NAME, PRUNED_NAME, LOST_NAME)
+        return tuple(name for name in names if (self.store / "snapshots" / name).exists())
 
     @property
     def chain(self) -> Chain:
@@ -181,6 +205,37 @@ def _prepared(fleet: Fleet, name: str, *, commits: bool) -> Iterator[None]:
             connection.execute(f"COMMIT PREPARED '{name}-{number}'".encode())
     if commits:
         yield
+
+
+@contextmanager
+def made_merged_world(servers: EmbeddedFleet, folder: Path, spark: Ready) -> Iterator[World]:
+    """Make databases on the servers, and take a chain with a merge, pins and renewals; delete the databases at the end.
+
+    Increment 2 is merged and is the first that is kept, 3 renews s1-b1 and s2, and 4 follows it.
+    """
+    with ExitStack() as stack:
+        for primary in servers.primaries:
+            stack.enter_context(_database(primary.dsn("postgres")))
+        fleet = _described(servers, folder / "fleet.toml", DATABASE, f"file://{folder}/store")
+        target = _described(servers, folder / "target.toml", f"{DATABASE}_back", f"file://{folder}/store")
+        for node in fleet.nodes:
+            await_database(node)
+        stack.enter_context(dropping_slots(fleet))
+        runs = Runs(fleet, spark)
+        _take_chain(runs)
+        run_merge(fleet, plan_merge(fleet, NAME, 2, Silent()), spark, Silent(), prove_merge)
+        store = fleet.store.open()
+        drop_earlier_objects(store, plan_drop(store, NAME), Silent())
+        slot = slot_name(read_full(store, NAME).operation)
+        assert drop_slots([node for node in fleet.nodes if node.id in RENEWED], slot) == []
+        _everywhere(fleet, LATER)
+        assert runs.increment(NAME).renewed.keys() == {*RENEWED}
+        _everywhere(fleet, "INSERT INTO journal VALUES (3, 'latest', 'us')")
+        runs.increment(NAME)
+        pin_in_store(store, NAME, 3, reason="audit")
+        pin_in_store(store, NAME, 2)
+        release_in_store(store, NAME, 2)
+        yield World(fleet, target, folder / "store", spark)
 
 
 def _plant(world: World) -> None:

@@ -53,7 +53,8 @@ class LatePut:
 class Bucket:
     """What is stored, and every change so far: a stale listing shows an earlier state.
 
-    `first_digests` has the digest of every object as it was created, to show if one is ever overwritten.
+    `first_digests` has the digest of every object as it was created, to show if one is ever overwritten. `on_put` is
+    told the key of every object that is stored.
     """
 
     stored: InMemoryStore = field(default_factory=lambda: InMemoryStore("memory://simulated"))
@@ -62,6 +63,7 @@ class Bucket:
     created_at: dict[str, datetime] = field(default_factory=dict)
     late: list[LatePut] = field(default_factory=list)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    on_put: Callable[[str], None] = lambda key: None
 
     def put(self, key: str, body: bytes) -> None:
         """Create the object; raises ObjectExistsError."""
@@ -69,6 +71,7 @@ class Bucket:
         self.changes.append((key, True))
         self.first_digests.setdefault(key, digest(body))
         self.created_at[key] = self.now()
+        self.on_put(key)
 
     def remove(self, key: str) -> None:
         """Delete the object if it is there."""

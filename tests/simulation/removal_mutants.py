@@ -11,7 +11,7 @@ from cutline.snapshots.listing import listing
 from cutline.snapshots.records import operation_records, proven_chains
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal import deletion, gc, pruning
+from cutline.snapshots.removal import deletion, gc, pinning, pruning
 from cutline.storage.store import ObjectStore
 
 
@@ -90,6 +90,16 @@ def tombstone_not_looked_for() -> Iterator[None]:
 def conflicts_take_a_place() -> AbstractContextManager[object]:
     """Prune by age and number alone, whatever checks have found."""
     return patch.object(pruning, "standing_check", lambda checks, count: None)
+
+
+def pins_are_read_for_the_plan_only() -> AbstractContextManager[object]:
+    """Don't read the pins again once the intent of a removal is stored."""
+    return patch.object(deletion, "check_not_pinned", lambda store, name, kind: None)
+
+
+def pins_look_for_no_removal() -> AbstractContextManager[object]:
+    """Pin a restore point without looking for removals that may not see the pin."""
+    return patch.object(pinning, "_check_not_removed", lambda store, pin: None)
 
 
 def increments_go_unmarked() -> AbstractContextManager[object]:

@@ -41,6 +41,7 @@ def check_after_faults(world: RepositoryWorld, names: tuple[str, ...]) -> None:
         run_without_faults(world, "prune", prune_nothing)
         check_gone(world, again)
     check_gc(world, again)
+    check_pinned(world)
     for name in names:
         if name not in again and name not in deleted_names(world):
             run_without_faults(world, f"create {name}", partial(create_full, name=name))
@@ -70,6 +71,17 @@ def check_gc(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:
 def deleted_names(world: RepositoryWorld) -> list[str]:
     """The names that have a tombstone."""
     return [found[1] for key in world.bucket.stored.list("deleted") if (found := TOMBSTONE.fullmatch(key))]
+
+
+def check_pinned(world: RepositoryWorld) -> None:
+    """Assert that what is pinned can be restored, unless a mark that may break pins was stored."""
+    stored = world.bucket.stored.list("")
+    for pin in world.pins:
+        if pin.is_released or any(map(pin.is_broken_by, stored)):
+            continue
+        title = f"restore {pin.snapshot}@{pin.increment}"
+        run_without_faults(world, title, partial(restore, name=pin.snapshot, increment=pin.increment))
+        world.tally["pins that held"] += 1
 
 
 def check_gone(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:

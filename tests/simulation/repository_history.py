@@ -17,7 +17,7 @@ from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, deliver_late
 from tests.simulation.repository_model import RepositoryWorld
 from tests.simulation.repository_promises import count_reports
-from tests.simulation.retention_processes import collect, delete, give_up, prune_some
+from tests.simulation.retention_processes import collect, delete, give_up, keep, prune_some, release
 from tests.simulation.runs import PromiseBrokenError
 from tests.simulation.simulated import simulated
 from tests.simulation.store_processes import NO_FAULTS, FaultRates, Process
@@ -43,6 +43,8 @@ COMMANDS: tuple[tuple[str, Callable[..., object]], ...] = (
     *(("gc", collect),) * 3,
     *(("delete", delete),) * 2,
     *(("prune", prune_some),) * 2,
+    *(("keep", keep),) * 2,
+    ("release", release),
     ("give up", give_up),
 )
 NAMELESS = (list_store, collect, prune_some)

@@ -67,6 +67,22 @@ class RemovalTimes:
 
 
 @dataclass(slots=True)
+class PinRun:
+    """A pin that a command has reported as stored; `is_released` from the moment at which its release begins."""
+
+    snapshot: str
+    increment: int
+    is_released: bool = False
+
+    def is_broken_by(self, mark: str) -> bool:
+        """Whether a mark with this key gives up the pinned restore point."""
+        if found := TOMBSTONE.fullmatch(mark):
+            return found[1] == self.snapshot
+        found = ONLY_FULL.fullmatch(mark)
+        return found is not None and found[1] == self.snapshot and self.increment > 0
+
+
+@dataclass(slots=True)
 class ModelNodes:
     """The nodes: the end of each one's WAL, and the positions of its slots."""
 
@@ -87,7 +103,7 @@ class RepositoryWorld:
         self.draw = Random(seed)
         self.schedule = Schedule(self.draw, switch)
         self.skipped = timedelta()
-        self.bucket = Bucket(now=self.now)
+        self.bucket = Bucket(now=self.now, on_put=self._note_stored)
         self.nodes = ModelNodes()
         self.holder: object = None
         self.running: object = None
@@ -95,6 +111,9 @@ class RepositoryWorld:
         self.check_runs: list[CheckRun] = []
         self.deletions: dict[str, RemovalTimes] = {}
         self.prunings: dict[str, RemovalTimes] = {}
+        self.pins: list[PinRun] = []
+        # The marks of forced deletions, which break pins, and of commands that read a stale listing.
+        self.excused_marks: set[str] = set()
         self.seen: dict[tuple[str, int], tuple[str, int]] = {}
         self.tally: Counter[str] = Counter()
         self.story: list[str] = []
@@ -112,6 +131,7 @@ class RepositoryWorld:
         copy.check_runs = [replace(one) for one in self.check_runs]
         copy.deletions = {name: replace(one) for name, one in self.deletions.items()}
         copy.prunings = {name: replace(one) for name, one in self.prunings.items()}
+        copy.pins, copy.excused_marks = [replace(one) for one in self.pins], set(self.excused_marks)
         copy.seen, copy.tally, copy.story = dict(self.seen), self.tally.copy(), list(self.story)
         return copy
 
@@ -127,12 +147,23 @@ class RepositoryWorld:
         """The random part of an operation id."""
         return self._ids.randbytes(size).hex()
 
-    def note_mark(self, key: str) -> None:
-        """Note that a process puts this key; if it is a mark, what it marks may be removed from now on."""
+    def note_mark(self, key: str, *, is_excused: bool) -> None:
+        """Note that a process puts this key; if it is a mark, what it marks may be removed from now on.
+
+        If it `is_excused`, it may break pins.
+        """
+        if is_excused:
+            self.excused_marks.add(key)
         if found := TOMBSTONE.fullmatch(key):
             self.deletions.setdefault(found[1], RemovalTimes(self.schedule.steps))
         elif found := ONLY_FULL.fullmatch(key):
             self.prunings.setdefault(found[1], RemovalTimes(self.schedule.steps))
+
+    def _note_stored(self, key: str) -> None:
+        """Assert that an object that is stored, perhaps late, is no mark that breaks a pin."""
+        if key not in self.excused_marks:
+            broken = [one for one in self.pins if not one.is_released and one.is_broken_by(key)]
+            assert not broken, f"pinned: {key} is stored, and {broken} are in force"
 
     def note_deleted(self, name: str) -> None:
         """Note that a command has reported the snapshot as deleted."""

@@ -18,7 +18,7 @@ from cutline.snapshots.removal.retention import RetentionFate
 from cutline.storage.digest import digest
 from cutline.wal.drain.slots import slot_name
 from tests.simulation.faulty_store import Bucket, FaultyStore
-from tests.simulation.repository_model import NODES, CreateRun, RepositoryWorld
+from tests.simulation.repository_model import NODES, CreateRun, PinRun, RepositoryWorld
 from tests.simulation.store_faults import Fault, FaultSource
 from tests.simulation.store_processes import Process
 
@@ -141,6 +141,12 @@ def check_prune_plan(world: RepositoryWorld, process: Process, plan: PrunePlan, 
     # The newest of the snapshots that stay keeps its increments under any rules.
     least = min(least, max(last, 1))
     assert len(left) >= least, f"checked: of {sorted(fine)} {left} keep their increments by {plan.rules}"
+
+
+def check_pin(world: RepositoryWorld, pin: PinRun) -> None:
+    """Assert that no mark that breaks the pin is stored, unless it may break pins."""
+    marks = [key for key in world.bucket.stored.list("") if pin.is_broken_by(key) and key not in world.excused_marks]
+    assert not marks, f"pinned: {pin.snapshot} {pin.increment} was pinned, and {marks} are stored"
 
 
 def has_surely_conflicts(world: RepositoryWorld, name: str, before: int) -> bool:

@@ -17,7 +17,7 @@ from tests.simulation.reading_processes import check, list_store, restore
 from tests.simulation.repository_calm import check_after_faults, run_without_faults
 from tests.simulation.repository_history import finish_tally, reporting_broken_promises
 from tests.simulation.repository_model import RepositoryWorld
-from tests.simulation.retention_processes import collect, delete, give_up, prune
+from tests.simulation.retention_processes import collect, delete, give_up, keep, prune
 from tests.simulation.simulated import simulated
 from tests.simulation.store_faults import Call, Fault
 from tests.simulation.store_processes import NO_FAULTS, Process, is_commit
@@ -42,9 +42,14 @@ COMMANDS: Mapping[str, Work] = {
     "prune increments of w": partial(prune, rules=Retention(last=1, only_full="all")),
     "give up x": partial(give_up, name="x"),
     "restore x": partial(restore, name="x"),
+    "keep x": partial(keep, name="x", increment=1),
+    "keep w": partial(keep, name="w", increment=1),
 }
 # The commands that change something: each is suspended at every call while each of COMMANDS runs.
-CHANGING_COMMANDS = ("create y", "increment x", "gc", "delete x", "prune w", "prune increments of w", "give up x")
+CHANGING_COMMANDS = (
+    *("create y", "increment x", "gc", "delete x", "prune w", "prune increments of w", "give up x"),
+    *("keep x", "keep w"),
+)
 COMMITTING = ("create y", "increment x")
 CALLS_AFTER_PUT = 2
 HOUR_SECONDS = 3600.0
@@ -137,12 +142,16 @@ def walk_rivals(command: str, rival: str) -> Counter[str]:
 
 
 def run_rivals(command: str, rival: str, number: int, plan: Mapping[int, Fault] | None = None) -> Counter[str]:
-    """Run a command that is suspended, and loses the lock, before its call `number` while the rival runs to its end."""
+    """Run a command that is suspended before its call `number` while the rival runs to its end.
+
+    It loses the lock meanwhile, unless the rival needs none.
+    """
     world, names = prepare_world(command, rival)
     with reporting_broken_promises(world, f"{command} suspended at call {number}, {rival}, {plan}"), simulated(world):
         process, other = Process(world, command, NO_FAULTS), Process(world, f"{rival} beside it", NO_FAULTS)
         process.fault_source.suspension = (number, partial(other.run, COMMANDS[rival]))
         process.fault_source.plan = plan or {}
+        process.keeps_lock = rival.startswith("keep")
         process.run(COMMANDS[command])
         world.draw.seed(number)
         check_after_faults(world, names)

@@ -17,12 +17,15 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
+from cutline.snapshots.removal.pinning import pin_in_store, release_in_store
 from cutline.snapshots.removal.pruning import PrunePlan, prune_locked
 from cutline.storage.errors import RefusedError, UnreachableError
 from cutline.storage.store import StoreUnreachableError
 from cutline.wal.drain.slots import slot_name
 from tests.simulation.create_processes import FLEET
-from tests.simulation.repository_promises import check_prune_plan
+from tests.simulation.repository_model import PinRun
+from tests.simulation.repository_promises import check_pin, check_prune_plan
+from tests.simulation.store_faults import Fault
 from tests.simulation.store_processes import ModelLock, Process, exclusive
 
 
@@ -87,6 +90,7 @@ def delete(process: Process, name: str) -> None:
     """`snapshot delete NAME`."""
     if not is_finished(process.store, name, force=False):
         with removing(process) as run:
+            process.breaks_pins = run.force
             done = delete_locked(run, name, lambda plan: None)
         if done.removed and not done.removed.is_done:
             raise RemovalIncompleteError(f"the removal of {name} is incomplete")
@@ -119,6 +123,28 @@ def prune_some(process: Process) -> None:
 def prune_nothing(process: Process) -> None:
     """Prune by rules that keep everything, which resumes an unfinished removal."""
     prune(process, Retention(last="all"))
+
+
+def keep(process: Process, name: str, increment: int | None = None) -> None:
+    """`snapshot keep NAME[@N]`; without a number, of a random increment or of the newest."""
+    world = process.world
+    number = increment if increment is not None else world.draw.choice((None, 0, 1))
+    change = pin_in_store(process.store, name, number)
+    # With a stale listing, or an intent that can't be read, a removal may go unseen.
+    if process.faults & {Fault.STALE, Fault.TRUNCATED}:
+        return
+    for stored in change.changed:
+        assert stored.increment is not None
+        world.pins.append(PinRun(name, stored.increment))
+        process.log(f"pins {name}@{stored.increment}")
+        check_pin(world, world.pins[-1])
+
+
+def release(process: Process, name: str) -> None:
+    """`snapshot keep NAME --release`."""
+    for pin in process.world.pins:
+        pin.is_released |= pin.snapshot == name
+    release_in_store(process.store, name, None)
 
 
 class RemovalIncompleteError(RefusedError):

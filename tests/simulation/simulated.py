@@ -13,7 +13,7 @@ from cutline.snapshots.operations import leases, settling
 from cutline.snapshots.operations import operation as operations
 from cutline.snapshots.records import documents, proven_chains
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.removal import deletion, gc, pruning
+from cutline.snapshots.removal import deletion, gc, pinning, pruning
 from cutline.snapshots.removal import gc as collecting
 from cutline.storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
@@ -89,6 +89,7 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
             (collecting, "machine_now", now),
             (deletion, "utc_now", now),
             (pruning, "utc_now", now),
+            (pinning, "utc_now", now),
             (leases, "_renewing", without_renewals),
             (leases, "own_label", lambda kind, name: f"cutline {kind} {name} ops@db7:1"),
             (ids, "secrets", SimpleNamespace(token_hex=world.token)),

@@ -91,7 +91,7 @@ class ProcessFaultSource(FaultSource):
         world.running = process
         self.calls.append(call)
         if call.verb == "create":
-            world.note_mark(call.key)
+            world.note_mark(call.key, is_excused=process.breaks_pins or Fault.STALE in process.faults)
 
     def fault(self, call: Call) -> Fault | None:
         """See FaultSource."""
@@ -137,6 +137,8 @@ class Process(Silent):
         self.skew = skew
         self.title = title
         self.is_dead = False
+        self.breaks_pins = False
+        self.keeps_lock = False
         self.faults: set[Fault] = set()
         self.fault_source = ProcessFaultSource(self, rates)
         self.store: ObjectStore = FaultyStore(world.bucket, self.fault_source)
@@ -198,9 +200,9 @@ class Process(Silent):
         world.schedule.step()
 
     def suspend_during(self, work: Callable[[], object]) -> None:
-        """Suspend the process while `work` runs; it loses the lock."""
-        self.log("is suspended, and its sessions end")
-        if self.world.holder is self:
+        """Suspend the process while `work` runs; it loses the lock, unless it `keeps_lock`."""
+        self.log("is suspended" if self.keeps_lock else "is suspended, and its sessions end")
+        if self.world.holder is self and not self.keeps_lock:
             self.world.holder = None
         work()
         self.log("continues")

@@ -7,11 +7,14 @@ command once while another is suspended; `make all` tries all pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import product
 
 import pytest
 
 from tests.run.soak import SEED, SOAK_SECONDS, first, first_of_each
+from tests.simulation.removal_mutants import pins_are_read_for_the_plan_only, pins_look_for_no_removal
 from tests.simulation.repository_history import run_repositories, run_repository
 from tests.simulation.repository_walk import (
     CHANGING_COMMANDS,
@@ -49,6 +52,8 @@ LEAST_PER_THOUSAND = {
     "prune: killed": 2,
     "kept because of conflicts": 1,
     "objects of garbage removed": 80,
+    "keep: done": 35,
+    "pins that held": 25,
 }
 
 
@@ -92,6 +97,18 @@ def test_after_any_two_faults_around_a_commit_every_promise_is_kept(command: str
 @pytest.mark.parametrize(("command", "rival"), first_of_each(product(CHANGING_COMMANDS, COMMANDS)))
 def test_a_command_suspended_at_any_call_while_another_runs_keeps_every_promise(command: str, rival: str) -> None:
     assert walk_rivals(command, rival)["histories"] > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mutant", "command", "rival"),
+    [(pins_are_read_for_the_plan_only, "prune w", "keep w"), (pins_look_for_no_removal, "keep w", "prune w")],
+)
+def test_a_pin_or_a_removal_that_does_not_look_for_the_other_is_caught(
+    mutant: Callable[[], AbstractContextManager[object]], command: str, rival: str
+) -> None:
+    with mutant(), pytest.raises(PromiseBrokenError, match=": pinned: "):
+        walk_rivals(command, rival)
 
 
 def test_a_broken_promise_names_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

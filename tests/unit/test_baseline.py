@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.nodes.baseline import (
+    IDENTIFYING,
     BaselineChangedError,
     FleetTopologyError,
     FoundNode,
@@ -20,6 +22,7 @@ from cutline.nodes.baseline import (
     check_baseline,
     check_presence,
     check_topology,
+    why_replaced,
 )
 from cutline.nodes.clocks import ClockReading
 from cutline.storage.location import StoreLocation
@@ -67,8 +70,27 @@ A, B, STANDBY, C = Node("a", "x"), Node("b", "y"), Node("a-b1", "z", "a"), Node(
 def test_a_changed_node_is_refused_with_its_most_telling_difference(other: dict[str, Any], message: str) -> None:
     with pytest.raises(BaselineChangedError, match=f"node a: {message}") as raised:
         check_baseline(WAS, WAS | {"a": replace(WAS["a"], **other)})
-    assert raised.value.hint == NEW_CHAIN
+    assert raised.value.hint.endswith(NEW_CHAIN)
+    assert ("--incremental --replaced a" in raised.value.hint) == bool({*other} & {*IDENTIFYING})
     assert raised.value.details["node"] == "a"
+
+
+@pytest.mark.parametrize(("other", "reason"), [
+    ({}, ""),
+    ({"server_version": 150014, "timeline": 2}, ""),
+    ({"database": "store"}, ""),
+    ({"database_oid": 6}, "database shop was dropped and created again, or a restore replaced it"),
+    ({"database_oid": 6, "database": "store"}, ""),
+    ({"server_version": 180006, "system_identifier": "9"}, "its server was upgraded from PostgreSQL 15 to 18"),
+    ({"server_version": 180006, "system_identifier": "9", "database_oid": 6}, ""),
+    ({"server_version": 180006, "system_identifier": "9", "database": "store"}, ""),
+    ({"server_version": 150014, "system_identifier": "9"}, ""),
+])  # fmt: skip
+def test_a_database_that_was_replaced_is_recognized(other: dict[str, Any], reason: str) -> None:
+    now = replace(WAS["a"], **other)
+    assert why_replaced(WAS["a"], now) == reason
+    is_same = (now.system_identifier, now.database_oid) == ("7", 5)
+    assert bool(why_replaced(WAS["a"], now, is_expected=True)) == (not is_same)
 
 
 def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
@@ -79,8 +101,7 @@ def test_a_minor_upgrade_and_a_restart_are_allowed() -> None:
 
 
 @pytest.mark.parametrize(("was", "nodes", "message"), [
-    (WAS, (A,), "node b: it was part of the fleet"),
-    (WAS, (A, B, C), "node c: it was absent at the full snapshot and is now in fleet.toml"),
+    (WAS, (A,), "node b: it is a shard of the chain, but not in fleet.toml"),
     (WITH_STANDBY, (A, B, Node("a-b1", "z", "b")), "node a-b1: it was a standby of a at .* and is now a standby of b"),
     (WITH_STANDBY, (A, B, Node("a-b1", "z")), "node a-b1: it was a standby of a at .* and is now a primary"),
     (WITH_STANDBY, (Node("a", "x", "a-b1"), B, Node("a-b1", "z")), "node a: it was a primary .* a standby of a-b1"),
@@ -97,6 +118,11 @@ def test_a_standby_can_decode_from_postgresql_16_on() -> None:
     assert can_decode(identity("a-b1", "a", server_version=160000))
     assert can_decode(identity("a", server_version=150000))
     check_topology((A, STANDBY), found_nodes(identity("a"), identity("a-b1", "a")))
+
+
+def test_a_shard_may_be_added_and_retired() -> None:
+    assert check_presence(WAS, fleet(A, B, C)) == (A, B)
+    assert check_presence(WITH_STANDBY, dataclasses.replace(fleet(B), retired=("a",))) == (B,)
 
 
 def test_standbys_may_be_added_and_removed() -> None:

@@ -333,3 +333,16 @@ def test_of_several_hosts_a_node_is_the_server_of_its_kind(fleet_file: Path) -> 
 def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
     with pytest.raises(FleetFileError, match=r"/dev/zero is larger than 16\.0 MiB"):
         load_fleet(Path("/dev/zero"))
+
+
+def test_retired_shards_are_no_nodes_of_the_fleet(fleet_file: Path) -> None:
+    other = '[[node]]\nid = "c"\ndsn = "dbname=c"\n'
+    fleet_file.write_text(f'{HEAD}retired = ["a", "gone"]\n{NODE}{BACKUP}{other}')
+    fleet = load_fleet(fleet_file)
+    assert [node.id for node in fleet.nodes] == ["c"]
+    assert [node.id for node in fleet.retired_nodes] == ["a", "a-b"]
+    assert fleet.retired == ("a", "gone")
+    for names, problem in (('"a", "c"', "names all shards: none is left"), ('"a-b"', "a-b, which is a standby")):
+        fleet_file.write_text(f"{HEAD}retired = [{names}]\n{NODE}{BACKUP}{other}")
+        with pytest.raises(FleetFileError, match=problem):
+            load_fleet(fleet_file)

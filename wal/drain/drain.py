@@ -35,7 +35,16 @@ from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
-from cutline.wal.drain.lineage import check_markers, markers_of_events, markers_of_messages
+from cutline.wal.drain.lineage import (
+    TransactionEnd,
+    check_ends,
+    check_markers,
+    diverged_error,
+    ends_of_events,
+    ends_of_messages,
+    markers_of_events,
+    markers_of_messages,
+)
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
 from cutline.wal.drain.peek import SlotInUseError, peek, reads_with_psycopg, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
@@ -172,19 +181,36 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
 
 
 def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
-    """Raise WalDivergedError unless the WAL from `begin` to the end of the archive has the chain's markers."""
-    known = [task.last_marker] if task.last_marker else []
+    """Raise WalDivergedError unless the WAL from `begin` to the end of the archive is that of the chain.
+
+    It must have the chain's markers, and the transactions in the archive behind the last of them.
+    """
+    known, tables = [task.last_marker] if task.last_marker else [], list[pa.Table]()
     for segment in archive.segments:
-        known += markers_of_events(read_events(archive.store, segment.segment))
+        tables.append(read_events(archive.store, segment.segment))
+        known += markers_of_events(tables[-1])
     expected = [one for one in known if begin < one.position <= archive.through]
-    if not expected:
+    proven = max((one.position for one in expected), default=begin)
+    ends = {end for events in tables for end in ends_of_events(events, proven)}
+    if not (expected or ends):
         return
-    # The publication of the append-only tables: it has the fewest rows, and the server sends markers in any case.
-    publications, chosen = task.publications[-1:], reads_with_psycopg(archive.through - begin, len(task.definitions))
-    found: dict[Marker, Lsn] = {}
-    for messages in peek(task.node, task.slot, publications, archive.through, PEEKED_MESSAGES_MAX, with_psycopg=chosen):
-        found |= {one.marker: one.position for one in markers_of_messages(messages)}
+    # The publication of the append-only tables has the fewest rows, and the server sends markers in any case; but not
+    # the ends of transactions without rows.
+    publications = task.publications if ends else task.publications[-1:]
+    chosen = reads_with_psycopg(archive.through - begin, len(task.definitions))
+    found, ended = dict[Marker, Lsn](), set[TransactionEnd]()
+    batches = peek(task.node, task.slot, publications, archive.through, PEEKED_MESSAGES_MAX, with_psycopg=chosen)
+    try:
+        for messages in batches:
+            found |= {one.marker: one.position for one in markers_of_messages(messages)}
+            if ends:
+                ended.update(ends_of_messages(messages))
+    except UnreachableError as error:
+        if ends and find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
+            raise diverged_error(task.node.id, "its WAL can't be compared with the archive any more", {}) from error
+        raise
     check_markers(task.node.id, expected, found)
+    check_ends(task.node.id, ends, ended)
 
 
 def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:

@@ -5,12 +5,16 @@ number. A slot at the end of the archive proves that the server has the archived
 moved it there. A slot before the end proves nothing: the server may have branched off in between. So the chain's
 markers in this range are read again. A marker was written once, to one server, and a server that has it at the same
 position has all WAL before it, too.
+
+A drain that died between two segments leaves WAL behind the last marker. It may come from a server that has lost its
+place since, so the transactions that end there are compared one by one: what ended, where, and when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +24,19 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEXT_COPIES
 from cutline.storage.errors import RefusedError
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
-from cutline.wal.segments.segments import MARKER
+from cutline.wal.segments.segments import (
+    COMMIT,
+    COMMIT_PREPARED,
+    MARKER,
+    PREPARE,
+    ROLLBACK_PREPARED,
+    UNKNOWN_TIME,
+)
 
 MESSAGE = b"M"
+# The messages that end transactions: their events, and the offset of the time, which follows the end in most of them.
+ENDING_MESSAGES = {b"C": (COMMIT, 18), b"P": (PREPARE, 18), b"K": (COMMIT_PREPARED, 18), b"r": (ROLLBACK_PREPARED, 26)}
+END_OFFSET, NUMBER_BYTES = 10, 8
 # The type, flags and position of a logical message in pgoutput, before its prefix.
 HEAD_BYTES = 10
 
@@ -37,6 +51,41 @@ class KnownMarker:
 
     marker: Marker
     position: Lsn
+
+
+class TransactionEnd(NamedTuple):
+    """The end of a transaction, or of its PREPARE: the event, its end in the WAL, and its time (0: unknown)."""
+
+    op: int
+    end: int
+    at: int
+
+
+def ends_of_messages(messages: pa.Array) -> Iterator[TransactionEnd]:
+    """Yield the ends of transactions among the messages of a slot (pgoutput), each with its time and without it."""
+    kinds = pa.array(list(ENDING_MESSAGES), messages.type)
+    for message in messages.filter(pc.is_in(pc.binary_slice(messages, 0, 1), kinds)).to_pylist():
+        op, at = ENDING_MESSAGES[message[:1]]
+        end, time = (int.from_bytes(message[place : place + NUMBER_BYTES], "big") for place in (END_OFFSET, at))
+        yield TransactionEnd(op, end, time)
+        yield TransactionEnd(op, end, UNKNOWN_TIME)
+
+
+def ends_of_events(events: pa.Table, after: Lsn) -> Iterator[TransactionEnd]:
+    """Yield the ends of transactions behind a position among events (SEGMENT_SCHEMA)."""
+    ended = events.filter(to_mask((to_numpy(events["op"]) != MARKER) & (to_numpy(events["end_lsn"]) > after)))
+    yield from map(
+        TransactionEnd._make, zip(*(ended[name].to_pylist() for name in ("op", "end_lsn", "seq")), strict=True)
+    )
+
+
+def check_ends(node: str, expected: Iterable[TransactionEnd], found: Container[TransactionEnd]) -> None:
+    """Raise WalDivergedError unless all transactions ended where and when they did."""
+    for one in expected:
+        if one not in found:
+            raise diverged_error(
+                node, f"its WAL lacks a transaction that ends at {Lsn(one.end)}", {"position": str(Lsn(one.end))}
+            )
 
 
 def markers_of_messages(messages: pa.Array) -> Iterator[KnownMarker]:

@@ -1,0 +1,152 @@
+"""A shard whose server was upgraded by pg_upgrade, or replaced by another, is copied again; the other shards go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import start_fleet as start_fleet_of_wheel
+from cutline.embedded.fleet import stop_fleet
+from cutline.embedded.server import create_standby, delete_server, start_server, stop_server
+from cutline.nodes.baseline import BaselineChangedError
+from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.operation_records import VALID
+from cutline.storage.errors import UsageError
+from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.servers.installed import SERVERS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.skipif(not {16, 18} <= SERVERS.keys(), reason="needs PostgreSQL 16 and 18")
+SHARD, STANDBY = "s1", "s1-b1"
+IN_FOLDER = ("/bin/sh", "-c", 'cd "$0" && exec "$@"')
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
+    old = SERVERS[16].programs
+    try:
+        source = start_fleet_of_wheel(tmp_path / "fleet", shards=2, backups=1, programs={SHARD: old})
+        target = start_fleet_of_wheel(tmp_path / "target", shards=2, backups=0)
+        fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+        into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+        for node in ("s1", "s2"):
+            found.execute(
+                node,
+                "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+                "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+            )
+        for standby in (STANDBY, "s2-b1"):
+            found.await_replay(standby)
+        with dropping_slots(fleet):
+            found.runs.init()
+            yield found
+    finally:
+        for name in ("fleet", "target"):
+            if (tmp_path / name).exists():
+                stop_fleet(tmp_path / name, delete=True)
+
+
+def next_increment(place: ChangingFleet, **options: tuple[str, ...]) -> Increment:
+    place.write()
+    commit = place.increment(**options)
+    assert isinstance(commit, Increment)
+    return commit
+
+
+def upgrade(place: ChangingFleet) -> None:
+    """Upgrade the shard to PostgreSQL 18 by pg_upgrade, and rebuild its standby."""
+    (slot,) = slots_of(place.fleet.node(SHARD).dsn)
+    # From 17 on, pg_upgrade refuses slots with WAL that is not decoded; this one is replaced in any case.
+    place.execute(SHARD, f"SELECT pg_drop_replication_slot('{slot}')")
+    node, standby, fleet = place.servers.node(SHARD), place.servers.node(STANDBY), place.servers
+    stop_server(standby)
+    stop_server(node)
+    new = SERVERS[18].programs
+    programs = replace(fleet._programs(node), bin_directory=new)
+    data, made = node.data_directory, node.folder / "new"
+    identity = ["--encoding=UTF8", "--locale=C", "--auth-local=trust", "--auth-host=reject", "--username=postgres"]
+    programs.run("initdb", "--no-sync", "--no-data-checksums", *identity, f"--pgdata={made}")
+    settings = (data / "postgresql.conf").read_text()
+    upgrading = replace(programs, confined=(*IN_FOLDER, str(node.folder)))
+    folders = ["--old-datadir", str(data), "--new-datadir", str(made), "--old-bindir", str(node.programs)]
+    how = ["--new-bindir", str(new), "--username=postgres", "--socketdir", str(node.folder), "--no-sync"]
+    upgrading.run("pg_upgrade", *folders, *how)
+    shutil.rmtree(data)
+    made.rename(data)
+    own = [line for line in settings.splitlines() if line and not line.startswith("#")]
+    with (data / "postgresql.conf").open("a") as file:
+        file.write("\n".join(line for line in own if line.partition(" ")[0] in OWN_SETTINGS) + "\n")
+    nodes = tuple(replace(one, programs=new) if one.id in (SHARD, STANDBY) else one for one in fleet.nodes)
+    place.servers = replace(fleet, nodes=nodes)
+    start_server(programs, place.servers.node(SHARD))
+    delete_server(standby)
+    create_standby(programs, place.servers.node(STANDBY), place.servers.node(SHARD))
+    place.start(STANDBY)
+
+
+# Those that the fleet's servers were created with.
+OWN_SETTINGS = (
+    "listen_addresses",
+    "port",
+    "wal_level",
+    "hot_standby_feedback",
+    "max_prepared_transactions",
+    "max_replication_slots",
+    "max_wal_senders",
+    "shared_buffers",
+)
+
+
+@pytest.mark.timeout(600)
+def test_an_upgraded_shard_is_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    first = next_increment(place)
+    upgrade(place)
+    second = next_increment(place)
+    assert second.renewed.keys() == {SHARD, STANDBY}
+    assert {one.reason for one in second.renewed.values()} == {"its server was upgraded from PostgreSQL 16 to 18"}
+    assert second.cut.of("s2").position > first.cut.of("s2").position
+    assert place.check(since_last=True).result == VALID
+    place.execute(SHARD, "ALTER TABLE seen ADD COLUMN more int DEFAULT 7")
+    assert not next_increment(place).renewed
+    assert place.check().result == VALID
+    place.check_restores(1, 3)
+    place.check_restores_without(SHARD, 3)
+
+
+@pytest.mark.timeout(600)
+def test_another_server_is_copied_only_if_the_command_says_so(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    next_increment(place)
+    with pytest.raises(UsageError, match="--replaced names s2, but its server and database are those"):
+        next_increment(place, replaced=("s2",))
+    with pytest.raises(UsageError, match="--replaced names s3, which is no shard of the chain"):
+        next_increment(place, replaced=("s3",))
+    # A dsn that leads to the empty server of another fleet: it cannot be told from a server that was replaced.
+    whole, other = place.fleet, place.target.primaries[1]
+    others = tuple(
+        replace(node, dsn=other.dsn) if node.id == "s2" else node for node in whole.nodes if node.id != "s2-b1"
+    )
+    place.runs = Runs(replace(whole, nodes=others), place.runs.spark)
+    with psycopg.connect(other.dsn, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS seen")
+        connection.execute("CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)")
+    with pytest.raises(BaselineChangedError, match="node s2: its system identifier was") as refused:
+        next_increment(place)
+    assert "--incremental --replaced s2" in refused.value.hint
+    with dropping_slots(place.fleet):
+        third = next_increment(place, replaced=("s2",))
+        assert third.renewed.keys() == {"s2"}
+        assert "as --replaced says" in third.renewed["s2"].reason
+        assert not next_increment(place).renewed
+        assert not place.check().conflicts

@@ -1,0 +1,49 @@
+"""The ends of transactions in a slot's messages are those of the events that a drain has archived."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutline.columns.bytes_column import from_list
+from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.wal.decoding.decoder import Decoder
+from cutline.wal.drain.lineage import (
+    TransactionEnd,
+    WalDivergedError,
+    check_ends,
+    ends_of_events,
+    ends_of_messages,
+)
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from tests.wal import pgoutput_messages as pgoutput
+
+MESSAGES = [
+    pgoutput.begin(100, 7),
+    pgoutput.commit(100, 140),
+    pgoutput.begin_prepare(200, 240, 8, "g"),
+    pgoutput.prepare(200, 240, 8, "g"),
+    pgoutput.begin_prepare(300, 340, 9, "h"),
+    pgoutput.prepare(300, 340, 9, "h"),
+    pgoutput.commit_prepared(400, 440, 8, "g"),
+    pgoutput.rollback_prepared(340, 540, 9, "h"),
+]
+EXPECTED = [(COMMIT, 140), (PREPARE, 240), (PREPARE, 340), (COMMIT_PREPARED, 440), (ROLLBACK_PREPARED, 540)]
+
+
+def test_messages_and_events_have_the_same_ends() -> None:
+    events = Decoder("a", (), "exact").feed(from_list(MESSAGES)).events
+    ends = list(ends_of_events(events, ORIGIN))
+    assert ends == [TransactionEnd(op, end, pgoutput.MICROSECONDS) for op, end in EXPECTED]
+    found = set(ends_of_messages(from_list(MESSAGES).to_arrow()))
+    check_ends("a", ends, found)
+    # Of a transaction that a subscription has applied, the time is not that of the node.
+    check_ends("a", [one._replace(at=0) for one in ends], found)
+    assert [one.end for one in ends_of_events(events, Lsn(340))] == [440, 540]
+
+
+@pytest.mark.parametrize("change", [{"end": 141}, {"at": pgoutput.MICROSECONDS + 1}, {"op": PREPARE}])
+def test_another_end_time_or_kind_is_of_another_server(change: dict[str, int]) -> None:
+    found = set(ends_of_messages(from_list(MESSAGES).to_arrow()))
+    expected = TransactionEnd(COMMIT, 140, pgoutput.MICROSECONDS)._replace(**change)
+    with pytest.raises(WalDivergedError, match="node a: its WAL lacks a transaction that ends at 0/8"):
+        check_ends("a", [expected], found)

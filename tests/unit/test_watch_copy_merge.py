@@ -1,0 +1,287 @@
+"""The merges and copies of `watch`: when they are due, what becomes of their ends, and when they follow again.
+
+Also hooks and hours, as they apply to a watch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cutline.cli.watch import tasks as work
+from cutline.cli.watch.fleet_source import intervals_of
+from cutline.cli.watch.running_command import CommandResult, RunningCommand
+from cutline.cli.watch.schedule import BESIDE, TaskKind, hours_texts, next_task
+from cutline.cli.watch.tasks import Beside, CommandFailedError, result_of
+from cutline.fleet.config import NEVER, HooksTable, Retention, WatchTable
+from cutline.fleet.hours import Hours
+from cutline.fleet.record import Time
+from cutline.fleet.units import Interval
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.storage.clock import utc_now
+from cutline.storage.errors import BusyError
+from cutline.storage.ids import new_operation_id
+from tests.unit.made_fleets import new_fleet
+from tests.unit.watched import APPEND, NAME, Watched, new_watched
+
+DAY, WEEK = 86400.0, 7 * 86400.0
+MERGED = CommandResult(0, {"is_new": True, "increment": 7, "bytes": 3 << 20, "seconds": 12.0})
+NOT_NEW = CommandResult(0, {"is_new": False})
+NOTHING = CommandResult(3, {"error": "nothing-to-merge", "message": "snapshot a has no increment", "hint": ""})
+COPIED = CommandResult(0, {"increments": 4, "bytes": 5 << 20, "stores": [{"snapshots": [{"problems": []}]}]})
+PROBLEM = {"object": "snapshots/a/base/x", "detail": "it is damaged"}
+NOT_COPIED = CommandResult(1, {"increments": 4, "bytes": 0, "stores": [{"snapshots": [{"problems": [PROBLEM]}]}]})
+AWAY = CommandResult(6, {"error": "store-unreachable", "message": "the second store is away", "hint": "try again"})
+BUSY = CommandResult(7, {"error": "fleet-busy", "message": "another operation is running", "hint": "wait"})
+
+
+@dataclass
+class Ended:
+    """A command in another process that has ended, or still runs (None)."""
+
+    answer: CommandResult | None
+
+    def result(self) -> CommandResult | None:
+        return self.answer
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A watch that merges its chain once a week, and copies all snapshots once a day."""
+    found = new_watched(tmp_path, monkeypatch)
+    rules = WatchTable(every=Interval(60), check=NEVER, copy=Interval(DAY))
+    source = found.watcher.source
+    source.fleet = replace(
+        source.fleet, watch=rules, retention=Retention(merge_seconds=WEEK), copies=("memory://second",)
+    )
+    found.watcher.begin()
+    return found
+
+
+def let_run(monkeypatch: pytest.MonkeyPatch, *answers: CommandResult | None) -> list[list[str]]:
+    """Let commands that the watch starts end with the answers, in turn; return their words."""
+    left, started = list(answers), list[list[str]]()
+
+    def start(_: object, words: list[str]) -> RunningCommand:
+        started.append([str(word) for word in words])
+        return cast(RunningCommand, Ended(left.pop(0)))
+
+    monkeypatch.setattr(work, "start_command", start)
+    return started
+
+
+def do(watched: Watched, kind: TaskKind) -> None:
+    """Do the task, and settle the command that it started if that has ended."""
+    watched.run(kind)
+    watched.watcher.look_beside()
+
+
+def test_only_rules_make_merges_and_copies_due() -> None:
+    rules = WatchTable(every=Interval(60))
+    without = replace(new_fleet(), watch=rules)
+    assert [intervals_of(without)[kind] for kind in (TaskKind.MERGE, TaskKind.COPY)] == [0, 0]
+    # Copies need a second store, whatever the interval.
+    copying = replace(without, watch=WatchTable(every=Interval(60), copy=Interval(DAY)))
+    assert intervals_of(copying)[TaskKind.COPY] == 0
+    assert intervals_of(replace(copying, copies=("memory://second",)))[TaskKind.COPY] == DAY
+    assert intervals_of(replace(without, retention=Retention(merge_seconds=WEEK)))[TaskKind.MERGE] == WEEK
+
+
+def test_a_chain_is_due_for_a_merge_an_interval_after_it_began_or_was_merged(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = watched.watcher
+    assert watcher.chain is not None
+    assert watcher.tasks[TaskKind.MERGE].done_at == watcher.chain.began_at
+    merged_at = watcher.chain.began_at + timedelta(days=3)
+    monkeypatch.setattr(work, "newest_merge", lambda *_: SimpleNamespace(made_at=Time.of(merged_at)))
+    watcher.begin()
+    merge = watcher.tasks[TaskKind.MERGE]
+    assert merge.due_at(watcher.begun_at, merged_at + timedelta(days=30)) == merged_at + timedelta(days=7)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(TaskKind.MERGE, ["merge", NAME]), (TaskKind.COPY, ["copy", "--all"])])
+def test_they_run_beside_increments_and_one_at_a_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind, words: list[str]
+) -> None:
+    started = let_run(monkeypatch, None)
+    do(watched, kind)
+    assert started == [words]
+    assert watched.said[-1].endswith("begins")
+    watcher = watched.watcher
+    possible = watcher.following.possible(BESIDE if watcher._beside else ())
+    assert TaskKind.INCREMENT in possible
+    assert not possible.keys() & {*BESIDE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "seconds"),
+    [
+        (TaskKind.MERGE, MERGED, WEEK),
+        (TaskKind.MERGE, NOT_NEW, WEEK),
+        (TaskKind.MERGE, NOTHING, WEEK),
+        (TaskKind.COPY, COPIED, DAY),
+    ],
+)
+def test_what_is_done_is_due_again_an_interval_later(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind, answer: CommandResult, seconds: float
+) -> None:
+    let_run(monkeypatch, answer)
+    before = utc_now()
+    do(watched, kind)
+    task = watched.watcher.tasks[kind]
+    assert task.failures == 0
+    due_at = task.due_at(before, utc_now())
+    assert due_at is not None
+    assert before <= due_at - timedelta(seconds=seconds) <= utc_now()
+    assert watched.notices() == []
+
+
+def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watched) -> None:
+    fleet = watched.watcher.source.fleet
+
+    def text_of(kind: TaskKind, answer: CommandResult) -> str:
+        return result_of(Beside(kind, f"{kind} of a", cast(RunningCommand, None)), answer, fleet).text
+
+    assert text_of(TaskKind.MERGE, MERGED) == "merge of a: it begins at increment 7 now, 3.0 MiB, 12.0 s"
+    assert text_of(TaskKind.MERGE, NOT_NEW) == text_of(TaskKind.MERGE, NOTHING) == ""
+    assert text_of(TaskKind.COPY, COPIED) == "copy of a: 4 restore points, 5.0 MiB"
+
+
+@pytest.mark.parametrize("kind", [TaskKind.MERGE, TaskKind.COPY])
+def test_a_failure_is_told_once_repeated_soon_and_so_is_its_end(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind
+) -> None:
+    works = MERGED if kind is TaskKind.MERGE else COPIED
+    let_run(monkeypatch, AWAY, AWAY, works)
+    for number in (1, 2):
+        do(watched, kind)
+        assert watched.watcher.tasks[kind].failures == number
+        assert watched.seconds_to(kind) <= 5 * number
+    assert "the second store is away" in watched.said[-1]
+    do(watched, kind)
+    assert watched.notices() == [("failed", kind), ("recovered", kind)]
+    assert watched.watcher.tasks[kind].failures == 0
+    # An increment takes its turn meanwhile: neither ends the chain.
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
+@pytest.mark.parametrize("kind", [TaskKind.MERGE, TaskKind.COPY])
+def test_another_operation_is_waited_for(watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind) -> None:
+    let_run(monkeypatch, BUSY)
+    do(watched, kind)
+    assert watched.watcher.tasks[kind].failures == 0
+    assert watched.watcher.tasks[kind].waiting_since is not None
+    assert watched.notices() == []
+
+
+def test_what_could_not_be_copied_is_a_finding_that_is_not_repeated_soon(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_run(monkeypatch, NOT_COPIED, COPIED)
+    do(watched, TaskKind.COPY)
+    task = watched.watcher.tasks[TaskKind.COPY]
+    assert (task.failures, task.retry_at) == (1, None)
+    assert "object snapshots/a/base/x: it is damaged" in watched.said[-1]
+    do(watched, TaskKind.COPY)
+    assert watched.notices() == [("failed", "copy"), ("recovered", "copy")]
+
+
+def test_a_copy_without_a_document_has_failed() -> None:
+    beside = Beside(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None))
+    with pytest.raises(CommandFailedError, match="ended by signal 9"):
+        result_of(beside, CommandResult(-9, {}), new_fleet())
+
+
+def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> None:
+    source, ended_at = watched.watcher.source, utc_now()
+    for snapshot, code in ((NAME, 0), ("", 6), ("", 0)):
+        command = Command("copy", snapshot, new_operation_id(ended_at))
+        ending = Ending("failed" if code else "done", code=code)
+        record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
+    name, result = work.last_copy(source.fleet)
+    assert (name, result is not None) == ("", True)
+    watched.watcher.begin()
+    done_at = watched.watcher.tasks[TaskKind.COPY].done_at
+    assert done_at is not None
+    assert abs((done_at - ended_at).total_seconds()) < 60
+
+
+def test_copies_that_failed_or_of_one_snapshot_do_not_count(watched: Watched) -> None:
+    source, ended_at = watched.watcher.source, utc_now()
+    for snapshot, code in ((NAME, 0), ("", 6), ("", 1)):
+        command = Command("copy", snapshot, new_operation_id(ended_at))
+        ending = Ending("failed" if code else "done", code=code)
+        record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
+    assert work.last_copy(source.fleet) == ("", None)
+
+
+def test_merges_and_copies_begin_only_within_the_hours(watched: Watched) -> None:
+    hours = Hours.parse("22:00-06:00")
+    noon, night = (datetime(2026, 11, 29, hour, tzinfo=UTC) for hour in (12, 22))
+    tasks = {kind: watched.watcher.tasks[kind] for kind in (TaskKind.MERGE, TaskKind.COPY)}
+    begun_at = noon - timedelta(days=30)
+    tasks = {kind: task.last_done(begun_at) for kind, task in tasks.items()}
+    assert next_task(tasks, begun_at, noon, hours) == (None, night)
+    assert hours_texts(tasks, begun_at, noon, hours) == [
+        f"{kind} waits until 2026-11-29 22:00:00Z ([limits] hours)" for kind in tasks
+    ]
+    # Of two that are due, the one that has been due the longer.
+    assert next_task(tasks, begun_at, night, hours)[0] == tasks[TaskKind.COPY]
+
+
+def hook(tmp_path: Path, name: str, code: str = APPEND) -> tuple[str, ...]:
+    return (sys.executable, "-c", code, str(tmp_path / name))
+
+
+def run_increment(watched: Watched, monkeypatch: pytest.MonkeyPatch, create: Callable[..., Any]) -> None:
+    """Let the watch take an increment itself, with `create` in the place of create_increment."""
+    monkeypatch.setattr(work, "create_increment", create)
+    watcher = watched.watcher
+    watcher._settle(
+        watcher.tasks[TaskKind.INCREMENT],
+        lambda: work.take_increment(watcher.source.fleet, NAME, watcher.log)[1],
+    )
+
+
+def test_a_hook_that_fails_keeps_an_increment_from_beginning(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, begun = watched.watcher.source, list[object]()
+    fails = HooksTable(before=hook(tmp_path, "before", "import sys; sys.exit('the disk is in maintenance')"))
+    source.fleet = replace(source.fleet, hooks=fails)
+    for _ in range(2):
+        run_increment(watched, monkeypatch, lambda *arguments: begun.append(arguments))
+    assert begun == []
+    assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 2
+    assert "the disk is in maintenance" in watched.said[-1]
+    assert watched.notices() == [("failed", "increment")]
+    assert watched.watcher.chain is not None
+    assert watched.watcher.chain.goes_on
+
+
+def test_the_hook_after_an_increment_gets_its_failure_and_changes_nothing(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = watched.watcher.source
+    both = HooksTable(before=hook(tmp_path, "hooked"), after=hook(tmp_path, "hooked"))
+    source.fleet = replace(source.fleet, hooks=both)
+
+    def busy(*_: object) -> None:
+        raise BusyError("another operation is running")
+
+    run_increment(watched, monkeypatch, busy)
+    before, after = map(json.loads, (tmp_path / "hooked").read_text().splitlines())
+    assert (before["event"], after["event"], before["run"]) == ("before", "after", after["run"])
+    assert (after["command"], after["snapshot"], after["incremental"], after["code"]) == ("create", NAME, True, 7)
+    assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
+    assert watched.notices() == []

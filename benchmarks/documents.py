@@ -95,13 +95,13 @@ def full_commit(nodes: int, tables: int, chosen: random.Random) -> FullSnapshot:
     return structs.replace(made, counts=count_listed(set(shards), made))
 
 
-def next_commit(full: FullSnapshot, chosen: random.Random) -> Increment:
-    """Return the commit of the increment after the full snapshot, with a segment of each node."""
+def next_commit(full: FullSnapshot, chosen: random.Random, number: int = 1) -> Increment:
+    """Return the commit of an increment, with a segment of each node; the history is that of the first."""
     shards = list(full.primaries)
     made = Increment(
-        snapshot=NAME, increment=1, operation="20261120T020000Z-0123456789", chain=OPERATION, created_at=AT,
-        seconds=1.0, comment="", counts={}, cut=_cut(shards, 1, chosen), sequences=dict.fromkeys(shards, ()),
-        segments={shard: (_segment(shard, 2, chosen),) for shard in shards}, history=Chain(full).next_history,
+        snapshot=NAME, increment=number, operation=f"20261120T020000Z-{number:010d}", chain=OPERATION, created_at=AT,
+        seconds=1.0, comment="", counts={}, cut=_cut(shards, number, chosen), sequences=dict.fromkeys(shards, ()),
+        segments={shard: (_segment(shard, number + 1, chosen),) for shard in shards}, history=Chain(full).next_history,
         previous=Previous(full.operation, full.digest), databases={shard: DatabaseFacts(1 << 40) for shard in shards},
     )  # fmt: skip
     return structs.replace(made, counts=count_listed(set(shards), made))
@@ -123,7 +123,8 @@ def _states(groups: tuple[Group, ...], chosen: random.Random) -> tuple[TableStat
 
 
 def _cut(shards: list[str], number: int, chosen: random.Random) -> CutRecord:
-    start = (1 << 31) + (number << 20)
+    # Near the end of the commit's segments.
+    start = ((number + 2) << 30) - 2000
     nodes = tuple(
         NodeCut(shard, Lsn(start + 1), Lsn(start + 1000), Lsn(start + chosen.randrange(2, 999)), 0, (), (), (), AT)
         for shard in shards

@@ -1,8 +1,9 @@
-"""Measure merges over 1, 10, 100 … increments, and restores before and after: seconds, processor time, peak memory.
+"""Measure merges over 1, 10, 100 … increments, and restores before and after: time, memory, bytes read and written.
 
 There is one shard with a standby, with realistic rows of which nine in ten never change. Before every increment, some
 rows of the rest change. Every command is a process of its own, so its memory is its own as well. The memory is that of
-its largest process.
+its largest process. The bytes are those of all reads and writes of files and pipes; they include some 20 MB of Python's
+modules.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ import psycopg
 from cutline.embedded.fleet import start_fleet, stop_fleet
 
 SIZES = (1, 10, 100)
-NAME, ROWS, CHANGED = "chain", 1_000_000, 5000
+NAME, ROWS = "chain", 1_000_000
+# The part of the rows that changes before each increment.
+CHANGED = 200
 COMMAND = (sys.executable, "-c", "from cutline.cli.main import main; main()")
-TABLES = f"""
+TABLES = """
 CREATE TABLE item (id int PRIMARY KEY, n int, text text);
-INSERT INTO item SELECT n, 0, repeat(md5(n::text), 3) FROM generate_series(1, {ROWS}) AS n;
+INSERT INTO item SELECT n, 0, repeat(md5(n::text), 3) FROM generate_series(1, {rows}) AS n;
 CREATE TABLE log (id int, text text);
 ALTER TABLE log REPLICA IDENTITY FULL;
-INSERT INTO log SELECT n, md5(n::text) FROM generate_series(1, {ROWS // 10}) AS n;
+INSERT INTO log SELECT n, md5(n::text) FROM generate_series(1, {rows} / 10) AS n;
 """
 
 
-def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
+def measure_merges(sizes: Sequence[int] = SIZES, rows: int = ROWS) -> Iterator[dict[str, object]]:
     """Take increments until the chain reaches the last size; at each size, yield one row per command.
 
     Each merge removes everything before it, so the next merge covers only the increments since then.
@@ -43,7 +46,7 @@ def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
         servers = start_fleet(folder / "fleet", shards=1, backups=1, settings={"fsync": "off"})
         try:
             (dsn,) = servers.dsns()
-            _execute(dsn, TABLES)
+            _execute(dsn, TABLES.format(rows=rows))
             fleet = servers.fleet_toml
             target = fleet.with_name("target.toml")
             target.write_text(fleet.read_text().replace("/bank", "/back"))
@@ -53,7 +56,7 @@ def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
             for size in sizes:
                 for _ in range(size):
                     number += 1
-                    _change(dsn, number)
+                    _change(dsn, number, rows)
                     _run(fleet, "create", NAME, "--incremental")
                 restore = ("restore", NAME, "--to", str(target), "--replace", "--yes")
                 for label, words in (
@@ -68,20 +71,25 @@ def measure_merges(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, object]]:
             stop_fleet(folder / "fleet", delete=True)
 
 
-def _change(dsn: str, number: int) -> None:
+def _change(dsn: str, number: int, rows: int) -> None:
     # The rows of one in ten pages change, again and again.
-    first = (number * CHANGED) % (ROWS // 10)
-    _execute(dsn, f"UPDATE item SET n = {number} WHERE id BETWEEN {first} AND {first + CHANGED - 1}")
-    _execute(dsn, f"INSERT INTO log SELECT {number}, md5(n::text) FROM generate_series(1, 500) AS n")
+    changed = rows // CHANGED
+    first = (number * changed) % (rows // 10)
+    _execute(dsn, f"UPDATE item SET n = {number} WHERE id BETWEEN {first} AND {first + changed - 1}")
+    _execute(dsn, f"INSERT INTO log SELECT {number}, md5(n::text) FROM generate_series(1, {changed // 10}) AS n")
 
 
 def _run(fleet: Path, *words: str) -> dict[str, object]:
-    """Run a command; return its seconds, its processor time, and the peak memory of its largest process."""
+    """Run a command; return its seconds, processor time, bytes, and the peak memory of its largest process."""
     began = time.monotonic()
     with subprocess.Popen(
         [*COMMAND, "--fleet", str(fleet), "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         output = process.stdout.read() if process.stdout else b""
+        # The kernel has the counts of the process and of its children until somebody asks for its exit code.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        lines = Path(f"/proc/{process.pid}/io").read_text().splitlines()
+        transferred = {name: int(count) for name, count in (line.split(": ") for line in lines)}
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     document = json.loads(output)
@@ -92,6 +100,8 @@ def _run(fleet: Path, *words: str) -> dict[str, object]:
         "seconds": round(time.monotonic() - began, 2),
         "CPU seconds": round(usage.ru_utime + usage.ru_stime, 2),
         "peak MiB": usage.ru_maxrss >> 10,
+        "MB read": transferred["rchar"] // 1_000_000,
+        "MB written": transferred["wchar"] // 1_000_000,
         **(counted if words[0] == "merge" else {}),
     }
 
@@ -102,9 +112,9 @@ def _execute(dsn: str, statements: str) -> None:
 
 
 def main() -> None:
-    """Print a row for each command and size; the optional argument limits the number of increments."""
-    most = int(sys.argv[1]) if len(sys.argv) > 1 else SIZES[-1]
-    for row in measure_merges([size for size in SIZES if size <= most]):
+    """Print a row for each command and size; the optional arguments limit the increments and set the number of rows."""
+    most, rows = (*map(int, sys.argv[1:3]), *(SIZES[-1], ROWS)[len(sys.argv) - 1 :])
+    for row in measure_merges([size for size in SIZES if size <= most], rows):
         print(json.dumps(row), flush=True)
 
 

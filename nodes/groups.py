@@ -113,6 +113,9 @@ ORDINARY_TABLE = """
 # If a session holds or awaits ACCESS EXCLUSIVE on a table, the size is estimated from the catalog: pg_relation_size
 # would wait, perhaps forever. For a table that was dropped after the query started, these functions return NULL.
 # Few tables have generated columns: one scan finds these, and the identities of the others need not be searched.
+# The server opens every relation whose size it is asked for, which with thousands of tables takes it longer than the
+# rest of the query: then what VACUUM last counted has to do for values that are stored elsewhere.
+MEASURED_RELATIONS_MAX = 20_000
 TABLES_QUERY = f"""
 WITH generated AS MATERIALIZED (
     SELECT DISTINCT attrelid FROM pg_attribute WHERE attgenerated <> '' AND NOT attisdropped)
@@ -131,7 +134,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                 WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
        c.oid IN (SELECT attrelid FROM generated),
-       CASE WHEN l.relation IS NULL THEN coalesce(pg_relation_size(t.oid), 0)
+       CASE WHEN l.relation IS NULL AND (SELECT count(*) < {MEASURED_RELATIONS_MAX} FROM pg_class)
+            THEN coalesce(pg_relation_size(t.oid), 0)
             ELSE coalesce(t.relpages, 0) * current_setting('block_size')::bigint END
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
   LEFT JOIN (SELECT DISTINCT relation FROM pg_locks WHERE mode = 'AccessExclusiveLock'
@@ -253,7 +257,7 @@ class Table:
     `key_is_immediate` is None if there is no primary key, and False if the primary key is deferrable and so can't be
     the replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`:
     Cutline publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't
-    include. `size_bytes` is without the values that are stored elsewhere (TOAST), which take `toast_bytes`.
+    include. `size_bytes` is without the values that are stored elsewhere (TOAST), which take about `toast_bytes`.
     """
 
     oid: int
@@ -391,22 +395,22 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
     """
     largest: dict[str, int] = {}
     kinds: set[tuple[str, bool]] = set()
-    for some in tables.values():
-        for table in some:
-            name, rows = table.group.name, max(table.rows_estimate or 0, table.size_bytes // 256)
+    named = {shard: [(table.group.name, table) for table in some] for shard, some in tables.items()}
+    for some in named.values():
+        for name, table in some:
+            rows = max(table.rows_estimate or 0, table.size_bytes // 256)
             largest[name] = max(largest.get(name, 0), rows)
             kinds.add((name, table.group.is_multiset))
     numbers = {kind: number for number, kind in enumerate(sorted(kinds), start=1)}
 
-    def number_table(table: Table) -> Table:
-        name = table.group.name
+    def number_table(name: str, table: Table) -> Table:
         wanted = -(-largest[name] // partition_rows)
         partitions = min(1024, 1 << max(0, wanted - 1).bit_length())
         number = numbers[name, table.group.is_multiset]
         group = structs.replace(table.group, number=number, partitions=partitions)
         return replace(table, group=group)
 
-    return {shard: [number_table(table) for table in some] for shard, some in tables.items()}
+    return {shard: [number_table(name, table) for name, table in some] for shard, some in named.items()}
 
 
 def qualify(group: Group) -> str:

@@ -234,7 +234,12 @@ def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:
 
 
 def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
-    places = [(f"{table.group.name} on {node}", table) for node, listed in tables.items() for table in listed]
+    places = [
+        (f"{table.group.name} on {node}", table)
+        for node, listed in tables.items()
+        for table in listed
+        if not table.readable or table.hides_rows or table.special_columns.unloadable
+    ]
     if unreadable := [name for name, table in places if not table.readable]:
         raise TableNotAdmissibleError(
             f"the role of the dsn can't read {', '.join(unreadable)}",

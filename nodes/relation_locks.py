@@ -41,11 +41,15 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
 # The lock modes that block reading a table, and the modes that block adding it to a publication.
 READING = ("AccessExclusiveLock",)
 PUBLISHING = ("ShareUpdateExclusiveLock", "ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
+# pg_dump holds a lock on every table: they are listed only if its session waits for one.
 AWAITED_QUERY = """
-SELECT DISTINCT l.relation::regclass::text
-  FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
- WHERE l.locktype = 'relation' AND NOT l.granted AND a.application_name = %s
-   AND l.waitstart < clock_timestamp() - make_interval(secs => %s)
+SELECT DISTINCT awaited.relation::regclass::text
+  FROM pg_stat_activity a CROSS JOIN LATERAL (
+       SELECT l.relation FROM pg_locks l
+        WHERE l.pid = a.pid AND l.locktype = 'relation' AND NOT l.granted
+          AND l.waitstart < clock_timestamp() - make_interval(secs => %s)
+       OFFSET 0) AS awaited
+ WHERE a.application_name = %s AND a.wait_event_type = 'Lock'
 """
 
 
@@ -124,7 +128,7 @@ class LockWatch:
     def _poll(self, act: Callable[[], object], done: threading.Event) -> None:
         try:
             while not done.wait(min(POLL_SECONDS, LOCK_SECONDS_MAX / 4)):
-                rows = self._connection.execute(AWAITED_QUERY, (self._application, LOCK_SECONDS_MAX)).fetchall()
+                rows = self._connection.execute(AWAITED_QUERY, (LOCK_SECONDS_MAX, self._application)).fetchall()
                 if rows:
                     self.found = [row[0] for row in rows]
                     act()

@@ -171,25 +171,26 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
     chain = entry.chain
     if chain is None:
         return {"name": entry.name, "state": entry.state, "problem": entry.problem, "increments": []}
+    full = chain.stored_full
     return {
         "name": entry.name,
-        "created_at": chain.full.created_at,
-        "cut_at": time_text(cut_time(chain.full)),
-        "safe_at": safe_time(chain.full),
+        "created_at": full.created_at,
+        "cut_at": time_text(cut_time(full)),
+        "safe_at": safe_time(full),
         "state": entry.state,
         "problem": entry.problem,
         "lost": entry.lost.details() if entry.lost else None,
-        "base": chain.full.chain,
+        "base": full.chain,
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],
         "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
-        "type": "only-cut" if chain.full.only_cut else "full",
+        "type": "only-cut" if full.only_cut else "full",
         "bytes": entry.bytes,
         "begins_at": entry.first,
-        "comment": chain.full.comment,
-        "terminal": chain.full.terminal,
+        "comment": full.comment,
+        "terminal": full.terminal,
         "increments_left_out": sum(entry.first <= summary.increment < first for summary in entry.summaries),
         "increments": [
             increment_document(summary) for summary in entry.summaries if summary.increment >= max(first, entry.first)

@@ -288,7 +288,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
 
 def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     """Return the human-readable output."""
-    full = chain.full
+    full = chain.stored_full
     lines: list[str | RenderableType] = [
         f"{chain.name}: "
         + ("restore point, without rows, " if full.only_cut else "full snapshot ")
@@ -361,7 +361,7 @@ def _comments(chain: Chain) -> list[str | RenderableType]:
 def _timelines(chain: Chain) -> list[str | RenderableType]:
     """Return a line for every node whose timeline has changed since the commit before."""
     lines: list[str | RenderableType] = []
-    known = {identity.node: identity.timeline for identity in chain.full.baseline}
+    known = {identity.node: identity.timeline for identity in chain.full.baseline} | dict(chain.full.timelines)
     for commit in chain.increments:
         for node, timeline in commit.timelines.items():
             if known[node] != timeline:

@@ -34,6 +34,7 @@ from psycopg.pq import TransactionStatus
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import table_name
 from cutline.nodes.encodings import fetch_texts, readable
+from cutline.nodes.groups import MEASURED_RELATIONS_MAX
 from cutline.nodes.read_only import FreezeRecordError, is_on, read_record
 from cutline.snapshots.records.commit import (
     DatabaseFacts,
@@ -123,7 +124,8 @@ SELECT 'pg_class', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnam
              relpersistence, relam, reltablespace, reloftype, relnatts, relreplident, relrowsecurity,
              relforcerowsecurity, relispartition, relispopulated, reloptions, relacl, relpartbound::text,
              CASE WHEN relkind = 'S' THEN c.xmin END), 0))
-  FROM pg_class c WHERE NOT EXISTS (SELECT FROM relations h WHERE h.oid = c.oid)
+  FROM pg_class c
+ WHERE relpersistence <> 't' AND relkind <> 't' AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)
 UNION ALL
 SELECT 'pg_class of toast', count(*), sum(hash_record_extended(ROW(c.oid, t.reloptions), 0))
   FROM pg_class t JOIN pg_class c ON c.reltoastrelid = t.oid
@@ -270,7 +272,13 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
     return str(fingerprint)
 
 
-SIZE_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = current_database()"
+# pg_database_size asks the file system for each of a table's five or more files: with many tables, what VACUUM and
+# ANALYZE last counted has to do for the size, which only a restore's estimates use.
+SIZE_QUERY = f"""
+SELECT CASE WHEN relations > {MEASURED_RELATIONS_MAX} THEN pages * current_setting('block_size')::bigint
+            ELSE pg_database_size(current_database()) END
+  FROM (SELECT count(*), sum(relpages::bigint)::bigint FROM pg_class) AS counted (relations, pages)
+"""
 EXTENSIONS_QUERY = f"SELECT {readable('extname')}, {readable('extversion')} FROM pg_extension ORDER BY 1"
 # pg_depend records no dependencies on collations that every server has, such as "C". PostgreSQL 15 introduced the
 # column for ICU locales, and 17 renamed it. pg_dump leaves out the collations of extensions and of sessions.

@@ -139,40 +139,39 @@ def _read_entry(reader: _Reader, version: tuple[int, int]) -> ArchiveEntry:
     number = reader.integer()
     if reader.integer():
         raise DumpFormatError(f"entry {number} contains data")
-    catalog, oid = reader.number(), reader.number()
-    name, kind, section = reader.text(), reader.text(), reader.integer()
+    catalog, oid, name, kind = reader.strings(4)
+    section = reader.integer()
     begin = reader.offset
-    reader.string()
+    reader.skip(1)
     end = reader.offset
-    reader.string()
-    reader.string()
-    schema, tablespace, access = reader.text(), reader.text(), reader.text()
+    reader.skip(2)
+    schema, tablespace, access = reader.strings(3)
     if version >= WITH_RELATION_KIND:
         reader.integer()
     owner_begin = reader.offset
-    owner = reader.text()
+    (owner,) = reader.strings(1)
     owner_end = reader.offset
-    reader.string()
+    reader.skip(1)
     dependencies: list[int] = []
     while (dependency := reader.string()) is not None:
         dependencies.append(_digits(dependency))
     reader.take(1 + OFFSET_BYTES)
     return ArchiveEntry(
         number=number,
-        kind=kind,
-        name=name,
-        schema=schema,
-        catalog=catalog,
-        oid=oid,
+        kind=raw_text(kind or b""),
+        name=raw_text(name or b""),
+        schema=raw_text(schema or b""),
+        catalog=_digits(catalog),
+        oid=_digits(oid),
         section=section,
         dependencies=tuple(dependencies),
         begin=begin,
         end=end,
-        owner=owner,
+        owner=raw_text(owner or b""),
         owner_begin=owner_begin,
         owner_end=owner_end,
-        tablespace=tablespace,
-        access=access,
+        tablespace=raw_text(tablespace or b""),
+        access=raw_text(access or b""),
         entry_begin=entry_begin,
         entry_end=reader.offset,
     )
@@ -313,8 +312,39 @@ class _Reader:
         size = self.integer()
         return None if size < 0 else self.take(size)
 
+    def strings(self, count: int) -> list[bytes | None]:
+        """Read several strings. One call for each would take most of the time of reading a large archive."""
+        body, offset, unpack = self.body, self.offset, INTEGER.unpack_from
+        found: list[bytes | None] = []
+        try:
+            for _ in range(count):
+                sign, size = unpack(body, offset)
+                offset += INTEGER.size
+                if sign and size:
+                    found.append(None)
+                    continue
+                found.append(body[offset : offset + size])
+                offset += size
+        except struct.error:
+            raise DumpFormatError("it ends early") from None
+        self._end_at(offset)
+        return found
+
+    def skip(self, count: int) -> None:
+        """Skip several strings."""
+        body, offset, unpack = self.body, self.offset, INTEGER.unpack_from
+        try:
+            for _ in range(count):
+                sign, size = unpack(body, offset)
+                offset += INTEGER.size if sign else INTEGER.size + size
+        except struct.error:
+            raise DumpFormatError("it ends early") from None
+        self._end_at(offset)
+
     def text(self) -> str:
         return raw_text(self.string() or b"")
 
-    def number(self) -> int:
-        return _digits(self.string())
+    def _end_at(self, offset: int) -> None:
+        if offset > len(self.body):
+            raise DumpFormatError("it ends early")
+        self.offset = offset

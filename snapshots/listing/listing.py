@@ -459,9 +459,20 @@ def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> Snap
     identity = read_identity(store, fleet)
     open_operations = read_open_operations(store, name)
     with naming_open_operations(open_operations):
-        chain = read_chain(store, name, increment)
+        chain = read_shown(store, name, increment)
     check_of_fleet(chain, identity)
     return SnapshotDetails(entry_of(store, chain), chain, open_operations, read_pins(store, name))
+
+
+def read_shown(store: ObjectStore, name: str, increment: int | None = None) -> Chain:
+    """Read a chain up to an increment (None: the newest) from where it begins for good: its full snapshot or a merge.
+
+    Raises the errors of read_from_merge.
+    """
+    first = first_increment(store, name)
+    if not first:
+        return read_chain(store, name, increment)
+    return read_from_merge(store, name, increment, first if increment is None else min(first, increment))
 
 
 def find_doubts(

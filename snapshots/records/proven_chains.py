@@ -1381,8 +1381,11 @@ def _continued(chain: Chain, commit: Increment) -> Chain:
 def read_summaries(store: ObjectStore, chain: Chain) -> tuple[CommitSummary, ...]:
     """Return the summaries of all increments in a chain, in order; raise the errors of read_chain.
 
-    For a partial chain, this reads only one in SUMMARIZED_MAX commits.
+    If the chain begins with a merge, these are the merge's increment and those after it. For a partial chain, this
+    reads only one in SUMMARIZED_MAX commits.
     """
+    if chain.beginning is not None:
+        return tuple(map(summary_of, (chain.beginning.commit, *chain.increments)))
     if not chain.is_partial or isinstance(chain.last, FullSnapshot):
         return tuple(map(summary_of, chain.increments))
     commit, summaries = chain.last, [summary_of(chain.last)]

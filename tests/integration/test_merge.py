@@ -277,7 +277,13 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)
     assert [one["number"] for one in listed["increments"]] == [2, 3]
-    assert command(place, "show", "chain")["name"] == "chain"
+    shown = command(place, "show", "chain")
+    assert {name: shown[name] for name in ("name", "cut_at", "begins_at", "increments")} == {
+        name: listed[name] for name in ("name", "cut_at", "begins_at", "increments")
+    }
+    assert [cut["id"] for cut in shown["cuts"]] == [one["cut"] for one in listed["increments"]]
+    code, document = run_here(place.fleet, "show", "chain", "--increment", "1")
+    assert (code, document["error"]) == (3, "merged-away")
 
     write(place)
     place.increment()

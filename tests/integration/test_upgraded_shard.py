@@ -145,6 +145,7 @@ def test_another_server_is_copied_only_if_the_command_says_so(place: ChangingFle
         next_increment(place)
     assert "--incremental --replaced s2" in refused.value.hint
     with dropping_slots(place.fleet):
+        place.runs.init()
         third = next_increment(place, replaced=("s2",))
         assert third.renewed.keys() == {"s2"}
         assert "as --replaced says" in third.renewed["s2"].reason

@@ -748,6 +748,7 @@ def _check_full(full: FullSnapshot) -> None:
     _check_archives(Chain(full), full)
     _check_same("base", full.base, nodes)
     _check_slots_complete(full, primaries)
+    _check_shared_bases(full)
     _check_same("groups", full.groups, primaries)
     _check_same("roles", full.roles, primaries)
     if not full.tables.keys() | full.fingerprints.keys() <= primaries:
@@ -775,6 +776,21 @@ def _check_slots_complete(full: FullSnapshot, primaries: set[str]) -> None:
     for shard, position in full.slots_complete_at.items():
         if not full.base[shard] <= position <= full.cut.of(shard).start:
             raise ValueError(f"slots_complete_at.{shard}: {position} is not between the base position and the cut")
+
+
+def _check_shared_bases(full: FullSnapshot) -> None:
+    for primary, shared in full.shared_bases.items():
+        where, standby = f"shared_bases.{primary}", shared.standby
+        if full.parts.get(standby) != primary:
+            raise ValueError(f"{where}: {standby} is not a standby of {primary}")
+        position = full.base[standby]
+        if not full.base[primary] <= position <= full.cut.of(primary).start:
+            raise ValueError(f"{where}: {position} is not between the base position and the cut")
+        if list(shared.pending) != sorted({*shared.pending}) or any(lsn >= position for lsn in shared.pending):
+            raise ValueError(f"{where}.pending is not ascending, or not before {position}")
+        entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
+        if own := [entry.key for entry in entries if (entry.kind, entry.node) == (BASE, standby)]:
+            raise ValueError(f"{where}: object {own[0]} is a base copy of {standby} itself")
 
 
 def _check_rows(full: FullSnapshot) -> None:

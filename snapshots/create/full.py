@@ -189,7 +189,11 @@ def choose_readers(sessions: Sessions) -> dict[str, Node]:
     """Return the standbys on which the tables of primaries are read, by primary: the first of each in fleet.toml."""
     if not sessions.fleet.spares_primaries:
         return {}
-    return {node.shard: node for node in reversed(sessions.nodes) if node.backup_of is not None}
+    readers: dict[str, Node] = {}
+    for node in sessions.nodes:
+        if node.backup_of is not None:
+            readers.setdefault(node.shard, node)
+    return readers
 
 
 def note_readers(plan: FullPlan, sessions: Sessions, progress: Progress) -> None:
@@ -415,12 +419,7 @@ def _build_commit(
 ) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
     copied, lists = split_entries(base.entries)
-    shared = {
-        shard: SharedBase(
-            reader.id, tuple(find_prepared(context.store, cut.archived_cut.segments[shard], base.positions[reader.id]))
-        )
-        for shard, reader in plan.readers.items()
-    }
+    shared = _shared_bases(context.store, base, cut)
     server_globals = store_globals(context.store, sessions, operation, None, progress)
     extension_rows, unread = store_extension_rows(context.store, sessions, operation, plan.selection.rules)
     return FullSnapshot(
@@ -454,6 +453,15 @@ def _build_commit(
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,
     )
+
+
+def _shared_bases(store: ObjectStore, base: BaseCopy, cut: CutResult) -> dict[str, SharedBase]:
+    def share(shard: str) -> SharedBase:
+        reader = base.plan.readers[shard].id
+        return SharedBase(reader, tuple(find_prepared(store, cut.archived_cut.segments[shard], base.positions[reader])))
+
+    shards = list(base.plan.readers)
+    return dict(zip(shards, in_parallel(share, shards), strict=True))
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:

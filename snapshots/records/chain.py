@@ -519,11 +519,11 @@ class Chain:
     @cached_property
     def _base_entries(self) -> Mapping[str, Collection[tuple[int, NamedObject]]]:
         found: dict[str, list[tuple[int, NamedObject]]] = {}
-        initial: tuple[NamedObject, ...] = (*self.full.copied, *self.full.lists) if self.full.shared_bases else ()
-        for primary, shared in self.full.shared_bases.items():
-            if shared.standby not in self.renewals:
-                of_primary = [entry for entry in initial if (entry.kind, entry.node) == (BASE, primary)]
-                found[shared.standby] = [(self.full.increment, entry) for entry in of_primary]
+        initial: tuple[NamedObject, ...] = (*self.full.copied, *self.full.lists)
+        for entry in initial if self.full.shared_bases else ():
+            shared = self.full.shared_bases.get(entry.node)
+            if entry.kind == BASE and shared is not None and shared.standby not in self.renewals:
+                found.setdefault(shared.standby, []).append((self.full.increment, entry))
         for commit in self.commits:
             for entry in commit.entries:
                 if entry.kind == BASE and commit.increment >= self.begun(entry.node):

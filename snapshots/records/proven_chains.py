@@ -779,18 +779,21 @@ def _check_slots_complete(full: FullSnapshot, primaries: set[str]) -> None:
 
 
 def _check_shared_bases(full: FullSnapshot) -> None:
+    if not full.shared_bases:
+        return
+    entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
+    parts, own = full.parts, {entry.node: entry.key for entry in entries if entry.kind == BASE}
     for primary, shared in full.shared_bases.items():
         where, standby = f"shared_bases.{primary}", shared.standby
-        if full.parts.get(standby) != primary:
+        if parts.get(standby) != primary:
             raise ValueError(f"{where}: {standby} is not a standby of {primary}")
         position = full.base[standby]
         if not full.base[primary] <= position <= full.cut.of(primary).start:
             raise ValueError(f"{where}: {position} is not between the base position and the cut")
         if list(shared.pending) != sorted({*shared.pending}) or any(lsn >= position for lsn in shared.pending):
             raise ValueError(f"{where}.pending is not ascending, or not before {position}")
-        entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
-        if own := [entry.key for entry in entries if (entry.kind, entry.node) == (BASE, standby)]:
-            raise ValueError(f"{where}: object {own[0]} is a base copy of {standby} itself")
+        if standby in own:
+            raise ValueError(f"{where}: object {own[standby]} is a base copy of {standby} itself")
 
 
 def _check_rows(full: FullSnapshot) -> None:

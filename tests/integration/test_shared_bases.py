@@ -103,7 +103,7 @@ def placed(
         yield place
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def session(request: pytest.FixtureRequest) -> SparkSession:
     """A session that runs tasks in this process, as small commands do, until one of them needs Spark."""
     return cast("SparkSession", DriverSession(lambda: request.getfixturevalue("spark"), 2))
@@ -126,21 +126,24 @@ def every_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 
 @pytest.fixture(scope="module")
-def with_two_standbys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
-    folder = tmp_path_factory.mktemp("shared-two") / "fleet"
+def with_two_standbys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, Fleet]]:
+    """A fleet of a shard with two standbys, and an empty one to restore into."""
+    folder = tmp_path_factory.mktemp("shared-two")
     try:
-        yield start_fleet(folder, shards=1, backups=2)
+        servers = start_fleet(folder / "fleet", shards=1, backups=2)
+        with fleet_of(folder / "target", [None]) as target:
+            yield servers, configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
     finally:
-        stop_fleet(folder, delete=True)
+        stop_fleet(folder / "fleet", delete=True)
 
 
 @pytest.fixture
 def two(
-    with_two_standbys: EmbeddedFleet, target: Fleet, tmp_path: Path, session: SparkSession
+    with_two_standbys: tuple[EmbeddedFleet, Fleet], tmp_path: Path, session: SparkSession
 ) -> Iterator[ChangingFleet]:
     """A shard with two standbys: s1-b1 is read for the primary, and s1-b2 for itself."""
-    into = replace(target, nodes=target.nodes[:1])
-    with placed(with_two_standbys, into, session, tmp_path, PREFERRED) as place:
+    servers, target = with_two_standbys
+    with placed(servers, target, session, tmp_path, PREFERRED) as place:
         try:
             yield place
         finally:

@@ -33,6 +33,7 @@ LONG = (
     "tests/integration/test_chain_states.py",
     "tests/integration/test_absent_copies.py",
     "tests/integration/test_renewed_copies.py",
+    "tests/integration/test_shared_bases.py",
     "tests/integration/test_statement_plans.py",
     "tests/spark/test_killed_executors.py",
     "tests/spark/test_executors_volume.py",

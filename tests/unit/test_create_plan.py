@@ -39,6 +39,6 @@ def test_rows_that_are_not_known_are_not_told_as_none(rows: tuple[int | None, ..
 
 def test_a_plan_says_where_tables_are_not_read() -> None:
     spared = replace(plan(1), readers={"s1": Node("s1-b1", "", backup_of="s1")})
-    assert plan_lines(spared) == ["s1: 1 tables, about 1 rows, 1.0 MiB to read on each of its nodes except the primary"]
+    assert plan_lines(spared) == ["s1: 1 table, about 1 row, 1.0 MiB to read on each of its nodes except the primary"]
     assert plan_document("x", spared)["readers"] == {"s1": "s1-b1"}
     assert plan_document("x", plan(1))["readers"] == {}

@@ -160,6 +160,8 @@ class SnapshotReport:
     if such a transaction is missing altogether on a shard, a check can't tell. `foreign_participants` are names of
     participants that belong to no shard of the snapshot.
 
+    `exact_at` is the time between two cuts at which the copies were compared as well, if any.
+
     `rests_on` is None if the check used no record of an earlier check; `unused_records` is the reason if it was asked
     to; `is_partial` is set if it read only a part nevertheless. `read` is set if later checks may rest on this check.
     """
@@ -181,6 +183,7 @@ class SnapshotReport:
     is_partial: bool = False
     read: ReadTimes | None = None
     doubts: list[Doubt] = field(default_factory=list)
+    exact_at: Time | None = None
 
     @property
     def result(self) -> CheckResult:
@@ -222,6 +225,7 @@ class SnapshotReport:
         return {
             "name": self.name,
             "increment": self.increment,
+            "exact_at": self.exact_at,
             "result": self.result,
             "compared": {name: getattr(self.compared, name) for name in names},
             "append_only": self.append_only,

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from cutline.check.commit_entries import check_entries
 from cutline.check.compare import compare_copies, compare_streams
@@ -13,6 +15,7 @@ from cutline.check.copies import Copies
 from cutline.check.cuts import StoredEvents, check_cuts, check_markers
 from cutline.check.definitions import StoredDefinitions, check_definitions
 from cutline.check.earlier_check import RecordedChecks, commits_to_read_since, store_digest
+from cutline.check.exact_state import compare_exact
 from cutline.check.image_hashes import PartitionHashes
 from cutline.check.named_rows import name_rows
 from cutline.check.new_part import NewPart
@@ -38,6 +41,7 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import Sources
+from cutline.snapshots.listing.listing import read_at
 from cutline.snapshots.listing.name_templates import find_newest
 from cutline.snapshots.operations.object_lists import lost_list_error
 from cutline.snapshots.operations.open_operations import (
@@ -50,7 +54,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.proven_chains import cut_time, snapshot_names
+from cutline.snapshots.records.proven_chains import chain_at, cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
@@ -61,10 +65,16 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError
 
+if TYPE_CHECKING:
+    from cutline.snapshots.listing.exact_point import ExactPoint
+
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
     """Check the snapshot `name` up to `increment` (None: the newest), or all snapshots if `name` is None.
+
+    `at` selects the latest cut at or before that time. If the request is `exact`, the chain is checked up to the first
+    cut after that time, and the copies are also compared at the time itself (snapshots/listing/exact_point.py).
 
     With `newest`, check only the newest snapshot. `rows` is the number of different rows that are named for each
     partition that differs.
@@ -82,6 +92,8 @@ class CheckRequest:
     subset: tuple[int, int] | None = None
     seconds_max: float | None = None
     newest: bool = False
+    at: datetime | None = None
+    exact: bool = False
 
     @property
     def uses_records(self) -> bool:
@@ -113,7 +125,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         moment = utc_now()
         try:
             with naming_open_operations(open_operations):
-                chain, report = check_structure(store, fleet_id, name, request.increment, recorded.get(name, {}))
+                point = _find_point(store, name, request)
+                chain, report = check_structure(store, fleet_id, name, point.increment, recorded.get(name, {}))
         except SnapshotDeletedError:
             if request.name:
                 raise
@@ -131,6 +144,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, chain, report):
                 _check_chain(check, request, checks)
+                if point.exact and chain.last.increment == point.increment:
+                    _compare_exact(check, point.exact)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
@@ -167,6 +182,33 @@ def _names_to_check(
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
     points = RecordedPoints.of(read_outcomes(store, since, unread, operations))
     return [request.name] if request.name else names_to_check(store, points.commits), points
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any."""
+
+    increment: int | None
+    exact: ExactPoint | None = None
+
+
+def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:
+    if request.at is None:
+        return _Point(request.increment)
+    chain = read_at(store, name, request.at)
+    if not request.exact:
+        return _Point(chain_at(chain, request.at).last.increment)
+    # Imported here: other checks need nothing of it.
+    from cutline.snapshots.listing.exact_point import check_same_definitions, find_exact_point
+
+    exact = find_exact_point(store, chain, request.at)
+    check_same_definitions(exact, exact.chain.primaries)
+    return _Point(exact.after.increment, exact)
+
+
+def _compare_exact(check: ChainCheck, exact: ExactPoint) -> None:
+    check.progress.step(f"compare {check.chain.name} at the time")
+    compare_exact(check.spark.session(), exact, check.location, check.findings, check.progress)
 
 
 def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedChecks) -> None:

@@ -18,7 +18,7 @@ from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, S
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
-from cutline.cli.output.arguments import SECONDS_MAX, Increment, command_context
+from cutline.cli.output.arguments import SECONDS_MAX, At, Increment, command_context, parse_at
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import DONE, UNWRITTEN
 from cutline.cli.output.hooks import with_hooks
@@ -63,6 +63,13 @@ ALLOW_ONE_COPY = (
     "if shards are meant to have no standby, or no base copy of their own ([copies] base), let a check pass whose only"
     ' gap that is: [check] allow = ["one-copy"] in fleet.toml'
 )
+ExactCheck = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="With --at: check up to the first cut after that time, and also compare the copies at the time itself.",
+    ),
+]
 
 
 @or_in_background
@@ -78,6 +85,8 @@ def check(
     ] = None,
     *,
     increment: Increment = None,
+    at: At = None,
+    exact: ExactCheck = False,
     newest: Annotated[
         bool, typer.Option("--newest", help="Check only the newest snapshot: the snapshot with the latest first cut.")
     ] = False,
@@ -182,7 +191,16 @@ def check(
     with reporting_errors(junit):
         options = LiveOptions(live, max_rate, indexes, repair_script)
         request = CheckRequest(
-            name, increment, metadata_only, rows, since_last, parse_subset(subset), max_seconds, newest
+            name,
+            increment,
+            metadata_only,
+            rows,
+            since_last,
+            parse_subset(subset),
+            max_seconds,
+            newest,
+            parse_at(at, increment, exact=exact),
+            exact,
         )
         options.refuse_misuse(request, restorable=restorable, metrics=metrics)
         if live:
@@ -236,6 +254,7 @@ class LiveOptions:
             raise UsageError(f"{used[0]} needs --live", hint=f"snapshot check --live {used[0]} …")
         of_snapshots = {
             "--increment": request.increment is not None,
+            "--at": request.at is not None,
             "--metadata-only": request.metadata_only,
             "--restorable": restorable,
             "--since-last": request.since_last,
@@ -274,6 +293,15 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
     """Raise UsageError if the request is contradictory."""
     if request.increment is not None and request.name is None:
         raise UsageError("--increment needs a NAME", hint="snapshot check NAME --increment N")
+    if request.at is not None and request.name is None:
+        raise UsageError("--at needs a NAME", hint="snapshot check NAME --at TIME")
+    if request.at is not None and restorable:
+        raise UsageError(
+            "--restorable and --at are mutually exclusive",
+            hint="a drill builds and tests the rows at any time: snapshot drill NAME --at TIME --exact",
+        )
+    if request.exact and request.metadata_only:
+        raise UsageError("--exact and --metadata-only are mutually exclusive", hint="use only one of them")
     if request.newest and request.name is not None:
         raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
     if restorable and request.name is None:
@@ -283,6 +311,7 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         raise UsageError(f"{other} and --metadata-only are mutually exclusive", hint="use only one of them")
     reads_all = {
         "--increment": request.increment is not None,
+        "--at": request.at is not None,
         "--metadata-only": request.metadata_only,
         "--rows": request.rows > 0,
         "--restorable": restorable,
@@ -352,7 +381,7 @@ def volumes_of(report: CheckReport) -> dict[str, int]:
 
 def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
     """Return the result for each restore point, in the format used in the operation's outcome."""
-    is_full = request.increment is None and not request.metadata_only
+    is_full = request.increment is None and request.at is None and not request.metadata_only
     return tuple(_checked_point(snapshot, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots)
 
 
@@ -460,6 +489,8 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         f"{one.name} at increment {one.increment}: {result_text(one.result, rests_on_records=bool(one.rests_on))}",
         f"  {verb} {_amounts_text(one)}",
     ]
+    if one.exact_at:
+        lines.append(f"  the rows were also compared at {one.exact_at}, between two cuts")
     if one.rests_on:
         lines += [f"  {line}" for line in _lines_of_records(one.rests_on)]
     if one.unused_records:

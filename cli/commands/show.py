@@ -56,7 +56,7 @@ from cutline.restore.targets.databases import without_record
 from cutline.snapshots.ddl.extension_tables import ConfigurationRows, read_extension_rows
 from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.listing.figures import read_figures_of
-from cutline.snapshots.listing.listing import Entry, read_restorable, show_snapshot
+from cutline.snapshots.listing.listing import Entry, read_at, show_snapshot
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_recovery
 from cutline.snapshots.records.chain import Chain
@@ -170,12 +170,8 @@ def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
     # Imported here: showing commits alone needs no Arrow.
     from cutline.snapshots.listing.exact_point import find_exact_point
 
-    store, last = fleet.store.open(), chain.last.increment
-    # The segments before a merge may be gone.
-    chain = read_restorable(store, chain.name, last)
-    while chain.beginning and cut_time(chain.full) > moment:
-        chain = read_restorable(store, chain.name, last, chain.full.increment - 1)
-    return find_exact_point(store, chain, moment)
+    store = fleet.store.open()
+    return find_exact_point(store, read_at(store, chain.name, moment), moment)
 
 
 def _pin_text(name: str, pin: StoredPin, now: datetime) -> str:

@@ -88,7 +88,10 @@ class NewCopies:
             known=replace(state.known, lost=self.copied_shards | shards),
             base={**state.base, **self.positions},
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
-            last_cut={**state.last_cut, **{shard: LastCut(self.positions[shard]) for shard in shards}},
+            last_cut={
+                **state.last_cut,
+                **{shard: LastCut(self.positions[shard], marker=state.last_cut[shard].marker) for shard in shards},
+            },
             archives={**state.archives, **dict.fromkeys(self.positions, operation)},
             absent=state.absent | self.positions.keys(),
         )

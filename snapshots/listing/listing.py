@@ -153,6 +153,16 @@ def read_restorable(store: ObjectStore, name: str, increment: int | None, merge_
         raise
 
 
+def read_at(store: ObjectStore, name: str, moment: datetime) -> Chain:
+    """Read a chain as `read_restorable` does, from the newest merge whose cut is not after `moment`."""
+    chain = read_restorable(store, name, None)
+    last = chain.last.increment
+    while chain.beginning and cut_time(chain.full) > moment:
+        # The first cut after the moment may be the one of the merge.
+        chain = read_restorable(store, name, last, chain.full.increment - 1)
+    return chain
+
+
 # Read at most this many operations that committed nothing or whose commit is gone; deletions leave many of them.
 READ_MAX = 200
 

@@ -24,6 +24,7 @@ from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.open_operations import RESTORE, read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
 from cutline.snapshots.records.documents import checking
+from cutline.snapshots.records.merged_chain import check_kept
 from cutline.snapshots.records.operation_records import (
     IN_STORE,
     MERGE,
@@ -135,7 +136,7 @@ def hold_lease(
     only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note; a
     repair or merge gets no note, because it has to raise the error (`problem`).
     Raises SnapshotDeletedError, even if the snapshot is deleted only while it is being read, and SnapshotMissingError
-    if the increment was pruned.
+    if the increment was pruned or given up.
     """
     by = own_label(intent.kind, intent.snapshot) if isinstance(intent.by, UnsetType) else intent.by
     intent = structs.replace(intent, expires_at=lease_expiry(), by=by, process=own_process() or UNSET)
@@ -189,6 +190,9 @@ def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
     check_not_deleted(store, intent.snapshot)
     if intent.increment and is_known_only_full(store, intent.snapshot):
         raise increments_pruned_error(intent.snapshot)
+    if intent.kind != REPAIR:
+        # A repair reads whatever is there.
+        check_kept(store, intent.snapshot, intent.increment)
 
 
 def _renew(store: ObjectStore, intent: Intent, number: int) -> int:

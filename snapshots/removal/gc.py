@@ -175,7 +175,9 @@ class GarbageRules:
     def judge(self, key: str, parsed: ParsedKey) -> GarbageVerdict:
         """Judge an object, regardless of its age."""
         verdict = self._judge(key, parsed)
-        if verdict.why is GarbageReason.NEEDED and self._earlier is not None and self._earlier.has(key, parsed):
+        # If the lists of a full snapshot that was given up are gone, what it listed is unclear otherwise.
+        may_be_earlier = verdict.why in (GarbageReason.NEEDED, GarbageReason.UNCLEAR) and not self._unclear
+        if may_be_earlier and self._earlier is not None and self._earlier.has(key, parsed):
             return self._pruned_verdict()
         return verdict
 

@@ -18,10 +18,14 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
+from cutline.check.exact_state import compare_exact
+from cutline.check.report import Findings, SnapshotReport
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, half_present, read_invariants, shard_of
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
 from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.nodes.groups import Group
 from cutline.restore.plan.plan import plan_restore
@@ -286,7 +290,7 @@ def ids_of(node_dsn: str) -> list[int]:
 def test_what_is_restored_and_refused_at_exact_times(
     fleet_factory: FleetFactory, tmp_path: Path, spark: SparkSession
 ) -> None:
-    embedded = fleet_factory(shards=2)
+    embedded = fleet_factory(shards=2, backups=1)
     fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     runs = Runs(fleet, Ready(spark))
     target = replace(fleet, nodes=tuple(with_database(node, BACK) for node in fleet.primaries))
@@ -333,8 +337,10 @@ def test_what_is_restored_and_refused_at_exact_times(
     assert [node["early"] for node in shown["exact"]["nodes"]] == [0, 0]
     assert shown["exact"]["nodes"][0]["last_commit_at"] < at[1].isoformat() < shown["cuts"][1]["made_at"]
 
-    code, refused = run_here(fleet, "restore", NAME, "--at", changed_at.isoformat(), "--exact", "--dry-run")
-    assert (code, refused["error"]) == (3, "exact-definitions"), refused
+    assert_copies_are_compared(runs, at[3])
+    for command in (["check", NAME], ["restore", NAME, "--dry-run"]):
+        code, refused = run_here(fleet, *command, "--at", changed_at.isoformat(), "--exact")
+        assert (code, refused["error"]) == (3, "exact-definitions"), refused
     assert refused["details"]["changed"] == {"s1": ["public.note"]}
     assert (refused["details"]["before"], refused["details"]["after"]) == (2, 3)
     runs.restore(NAME, target, at=changed_at, exact=True, scope=RestoreScope(nodes=("s2",)))
@@ -344,3 +350,31 @@ def test_what_is_restored_and_refused_at_exact_times(
         assert (code, refused["error"]) == (3, "exact-time"), refused
         assert run_here(fleet, "show", NAME, "--at", str(refused["details"][more]))[0] == 0
     assert run_here(fleet, "restore", NAME, "--exact", "--dry-run")[0] == 2
+
+
+def assert_copies_are_compared(runs: Runs, moment: datetime) -> None:
+    """Assert that a check compares the copies at the time, and finds a row that one of them lacks only there."""
+    spark = runs.spark.session()
+    cut, at_time = (
+        run_here(runs.fleet, "check", NAME, *options, spark=spark)[1]["snapshots"][0]
+        for options in (["--increment", "2"], ["--at", moment.isoformat(), "--exact"])
+    )
+    assert (cut["result"], at_time["result"]) == ("valid", "valid")
+    assert (at_time["increment"], at_time["exact_at"], cut["exact_at"]) == (2, Time.exactly(moment), None)
+    # Three rows on s1, and the accounts of the bank.
+    assert at_time["compared"]["partitions"] > cut["compared"]["partitions"]
+    assert (
+        run_here(runs.fleet, "check", NAME, "--at", moment.isoformat(), spark=spark)[1]["snapshots"][0]["increment"]
+        == 1
+    )
+
+    store = runs.fleet.store.open()
+    point = find_exact_point(store, read_chain_lists(store, read_chain(store, NAME, 2)), moment)
+    last, (standby,) = point.chain.last, [node for node, of in point.chain.parts.items() if of == "s1"]
+    lacking = structs.replace(last, segments={**last.segments, standby: ()})
+    point = replace(point, chain=replace(point.chain, increments=(*point.chain.increments[:-1], lacking)))
+    report = SnapshotReport(NAME, 2)
+    compare_exact(spark, point, runs.fleet.store, Findings(report), Silent())
+    assert [(one.kind, one.other_node, one.group) for one in report.conflicts] == [
+        ("row-count", standby, "public.note")
+    ]

@@ -11,10 +11,12 @@ from msgspec import structs
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.copies import standbys_of
+from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.operations.settling import _read_chain_slot
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merge_records import first_increment
+from cutline.snapshots.records.merged_chain import MergedAwayError
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.tombstones import is_only_full
 from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects
@@ -82,3 +84,16 @@ def test_rows_are_not_borrowed_from_a_copy_that_began_later() -> None:
     full = full_commit(position=100)
     for base, expected in ((100, ["b"]), (101, [])):
         assert standbys_of(Chain(structs.replace(full, base={**full.base, "b": Lsn(base)})), "a") == expected
+
+
+@pytest.mark.parametrize("increment", [0, 1])
+def test_a_restore_that_was_planned_before_its_point_was_given_up_says_so(increment: int) -> None:
+    store, _ = new_store()
+    give_up(store)
+    with (
+        pytest.raises(MergedAwayError),
+        hold_lease(store, new_operation("restore", "old", increment, ("a",)), Silent()),
+    ):
+        pytest.fail("it has begun to read")
+    with hold_lease(store, new_operation("restore", "old", 2, ("a",)), Silent()) as held:
+        assert held.is_stored

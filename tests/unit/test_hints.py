@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,21 @@ WORDS = r"snapshot((?: (?:--[a-z-]+|[a-z-]+|[A-Z]+|x|\d+(?:/\d+)?)(?=[\s;,.)]|$)
 HINTS = {"hint", "remedy", "NEW_CHAIN"}
 
 
-def texts_of(path: Path) -> Iterator[tuple[int, str, bool]]:
+@cache
+def texts_of(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """Every string of a module except docstrings, its line, and whether it is a hint; inserted values read `x`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    hints = {id(part) for node in ast.walk(tree) if is_hint(node) for part in ast.walk(node)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside | docstrings:
-            yield node.lineno, node.value, id(node) in hints
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    left_out = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    left_out |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    hints = {id(part) for node in nodes if is_hint(node) for part in ast.walk(node)}
+    found: list[tuple[int, str, bool]] = []
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in left_out:
+            found.append((node.lineno, node.value, id(node) in hints))
         elif isinstance(node, ast.JoinedStr):
             text = "".join(str(p.value) if isinstance(p, ast.Constant) else "x" for p in node.values)
-            yield node.lineno, text, id(node) in hints
+            found.append((node.lineno, text, id(node) in hints))
+    return tuple(found)
 
 
 def is_hint(node: ast.AST) -> bool:
@@ -62,9 +64,14 @@ def found_commands() -> dict[str, list[str]]:
     }
 
 
+@cache
+def program() -> Any:
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> None:
     """Parse a command line as the program does, without running it; a mistake raises the program's own error."""
-    command: Any = typer.main.get_command(app)
+    command = program()
     context, name = None, "snapshot"
     while True:
         numbered = [

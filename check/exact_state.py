@@ -1,0 +1,49 @@
+"""Compare the copies of a chain at an exact time: the state that `restore --at TIME --exact` restores.
+
+The check of the chain up to the later cut has read and compared everything from which the state is folded. Here, the
+rows of every copy are folded at the positions of the exact time, and compared by partition. The rule of the cut has
+found the positions so that no global transaction is torn (wal/cut/exact_time.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cutline.check.compare import compare_copies
+from cutline.check.copies import Copies
+from cutline.check.hashing import combine_all
+from cutline.check.new_part import NewPart
+from cutline.check.partitions import hash_partitions
+from cutline.check.report import Findings, Skipped, SnapshotReport
+from cutline.check.streams import StreamHashes
+from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
+from cutline.storage.location import StoreLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutline.snapshots.listing.exact_point import ExactPoint
+
+
+def compare_exact(
+    session: SparkSession, point: ExactPoint, location: StoreLocation, findings: Findings, progress: Progress
+) -> None:
+    """Compare the rows of all copies at the exact time; add partitions, conflicts and skipped copies to the report."""
+    report, chain = SnapshotReport(findings.report.name, findings.report.increment), point.chain
+    at_time = Findings(report, set(findings.damaged))
+    copies = Copies.of(chain)
+    late = [node for node in copies.nodes if chain.bases[node] > chain.position(node)]
+    shards = {node: shard for node, shard in copies.shard.items() if node not in late}
+    copies = replace(copies, nodes=tuple(shards), shard=shards)
+    streams = StreamHashes(combine_all([], 2), {}, location)
+    hashes = hash_partitions(session, copies, location, at_time, progress, streams, NewPart(chain))
+    compare_copies(copies, hashes, at_time)
+    when = f"at {Time.exactly(point.moment)}"
+    skipped = [*report.skipped, *(Skipped(f"the copy of {node} {when}", "it began again later") for node in late)]
+    found = findings.report
+    found.exact_at = Time.exactly(point.moment)
+    found.compared.partitions += report.compared.partitions
+    found.conflicts += [replace(conflict, detail=f"{when}: {conflict.detail}") for conflict in report.conflicts]
+    found.skipped += [one for one in skipped if one not in found.skipped]

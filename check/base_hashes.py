@@ -87,6 +87,7 @@ class BaseHashReport:
     Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
     their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has, and `matches` the
     rows that have changed lines. `completed` are the images that its rows have completed; `number` is the node's.
+    `objects`, `rows` and `bytes` are 0 if another report of the task is about the same object.
     """
 
     sums: Sums | None
@@ -98,6 +99,7 @@ class BaseHashReport:
     deleted: Ints | None = None
     matches: Matches = field(default_factory=dict)
     completed: Completed = field(default_factory=dict)
+    objects: int = 1
 
 
 @dataclass(slots=True)
@@ -154,18 +156,19 @@ class _Hashed:
         number = np.full((len(sums.keys), 1), self.object.base.source.number, np.int64)
         self.parts.append(Sums(np.concatenate([number, sums.keys], axis=1), sums.values))
 
-    def report(self, rows: int) -> BaseHashReport:
-        """Return the report on the object, which has this many rows."""
+    def report(self, rows: int, *, is_again: bool) -> BaseHashReport:
+        """Return the report on the object, which has this many rows; `is_again` if another copy has the same object."""
         source = self.object.base.source
         return BaseHashReport(
             combine_all(self.parts, 3),
-            rows,
-            source.size,
+            0 if is_again else rows,
+            0 if is_again else source.size,
             extremes=self.extremes,
             number=source.number,
             deleted=np.concatenate(self.deleted) if self.deleted else None,
             matches=self.lines.matches() if self.lines is not None else {},
             completed=self.completed.all(),
+            objects=0 if is_again else 1,
         )
 
 
@@ -234,9 +237,12 @@ def hash_base(task: BaseHashTask) -> list[BaseHashReport]:
 
 def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
     store, rows = task.store.open(), dict[int, int]()
-    for other in task.objects[1:]:
-        source = other.base.source
-        read_listed(store, source.node, source.key, (source.size, source.digest))
+    # Copies that begin with the same base copy have the same objects.
+    sources = [one.base.source for one in task.objects]
+    are_again = [number > 0 and source.key == sources[0].key for number, source in enumerate(sources)]
+    for source, is_again in zip(sources[1:], are_again[1:], strict=True):
+        if not is_again:
+            read_listed(store, source.node, source.key, (source.size, source.digest))
     checks, objects = BaseChecks(task.forms.value), [_Hashed(one) for one in task.objects]
     for table in _read(task):
         _count_rows(table, rows)
@@ -244,7 +250,8 @@ def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
             _hash_batch(task, batch, checks, objects)
     _check_counts(task, rows)
     checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
-    return [hashed.report(sum(rows.values())) for hashed in objects]
+    total = sum(rows.values())
+    return [hashed.report(total, is_again=is_again) for hashed, is_again in zip(objects, are_again, strict=True)]
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:

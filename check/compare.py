@@ -42,6 +42,13 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             ]
             why = f"no backup copy to compare with{''.join(out)}"
             report.skipped.append(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
+    for shard, shared in copies.chain.bases_read_once.items():
+        others = set(copies.same_shard(shard)) - {shard}
+        if others == {shared.standby} and shard in copies.chain.parts:
+            why = (
+                f"they were read once, on {shared.standby}: the copies of {shard} and {shared.standby} begin with them"
+            )
+            report.skipped.append(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():
         why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
         report.skipped.append(Skipped(f"the copy of {node}", why, is_absent=True))

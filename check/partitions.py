@@ -224,7 +224,7 @@ def _hash_bases(
             if report.problem is not None:
                 findings.damage(report.problem)
             elif report.sums is not None:
-                findings.count(objects=1, size_bytes=report.bytes, rows=report.rows)
+                findings.count(objects=report.objects, size_bytes=report.bytes, rows=report.rows)
                 merge(extremes, report.extremes)
                 if report.deleted is not None:
                     seen[report.number][report.deleted] = True

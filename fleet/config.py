@@ -285,11 +285,13 @@ class CheckTable(Record, frozen=True):
 class CopiesTable(Record, frozen=True):
     """The `[copies]` table of fleet.toml: how many standbys of a shard a create needs, and how long it waits for them.
 
-    `require` is a number, "all", or "any" for any number, also none.
+    `require` is a number, "all", or "any" for any number, also none. `base` says where a full snapshot reads the base
+    copy of a primary: on the primary itself, or on a standby where that can decode and takes part.
     """
 
     require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
     wait: Duration = STANDBY_WAIT
+    base: Literal["every-node", "prefer-standby"] = "every-node"
 
 
 class LimitsTable(Record, frozen=True):
@@ -734,6 +736,8 @@ class Fleet:
     standbys_min: int | None = 0
     # How long a create waits for a standby that it may leave out.
     standby_wait_seconds: float = STANDBY_WAIT
+    # Whether a full snapshot reads tables on a standby instead of on the primary, where it can.
+    spares_primaries: bool = False
     # The second stores (snapshot copy): URLs, folders and fleet files.
     copies: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
@@ -831,6 +835,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),
         standby_wait_seconds=file.copies.wait,
+        spares_primaries=file.copies.base == "prefer-standby",
         copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
         retired=file.retired,

@@ -60,8 +60,8 @@ STANDBY_BACK = (
     " copies it again: docs/fleet-file.md"
 )
 ALLOW_ONE_COPY = (
-    'if shards are meant to have no standby, let a check pass whose only gap that is: [check] allow = ["one-copy"] in'
-    " fleet.toml"
+    "if shards are meant to have no standby, or no base copy of their own ([copies] base), let a check pass whose only"
+    ' gap that is: [check] allow = ["one-copy"] in fleet.toml'
 )
 ExactCheck = Annotated[
     bool,

@@ -19,6 +19,7 @@ from cutline.cli.output.left_out import left_out_lines, left_out_since
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.renewed import renewed_lines
 from cutline.cli.output.results import answer, emit, progress
+from cutline.cli.output.shared_bases import shared_base_lines
 from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
@@ -237,6 +238,7 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
         lines.append("terminal: the fleet is read-only now; to accept writes again: snapshot resume")
     return (
         lines
+        + shared_base_lines(commit)
         + renewed_lines(commit)
         + causes_lines(cut.causes)
         + left_out_since(commit.left_out, before, commit.snapshot)
@@ -257,14 +259,17 @@ def plan_document(name: str, plan: FullPlan) -> dict[str, Any]:
         ]
         for shard, found in plan.tables.items()
     }
-    return {"schema": PLAN_SCHEMA, "snapshot": name, "nodes": [node.id for node in plan.nodes], "groups": tables}
+    readers = {shard: node.id for shard, node in plan.readers.items()}
+    nodes = [node.id for node in plan.nodes]
+    return {"schema": PLAN_SCHEMA, "snapshot": name, "nodes": nodes, "readers": readers, "groups": tables}
 
 
 def plan_lines(plan: FullPlan) -> list[str]:
     """Return the human-readable plan of a full snapshot."""
+    spared = {shard: " except the primary" for shard in plan.readers}
     return [
         f"{shard}: {quantity_text(len(found), 'tables')}, {_rows_text([t.rows_estimate for t in found])}, "
-        f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes"
+        f"{size_text(sum(t.size_bytes for t in found))} to read on each of its nodes{spared.get(shard, '')}"
         for shard, found in plan.tables.items()
     ]
 

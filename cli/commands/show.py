@@ -29,6 +29,7 @@ from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.recovery import plan_lines, transaction_lines
 from cutline.cli.output.renewed import renewed_document, renewed_lines, retired_shards
 from cutline.cli.output.results import answer
+from cutline.cli.output.shared_bases import shared_base_lines
 from cutline.cli.output.tables import (
     FittingTable,
     Shorter,
@@ -274,6 +275,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "baseline": to_builtins(tuple(chain.baseline.values())),
         "group_definitions": to_builtins(chain.all_groups),
         "base_positions": {node: str(position) for node, position in chain.bases.items()},
+        "shared_bases": to_builtins(chain.full.shared_bases),
         "cuts": [to_builtins(commit.cut) for commit in chain.commits],
         "schema_changes": [_changes_document(commit) for commit in chain.commits],
         "absent": [to_builtins(commit.absent) for commit in chain.commits],
@@ -310,6 +312,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *_absent_copies(chain),
         *_causes(chain),
         *_changes(chain),
+        *shared_base_lines(chain.full),
         *_renewals(chain),
         *_repairs(chain),
         "",

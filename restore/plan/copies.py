@@ -79,7 +79,7 @@ class CopyNeeds:
     def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
         """Return the numbers of the groups whose rows can't be restored from this copy without the object."""
         if chain_object.node != self.node:
-            return frozenset()
+            return self._shared_groups_of(chain_object)
         # What a copy had before it began again is needed only by the increments before.
         if not self.chain.begun(self.node) <= chain_object.increment <= self.chain.last.increment:
             return frozenset()
@@ -90,6 +90,14 @@ class CopyNeeds:
         if chain_object.stored.kind != BASE:
             return frozenset()
         return frozenset(self.numbers[number] for number in chain_object.stored.rows if number in self.numbers)
+
+    def _shared_groups_of(self, chain_object: ChainObject) -> frozenset[int]:
+        """Return the groups of an object of the primary's copy, if this copy begins with it."""
+        stored = chain_object.stored
+        if isinstance(stored, Segment) or stored.kind != BASE or chain_object.node != self.chain.base_of(self.node):
+            return frozenset()
+        shared = self.chain.shared_groups(self.node).intersection(stored.rows)
+        return frozenset(self.numbers[number] for number in shared if number in self.numbers)
 
 
 def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
@@ -219,13 +227,15 @@ def check_chosen(chain: Chain, wanted: Wanted, choice: CopyChoice) -> None:
         shard = chain.shard_of(chain_object.node)
         if shard not in (wanted.nodes or chain.primaries):
             continue
-        numbers = choice.borrowed.get(chain_object.node, frozenset())
-        if chain_object.node == shard:
-            standbys = standbys_of(chain, shard)
-            numbers = wanted.numbers(chain, shard).difference(*(choice.borrowed.get(each, ()) for each in standbys))
-        if CopyNeeds.of(chain, chain_object.node).groups_of(chain_object) & numbers or wanted.takes(
-            needs_other(chain, shard, chain_object)
-        ):
+        standbys = standbys_of(chain, shard)
+        of_copies = {each: choice.borrowed.get(each, frozenset()) for each in standbys}
+        of_copies[shard] = wanted.numbers(chain, shard).difference(*of_copies.values())
+        is_needed = any(
+            CopyNeeds.of(chain, node).groups_of(chain_object) & numbers
+            for node, numbers in of_copies.items()
+            if numbers
+        )
+        if is_needed or wanted.takes(needs_other(chain, shard, chain_object)):
             raise lost_list_error(lost)
 
 

@@ -173,7 +173,8 @@ class PageRange:
 class CopyTask:
     """Page ranges of one node, `size` bytes in total, to be copied in the node's exported snapshot.
 
-    They are read at up to `bytes_per_second`; None means no limit.
+    They are read at up to `bytes_per_second`; None means no limit. If the task `is_for_primary`, its objects are stored
+    for the node's primary: the copies of both begin with them.
     """
 
     node: Node
@@ -183,6 +184,12 @@ class CopyTask:
     destination: CopyDestination
     size: int
     bytes_per_second: float | None = None
+    is_for_primary: bool = False
+
+    @property
+    def copy_of(self) -> str:
+        """The node for which the objects are stored."""
+        return self.node.shard if self.is_for_primary else self.node.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +210,8 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 to.store.open(),
                 BASE_SCHEMA,
                 BASE,
-                task.node.id,
-                f"{to.prefix(task.node.id)}/part-{task.number:06d}",
+                task.copy_of,
+                f"{to.prefix(task.copy_of)}/part-{task.number:06d}",
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )

@@ -69,6 +69,25 @@ def open_exported(node: Node, exported: str) -> Iterator[psycopg.Connection[Any]
         raise unreachable_error(node, error) from error
 
 
+def find_prepared(store: ObjectStore, segments: Iterable[Segment], position: Lsn) -> dict[Lsn, str]:
+    """Return the transactions that had been prepared but not decided at `position`: their gids or global ids.
+
+    They are keyed by the positions of their PREPAREs, ascending. The segments are all of a node's that are archived.
+    """
+    early, decided = [SEGMENT_SCHEMA.empty_table()], [np.zeros(0, np.int64)]
+    for segment in segments:
+        events = read_events(store, segment).cast(SEGMENT_SCHEMA)
+        op, xid = to_numpy(events["op"]), to_numpy(events["xid"])
+        is_decision = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)) & (to_numpy(events["end_lsn"]) <= position)
+        decided.append(xid[is_decision])
+        # A transaction that was prepared before the slot was created is decoded, and archived, only when it is decided.
+        early.append(events.filter(to_mask((op == PREPARE) & (to_numpy(events["lsn"]) < position))))
+    prepared = pa.concat_tables(early)
+    late = prepared.filter(to_mask(~np.isin(to_numpy(prepared["xid"]), np.concatenate(decided))))
+    rows = late.sort_by("lsn").select(["lsn", "global_id"]).to_pylist()
+    return {Lsn(row["lsn"]): str(row["global_id"]) for row in rows}
+
+
 def find_late_writers(
     store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
 ) -> list[str]:
@@ -77,12 +96,7 @@ def find_late_writers(
     They had been prepared but not decided at `position`, the copy's position on the node.
     """
     segments = list(segments)
-    tables = [read_events(store, segment).cast(SEGMENT_SCHEMA) for segment in segments]
-    events = pa.concat_tables([pa.Table.from_batches([], SEGMENT_SCHEMA), *tables])
-    op, xid = to_numpy(events["op"]), to_numpy(events["xid"])
-    decided = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)) & (to_numpy(events["end_lsn"]) <= position)
-    is_late = (op == PREPARE) & (to_numpy(events["lsn"]) < position) & ~np.isin(xid, xid[decided])
-    late = events.filter(to_mask(is_late)).select(["lsn", "global_id"]).to_pylist()
+    late = find_prepared(store, segments, position)
     if not late:
         return []
     prepared_at: set[int] = set()
@@ -90,7 +104,7 @@ def find_late_writers(
         if segment.changes:
             lsn, group = read_positions_and_groups(store, segment)
             prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
-    return [str(row["global_id"]) for row in late if row["lsn"] in prepared_at]
+    return [name for lsn, name in late.items() if lsn in prepared_at]
 
 
 @contextmanager

@@ -52,13 +52,15 @@ TASK_TABLES = 500
 class TableSource:
     """The tables to copy from one node, as its exported snapshot shows them.
 
-    `undivided` contains the oids of tables that one session must copy whole, even if they are large.
+    `undivided` contains the oids of tables that one session must copy whole, even if they are large. If it
+    `is_for_primary`, the base copy is shared: its objects are stored for the node's primary.
     """
 
     node: Node
     exported: str
     tables: Sequence[Table]
     undivided: frozenset[int] = frozenset()
+    is_for_primary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,16 @@ def plan_copy(
                 if bytes_per_second is not None:
                     ranges = tuple(_in_pieces(ranges, source))
                 tasks.append(
-                    CopyTask(source.node, len(tasks), source.exported, ranges, destination, size, bytes_per_second)
+                    CopyTask(
+                        source.node,
+                        len(tasks),
+                        source.exported,
+                        ranges,
+                        destination,
+                        size,
+                        bytes_per_second,
+                        source.is_for_primary,
+                    )
                 )
     return tasks
 

@@ -10,16 +10,18 @@ Spark is imported only after the checks have passed, so that a refusal is immedi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.progress import Progress, StepTimes
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
+from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.free_connections import check_free_connections, task_sessions
@@ -38,6 +40,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     check_exported,
     drop_copy_slots,
     export_snapshots,
+    find_prepared,
     insert_position,
 )
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
@@ -76,7 +79,14 @@ from cutline.snapshots.operations.operation import (
     record_operation,
 )
 from cutline.snapshots.operations.slot_guard import preview_guard
-from cutline.snapshots.records.commit import Commit, FullSnapshot, NamedObject, StoredObject, with_large_object_counts
+from cutline.snapshots.records.commit import (
+    Commit,
+    FullSnapshot,
+    NamedObject,
+    SharedBase,
+    StoredObject,
+    with_large_object_counts,
+)
 from cutline.snapshots.records.documents import ddl_prefix
 from cutline.snapshots.records.proven_chains import (
     check_name,
@@ -100,17 +110,27 @@ from cutline.spark.spark_jobs import (
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, slot_name
+from cutline.wal.drain.waiting import await_standbys
 from cutline.wal.segments.own_store import check_own_store
 
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
-    """The scope of a full snapshot: the nodes, every shard's tables, and the database objects left out."""
+    """The scope of a full snapshot: the nodes, every shard's tables, and the database objects left out.
+
+    `readers` are the standbys on which the tables of primaries are read, by primary.
+    """
 
     nodes: tuple[Node, ...]
     node_tables: Mapping[str, NodeTables]
     selection: TableSelection
     left_out: tuple[LeftOut, ...]
+    readers: Mapping[str, Node] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        """The nodes on which tables are read."""
+        return tuple(node for node in self.nodes if node.id not in self.readers)
 
     @property
     def tables(self) -> dict[str, tuple[Table, ...]]:
@@ -162,7 +182,27 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
     left_out += standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions)
-    return FullPlan(sessions.nodes, node_tables, selection, left_out)
+    return FullPlan(sessions.nodes, node_tables, selection, left_out, choose_readers(sessions))
+
+
+def choose_readers(sessions: Sessions) -> dict[str, Node]:
+    """Return the standbys on which the tables of primaries are read, by primary: the first of each in fleet.toml."""
+    if not sessions.fleet.spares_primaries:
+        return {}
+    readers: dict[str, Node] = {}
+    for node in sessions.nodes:
+        if node.backup_of is not None:
+            readers.setdefault(node.shard, node)
+    return readers
+
+
+def note_readers(plan: FullPlan, sessions: Sessions, progress: Progress) -> None:
+    """Note the shards whose tables are read on the primary although fleet.toml prefers a standby."""
+    if not sessions.fleet.spares_primaries:
+        return
+    if alone := [shard for shard in plan.node_tables if shard not in plan.readers]:
+        names = list_some(alone, NODES_NAMED_MAX)
+        progress.note(News(f"no standby takes part of {names}: tables are read on the primary"))
 
 
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
@@ -182,6 +222,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
+        note_readers(plan, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         return plan
@@ -247,7 +288,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         try:
             with (
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
-                export_snapshots(context.fleet, now.nodes, slot, context.request.wait_seconds, progress) as slots,
+                _export(context, now, slot, progress) as slots,
             ):
                 slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
@@ -260,6 +301,25 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         return BaseCopy(now, positions, slots_complete_at, tuple(entries))
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
+
+
+@contextmanager
+def _export(context: CreateContext, plan: FullPlan, slot: str, progress: Progress) -> Iterator[dict[str, ExportedSlot]]:
+    """Create the slots of all nodes as `export_snapshots` does, those of readers last.
+
+    A reader has then replayed the position of its primary's slot, so the primary's archive has all changes since the
+    reader's. Raises ReplayLagError if the reader does not replay it in time.
+    """
+    fleet, wait, readers = context.fleet, context.request.wait_seconds, {node.id for node in plan.readers.values()}
+    first = [node for node in plan.nodes if node.id not in readers]
+    last = [node for node in plan.nodes if node.id in readers]
+    with export_snapshots(fleet, first, slot, wait, progress) as slots:
+        if not last:
+            yield slots
+            return
+        await_standbys(last, {node: made.position for node, made in slots.items()}, wait, progress, "the base copy")
+        with export_snapshots(fleet, last, slot, wait, progress) as of_readers:
+            yield {**slots, **of_readers}
 
 
 def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
@@ -290,7 +350,11 @@ def _copy(
     with ThreadPoolExecutor(max_workers=1) as threads:
         ddl = threads.submit(in_parallel, dump, primaries)
         tables = plan.tables
-        sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in plan.nodes]
+        readers = set(plan.readers.values())
+        sources = [
+            TableSource(node, slots[node.id].snapshot, tables[node.shard], is_for_primary=node in readers)
+            for node in plan.sources
+        ]
         try:
             copied = copy_tables(sources, destination, sessions, spark, progress)
             if context.request.large_objects:
@@ -357,6 +421,7 @@ def _build_commit(
 ) -> FullSnapshot:
     sessions, operation, plan = context.sessions, context.operation, base.plan
     copied, lists = split_entries(base.entries)
+    shared = _shared_bases(context.store, base, cut)
     server_globals = store_globals(context.store, sessions, operation, None, progress)
     extension_rows, unread = store_extension_rows(context.store, sessions, operation, plan.selection.rules)
     return FullSnapshot(
@@ -382,6 +447,7 @@ def _build_commit(
         groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
         base=dict(base.positions),
         slots_complete_at=dict(base.slots_complete_at),
+        shared_bases=shared,
         copied=(*copied, *server_globals),
         lists=lists,
         roles=dict(cut.roles),
@@ -389,6 +455,15 @@ def _build_commit(
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
         fingerprints=plan.fingerprints,
     )
+
+
+def _shared_bases(store: ObjectStore, base: BaseCopy, cut: CutResult) -> dict[str, SharedBase]:
+    def share(shard: str) -> SharedBase:
+        reader = base.plan.readers[shard].id
+        return SharedBase(reader, tuple(find_prepared(store, cut.archived_cut.segments[shard], base.positions[reader])))
+
+    shards = list(base.plan.readers)
+    return dict(zip(shards, in_parallel(share, shards), strict=True))
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -403,11 +478,12 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
+        note_readers(plan, sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
             # The bytes of large objects are unknown.
-            amount = Amount() if request.large_objects else amount_to_copy(plan.nodes, plan.tables)
+            amount = Amount() if request.large_objects else amount_to_copy(plan.sources, plan.tables)
             spark.begin(context.executor_needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
 

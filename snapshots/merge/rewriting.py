@@ -1,8 +1,9 @@
 """Write the base of one node's copy at a chain's last cut.
 
-An object of an earlier base copy is carried, that is, listed again, if all of its rows are part of the state. Of other
-objects, the rows that are still part of the state are written to new objects, in the schema at the cut; so are the rows
-that changes have produced. An object whose tables have not changed is not read.
+An object of an earlier base copy is carried, that is, listed again, if all of its rows are part of the state, unless it
+belongs to the copy of another node as well: in a merge, every copy has objects of its own. Of other objects, the rows
+that are still part of the state are written to new objects, in the schema at the cut; so are the rows that changes have
+produced. An object whose tables have not changed is not read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import structs
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.python_workers import map_batches
@@ -39,7 +41,8 @@ from cutline.snapshots.repair.work import Work
 from cutline.spark.sent_values import broadcast
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.storage.storing import create_or_find
+from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,10 +83,10 @@ def write_base(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
         if folded.problems:
             raise error_of(folded.problems[0])
         changed = dict(folded.changed.get(0, {}))
-        carried, to_read = _choose(sources, changed)
+        carried, to_read = _choose(sources, changed, base_prefix(chain.name, node, ""))
         beginning = f"{base_prefix(chain.name, node, operation)}/part"
         written = list(_write_images(chain, node, folded, sources, work, f"{beginning}-images"))
-        for report in _rewrite(work, node, beginning, changed, to_read):
+        for report in _rewrite(work, chain.name, node, beginning, changed, to_read):
             written += report.written
             carried += report.carried
     finally:
@@ -91,17 +94,19 @@ def write_base(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
     return NewBase(tuple(written), tuple(carried))
 
 
-def _choose(sources: Sources, changed: Mapping[int, Keys]) -> tuple[list[StoredObject], list[BaseSource]]:
+def _choose(sources: Sources, changed: Mapping[int, Keys], folder: str) -> tuple[list[StoredObject], list[BaseSource]]:
     """Return the objects that are carried without reading them, and those that have to be read.
 
-    Objects of tables that no longer exist, or were copied again, are in neither.
+    Objects outside of the node's `folder` are never carried. Objects of tables that no longer exist, or were copied
+    again, are in neither.
     """
     carried: list[StoredObject] = []
     to_read: list[BaseSource] = []
     for base in sources.bases:
         if not base.groups:
             continue
-        if base.groups.isdisjoint(changed.keys() | base.truncated) and _is_mostly_live(base):
+        is_whole = base.groups.isdisjoint(changed.keys() | base.truncated)
+        if is_whole and base.source.key.startswith(folder) and _is_mostly_live(base):
             carried.append(_stored(base))
         else:
             to_read.append(base)
@@ -127,6 +132,7 @@ class _RewriteTask:
 
     bases: tuple[BaseSource, ...]
     changed: Any
+    snapshot: str
     node: str
     beginning: str
     location: StoreLocation
@@ -147,16 +153,60 @@ class _RewriteReport:
 
 
 def _rewrite(
-    work: Work, node: str, beginning: str, changed: Mapping[int, Keys], bases: Sequence[BaseSource]
+    work: Work, snapshot: str, node: str, beginning: str, changed: Mapping[int, Keys], bases: Sequence[BaseSource]
 ) -> list[_RewriteReport]:
     size = sum(base.source.size for base in bases)
     rows = sum(sum(base.rows.values()) for base in bases)
 
     def tasks(known: Any) -> list[_RewriteTask]:
         shares = enumerate(_share(bases), start=1)
-        return [_RewriteTask(some, known, node, f"{beginning}-{number:06d}", work.location) for number, some in shares]
+        return [
+            _RewriteTask(some, known, snapshot, node, f"{beginning}-{number:06d}", work.location)
+            for number, some in shares
+        ]
 
     return work.run(_rewrite_objects, tasks, dict(changed), lambda task: task.size, is_local=work.is_local(size, rows))
+
+
+def copy_objects(
+    objects: Sequence[StoredObject], snapshot: str, node: str, operation: str, work: Work
+) -> list[StoredObject]:
+    """Store the base objects of another node again as the node's own, under keys of `operation`.
+
+    Raises ObjectDamagedError if an object can't be read, and any error of the store.
+    """
+    beginning = f"{base_prefix(snapshot, node, operation)}/part-copied"
+
+    def tasks(_: Any) -> list[_ObjectCopyTask]:
+        return [
+            _ObjectCopyTask(
+                one, structs.replace(one, key=f"{beginning}-{number:06d}.parquet", node=node), work.location
+            )
+            for number, one in enumerate(objects)
+        ]
+
+    is_local = work.is_local(sum(one.size for one in objects))
+    reports = work.run(_copy_object, tasks, None, lambda task: task.source.size, is_local=is_local)
+    return [stored for report in reports for stored in report.written]
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectCopyTask:
+    """An object to read, and the entry under which it is stored again."""
+
+    source: StoredObject
+    target: StoredObject
+    location: StoreLocation
+
+
+def _copy_object(task: _ObjectCopyTask) -> _RewriteReport:
+    store, source = task.location.open(), task.source
+    try:
+        body = read_listed(store, source.node, source.key, (source.size, source.digest))
+        create_or_find(store, task.target.key, body)
+    except SnapshotError as error:
+        return _RewriteReport(problem=report_of(error))
+    return _RewriteReport((task.target,))
 
 
 def _share(bases: Sequence[BaseSource]) -> list[tuple[BaseSource, ...]]:
@@ -174,7 +224,8 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
     try:
         for base in task.bases:
             file = open_object(store, base.source)
-            if _is_mostly_live(base) and _is_unchanged(file, base, changed):
+            is_own = base.source.key.startswith(base_prefix(task.snapshot, task.node, ""))
+            if is_own and _is_mostly_live(base) and _is_unchanged(file, base, changed):
                 carried.append(_stored(base))
                 continue
             for batch in _batches(file, base):

@@ -25,7 +25,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import is_gone, own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.amounts import amount_of_copies
-from cutline.snapshots.merge.rewriting import write_base
+from cutline.snapshots.merge.rewriting import copy_objects, write_base
 from cutline.snapshots.operations.committing import check_stored, put_merge
 from cutline.snapshots.operations.leases import HeldLease, hold_lease, in_use_error, read_lease
 from cutline.snapshots.operations.object_lists import (
@@ -221,7 +221,7 @@ def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, pro
         parts.append(_base_of(store, chain, node, number, intent.operation, work))
         progress.reached(MergeCrashPoint.NODE_STORED, node=node)
         progress.advance(1)
-    parts += [_carried_copy(store, chain, node, intent.operation) for node in chain.absent]
+    parts += [_carried_copy(store, chain, node, intent.operation, work) for node in chain.absent]
     merge = _new_merge(chain, intent, parts)
     merged = _read_back(store, merge)
     proof = proves(chain, merged, work)
@@ -276,13 +276,20 @@ def _new_part(
     return MergePart(operation=operation, node=node, folded=chain.digest, objects=own, lists=lists, counts=dict(counts))
 
 
-def _carried_copy(store: ObjectStore, chain: Chain, node: str, operation: str) -> MergePart:
-    """Return the base of a copy that the increment leaves out: all of its objects, unless the copy has ended."""
+def _carried_copy(store: ObjectStore, chain: Chain, node: str, operation: str, work: Work) -> MergePart:
+    """Return the base of a copy that the increment leaves out: all of its objects, unless the copy has ended.
+
+    Those that it shares with its primary's copy are stored again: in a merge, every copy has objects of its own.
+    """
     objects: list[StoredObject] = []
     if not chain.absent[node].has_ended:
         objects = [stored for entry in chain.base_entries(node) for stored in listed_objects(entry)]
+    carried = [stored for stored in objects if stored.node == node]
+    objects = carried + copy_objects(
+        [stored for stored in objects if stored.node != node], chain.name, node, operation, work
+    )
     counts = _count(objects) | {"rows": 0}
-    counts |= {"carried_objects": counts["objects"], "carried_bytes": counts["bytes"]}
+    counts |= {"carried_objects": len(carried), "carried_bytes": sum(stored.size for stored in carried)}
     return _new_part(store, chain, node, operation, objects, counts)
 
 

@@ -36,6 +36,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     Renewal,
     Sequence,
+    SharedBase,
     StoredObject,
 )
 from cutline.snapshots.records.merge_records import Merge
@@ -231,7 +232,7 @@ class Chain:
 
     @property
     def bases(self) -> Mapping[str, Lsn]:
-        """The positions at which the nodes' archives begin, each the position of the node's base copy."""
+        """The positions at which the nodes' archives begin: those of their base copies, but for shared ones."""
         return self._bases
 
     @cached_property
@@ -387,7 +388,8 @@ class Chain:
     def counted_from(self, node: str) -> tuple[Lsn, frozenset[Lsn]]:
         """Return the position from which the node's changes count, and those of earlier transactions that count too."""
         if (merge := self._merge_of(node)) is None:
-            return ORIGIN, frozenset()
+            shared = self.full.shared_bases.get(node) if node not in self.renewals else None
+            return (self.full.base[shared.standby], frozenset(shared.pending)) if shared else (ORIGIN, frozenset())
         copy = merge.copies[node]
         return copy.counted_from, frozenset(copy.pending)
 
@@ -519,6 +521,31 @@ class Chain:
         # If DDL changed during a full snapshot, its commit lists the archive of the base copy, then the newest.
         return {(stored.kind, stored.node): stored for commit in self.commits for stored in commit.own_objects}
 
+    def base_of(self, node: str) -> str | None:
+        """Return the primary with whose base copy the standby's copy begins (SharedBase); None if it has its own."""
+        shared = self.full.shared_bases.get(self.shard_of(node))
+        return self.shard_of(node) if shared and shared.standby == node and node not in self.renewals else None
+
+    def base_read_on(self, node: str) -> str:
+        """Return the node on which the base copy was read with which the node's copy begins: nearly always itself."""
+        shared = self.full.shared_bases.get(node) if node not in self.renewals else None
+        return shared.standby if shared else node
+
+    def shared_groups(self, node: str) -> frozenset[int]:
+        """Return the numbers under which a standby's copy has rows in the objects of its primary's base copy."""
+        primary = self.base_of(node)
+        return frozenset(group.number for group in self.full.groups[primary]) if primary else frozenset()
+
+    @property
+    def bases_read_once(self) -> Mapping[str, SharedBase]:
+        """The shared base copies, by primary, with which the copies of both nodes still begin, merged or not."""
+        original = self.stored_full
+        return {
+            primary: shared
+            for primary, shared in original.shared_bases.items()
+            if {self.archive(primary), self.archive(shared.standby)} == {original.operation}
+        }
+
     def base_entries(self, node: str, after: int | None = None) -> tuple[NamedObject, ...]:
         """Return the entries for the node's base copies: those with which its copy begins, and those of tables since.
 
@@ -531,6 +558,11 @@ class Chain:
     @cached_property
     def _base_entries(self) -> Mapping[str, Collection[tuple[int, NamedObject]]]:
         found: dict[str, list[tuple[int, NamedObject]]] = {}
+        initial: tuple[NamedObject, ...] = (*self.full.copied, *self.full.lists)
+        for entry in initial if self.full.shared_bases else ():
+            shared = self.full.shared_bases.get(entry.node)
+            if entry.kind == BASE and shared is not None and shared.standby not in self.renewals:
+                found.setdefault(shared.standby, []).append((self.full.increment, entry))
         for commit in self.commits:
             for entry in commit.entries:
                 if entry.kind == BASE and commit.increment >= self.begun(entry.node):

@@ -345,6 +345,17 @@ class Renewal(Record, frozen=True, omit_defaults=True):
     is_new: bool = False
 
 
+class SharedBase(Record, frozen=True, omit_defaults=True):
+    """A base copy of a primary that was read on its `standby`: the copies of both nodes begin with its objects.
+
+    It has the rows at the standby's base position. Changes in the primary's archive count from there on, and so do
+    those of the transactions at `pending` (ascending), which were prepared before it and decided later.
+    """
+
+    standby: str
+    pending: tuple[Lsn, ...] = ()
+
+
 class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema"):
     """The fields of both kinds of commit.
 
@@ -429,9 +440,10 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
     which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
     each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
-    of all shards on which it has parts. Early versions did not record it. In the stored form of a commit with many
-    groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for each of the other
-    shards, the shard whose groups it has.
+    of all shards on which it has parts. Early versions did not record it. `shared_bases` has, by primary, the base
+    copies that were read on a standby; their objects are listed for the primary. In the stored form of a commit with
+    many groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for each of the
+    other shards, the shard whose groups it has.
     """
 
     fleet_id: str = field(name="fleet")
@@ -448,6 +460,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     only_cut: bool = False
     lists: tuple[ObjectList, ...] = ()
     slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
+    shared_bases: dict[str, SharedBase] = field(default_factory=dict)
 
     def for_storing(self) -> Self:
         """Return this commit with equal groups only once, if it has many."""

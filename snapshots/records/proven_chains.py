@@ -776,6 +776,7 @@ def _check_full(full: FullSnapshot) -> None:
     _check_names(full, full.baseline)
     _check_same("base", full.base, nodes)
     _check_slots_complete(full, primaries)
+    _check_shared_bases(full)
     _check_same("groups", full.groups, primaries)
     _check_same("roles", full.roles, primaries)
     if not full.tables.keys() | full.fingerprints.keys() <= primaries:
@@ -811,6 +812,24 @@ def _check_slots_complete(full: FullSnapshot, primaries: set[str]) -> None:
     for shard, position in full.slots_complete_at.items():
         if not full.base[shard] <= position <= full.cut.of(shard).start:
             raise ValueError(f"slots_complete_at.{shard}: {position} is not between the base position and the cut")
+
+
+def _check_shared_bases(full: FullSnapshot) -> None:
+    if not full.shared_bases:
+        return
+    entries: tuple[NamedObject, ...] = (*full.copied, *full.lists)
+    parts, own = full.parts, {entry.node: entry.key for entry in entries if entry.kind == BASE}
+    for primary, shared in full.shared_bases.items():
+        where, standby = f"shared_bases.{primary}", shared.standby
+        if parts.get(standby) != primary:
+            raise ValueError(f"{where}: {standby} is not a standby of {primary}")
+        position = full.base[standby]
+        if not full.base[primary] <= position <= full.cut.of(primary).start:
+            raise ValueError(f"{where}: {position} is not between the base position and the cut")
+        if list(shared.pending) != sorted({*shared.pending}) or any(lsn >= position for lsn in shared.pending):
+            raise ValueError(f"{where}.pending is not ascending, or not before {position}")
+        if standby in own:
+            raise ValueError(f"{where}: object {own[standby]} is a base copy of {standby} itself")
 
 
 def _check_rows(full: FullSnapshot) -> None:

@@ -279,7 +279,8 @@ def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPo
     begun = changes.begun if changes else {}
     if number in begun.get(unit.node, {}):
         return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
-    return _CopyPositions(chain.bases[unit.node], chain.bases[unit.copy], is_recopied=False)
+    here, there = (chain.bases[chain.base_read_on(node)] for node in (unit.node, unit.copy))
+    return _CopyPositions(here, there, is_recopied=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,9 @@ class _Window:
         if scope.place.here_at == scope.place.there_at or not scope.rules.groups:
             return cls(scope.rules)
         older = unit.node if scope.is_there_newer else unit.copy
+        if not scope.place.is_recopied:
+            # The archive of the node on which the rows were read begins at their position.
+            older = chain.base_read_on(older)
         low, high = sorted((scope.place.here_at, scope.place.there_at))
         changes = _read_window(chain, older, low, high, scope, work)
         return _new_window(changes, scope) if len(changes) else cls(scope.rules)

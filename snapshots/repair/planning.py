@@ -369,9 +369,13 @@ class _Planner:
         groups = {number for counts in rows for number, count in counts.items() if count}
         reasons: list[str] = []
         for copy in self._others(node):
-            begun = max(self.chain.begun(node), self.chain.begun(copy))
+            if groups & self.chain.shared_groups(copy):
+                reasons.append(f"the copies of {self.chain.shard_of(copy)} and {copy} begin with the same objects")
+                continue
+            involved = dict.fromkeys((node, copy, *map(self.chain.base_read_on, (node, copy))))
+            begun = max(map(self.chain.begun, involved))
             if begun and increment <= begun:
-                reasons.append(f"the copy of {node} or {copy} began again with increment {begun}")
+                reasons.append(f"the copy of {' or '.join(involved)} began again with increment {begun}")
                 continue
             bases = list_bases(self._commit(increment), copy)
             damaged = [one.stored.key for one in bases if one.groups & groups and one.stored.key in self.damages]

@@ -35,6 +35,7 @@ LONG = (
     "tests/integration/test_renewed_copies.py",
     "tests/integration/test_shards_come_and_go.py",
     "tests/integration/test_upgraded_shard.py",
+    "tests/integration/test_shared_bases.py",
     "tests/integration/test_merge.py",
     "tests/spark/test_jvm_command.py",
     "tests/integration/test_small_fleet.py",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cutline.cli.commands.create import plan_document, plan_lines
-from cutline.fleet.config import GroupRules
+from cutline.fleet.config import GroupRules, Node
 from cutline.nodes.groups import Column, Group, Table
 from cutline.snapshots.create.full import FullPlan
 from cutline.snapshots.ddl.table_changes import NodeTables, TableSelection
@@ -33,3 +35,10 @@ def test_rows_that_are_not_known_are_not_told_as_none(rows: tuple[int | None, ..
     assert plan_lines(plan(*rows)) == [f"s1: {text}, {size} to read on each of its nodes"]
     groups = plan_document("x", plan(*rows))["groups"]["s1"]
     assert [one["rows_estimate"] for one in groups] == list(rows)
+
+
+def test_a_plan_says_where_tables_are_not_read() -> None:
+    spared = replace(plan(1), readers={"s1": Node("s1-b1", "", backup_of="s1")})
+    assert plan_lines(spared) == ["s1: 1 table, about 1 row, 1.0 MiB to read on each of its nodes except the primary"]
+    assert plan_document("x", spared)["readers"] == {"s1": "s1-b1"}
+    assert plan_document("x", plan(1))["readers"] == {}

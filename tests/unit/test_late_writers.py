@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.base_copy.copy_slots import find_late_writers
+from cutline.snapshots.base_copy.copy_slots import find_late_writers, find_prepared
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
@@ -82,3 +82,21 @@ def test_only_transactions_that_changed_a_copied_group_count() -> None:
 def test_a_decision_in_a_later_segment_counts() -> None:
     assert find_in_archive([CHANGE], [PREPARE, ("K", 150, 160, 7, 0)], split=1) == []
     assert find_in_archive([CHANGE], [PREPARE, ("K", 250, 260, 7, 0)], split=1) == ["g7"]
+
+
+def test_transactions_that_were_decoded_when_they_were_decided_are_found_in_later_segments() -> None:
+    store = InMemoryStore(f"memory://late-{next(NAMES)}")
+    # What was prepared before the slot existed is archived with its COMMIT PREPARED, here in the second segment.
+    parts: list[list[Row]] = [
+        [PREPARE, ("P", 120, 130, 9, 0), ("K", 150, 160, 9, 0)],
+        [("P", 50, 60, 8, 0), ("K", 300, 310, 8, 0)],
+    ]
+    segments = [
+        create_segment(
+            store, "wal", number, HELD,
+            (SEGMENT_SCHEMA.empty_table(), pa.Table.from_pylist([row(one) for one in events], schema=SEGMENT_SCHEMA)),
+            continued=None,
+        ).segment
+        for number, events in enumerate(parts, start=1)
+    ]  # fmt: skip
+    assert find_prepared(store, segments, Lsn(COPY)) == {Lsn(50): "g8", Lsn(100): "g7"}

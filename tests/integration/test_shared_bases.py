@@ -1,0 +1,465 @@
+"""Base copies of primaries that are read on standbys (`[copies] base = "prefer-standby"`), on every version.
+
+Expected rows come from the live servers (COPY), and what was read of a table from the servers' own statistics.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import psycopg
+import pytest
+from msgspec import structs
+
+from cutline.check.merge_proof import prove_merge
+from cutline.check.report import SnapshotReport
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.merge.running import plan_merge, run_merge
+from cutline.snapshots.records.commit import BASE, FullSnapshot, Increment, SharedBase
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, VALID
+from cutline.snapshots.records.proven_chains import check_commit
+from cutline.spark.driver_session import DriverSession
+from cutline.wal.drain.slots import slot_name
+from cutline.wal.segments.damage import ObjectDamagedError
+from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import (
+    Ready,
+    Runs,
+    configure_fleet,
+    dropping_slots,
+    slots_of,
+    sorted_copies,
+)
+from tests.servers.dealt import start_fleet
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import MAJORS, SERVERS
+from tests.stores.damage import flip_byte
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PREFERRED = '[copies]\nbase = "prefer-standby"\n'
+ALLOWED = f'{PREFERRED}\n[check]\nallow = ["one-copy"]\n'
+TABLES = (
+    "DROP TABLE IF EXISTS seen, bag, journal CASCADE",
+    "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+    "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(-3000, 50) n",
+    # Without a key, a change that counted twice or not at all would show.
+    "CREATE TABLE bag (text text)",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "INSERT INTO bag SELECT 'b' || n % 7 FROM generate_series(1, 300) n",
+    "CREATE TABLE journal (gid text PRIMARY KEY)",
+)
+BLOCKS_QUERY = """
+SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + idx_blks_hit, 0)), 0)::bigint
+  FROM pg_statio_user_tables
+"""
+# The gids of transactions on one shard begin with this.
+LOCAL = "local-"
+# Statistics of a session are shown once it has ended.
+STATISTICS_SECONDS = 1.5
+
+
+@dataclass
+class Notes(Silent):
+    lines: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@contextmanager
+def placed(
+    servers: EmbeddedFleet, target: Fleet, spark: SparkSession, folder: Path, more: str
+) -> Iterator[ChangingFleet]:
+    fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=more)
+    place = ChangingFleet(servers, target, Runs(fleet, Ready(spark)), folder)
+    for node in fleet.primaries:
+        place.execute(node.id, *TABLES)
+    for node in fleet.nodes:
+        if node.backup_of is not None:
+            place.await_replay(node.id)
+    with dropping_slots(fleet):
+        place.runs.init()
+        yield place
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest) -> SparkSession:
+    """A session that runs tasks in this process, as small commands do, until one of them needs Spark."""
+    return cast("SparkSession", DriverSession(lambda: request.getfixturevalue("spark"), 2))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("shared-target")
+    with fleet_of(folder / "target", [None] * len(MAJORS)) as servers:
+        yield configure_fleet(servers, folder / "target.toml", f"file://{folder}/other-store")
+
+
+@pytest.fixture(scope="module")
+def every_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    """A shard of each version with a standby; that of the oldest can't decode."""
+    programs = [SERVERS.get(major) if major != max(MAJORS) else None for major in sorted(MAJORS)]
+    folder = tmp_path_factory.mktemp("shared") / "fleet"
+    with fleet_of(folder, programs, backups=1, settings={"autovacuum": "off"}) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def with_two_standbys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, Fleet]]:
+    """A fleet of a shard with two standbys, and an empty one to restore into."""
+    folder = tmp_path_factory.mktemp("shared-two")
+    try:
+        servers = start_fleet(folder / "fleet", shards=1, backups=2)
+        with fleet_of(folder / "target", [None]) as target:
+            yield servers, configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+@pytest.fixture
+def two(
+    with_two_standbys: tuple[EmbeddedFleet, Fleet], tmp_path: Path, session: SparkSession
+) -> Iterator[ChangingFleet]:
+    """A shard with two standbys: s1-b1 is read for the primary, and s1-b2 for itself."""
+    servers, target = with_two_standbys
+    with placed(servers, target, session, tmp_path, PREFERRED) as place:
+        try:
+            yield place
+        finally:
+            place.start("s1-b1")
+
+
+@pytest.fixture
+def mixed(
+    every_version: EmbeddedFleet, target: Fleet, tmp_path: Path, session: SparkSession
+) -> Iterator[ChangingFleet]:
+    with placed(every_version, target, session, tmp_path, PREFERRED) as place:
+        yield place
+
+
+def blocks_read(fleet: Fleet) -> dict[str, int]:
+    """How many blocks of the tables each node has read since it started, from its cache or from files."""
+    time.sleep(STATISTICS_SECONDS)
+    found = {}
+    for node in fleet.nodes:
+        with psycopg.connect(node.dsn) as connection:
+            (found[node.id],) = connection.execute(BLOCKS_QUERY).fetchone() or (0,)
+    return found
+
+
+def read_once(report: SnapshotReport) -> set[str]:
+    """The shards whose base rows a check did not compare."""
+    beginning = "base rows of shard "
+    return {part.what.removeprefix(beginning) for part in report.skipped if part.what.startswith(beginning)}
+
+
+def merge(place: ChangingFleet) -> None:
+    run_merge(place.fleet, plan_merge(place.fleet, "chain", None, Silent()), place.runs.spark, Silent(), prove_merge)
+
+
+def test_tables_are_read_on_standbys_and_not_on_their_primaries(mixed: ChangingFleet) -> None:
+    fleet, old = mixed.fleet, mixed.fleet.primaries[0].id
+    code, plan = run_here(fleet, "create", "chain", "--dry-run")
+    assert (code, plan["readers"]) == (0, {node.id: f"{node.id}-b1" for node in fleet.primaries[1:]})
+    before, notes = blocks_read(fleet), Notes()
+    full = create_full(fleet, CreateRequest("chain"), mixed.runs.spark, notes)
+    after = blocks_read(fleet)
+    read = {node for node in after if after[node] > before[node]}
+    # The standby of the oldest version can't decode: its primary is read, and the command says so.
+    assert read == {old, *(f"{node.id}-b1" for node in fleet.primaries[1:])}
+    assert [line for line in notes.lines if "read on the primary" in line] == [
+        f"no standby takes part of {old}: tables are read on the primary"
+    ]
+    assert isinstance(full, FullSnapshot)
+    assert {shard: shared.standby for shard, shared in full.shared_bases.items()} == plan["readers"]
+    assert {entry.node for entry in full.copied if entry.kind == BASE} == {node.id for node in fleet.primaries}
+    mixed.states[0] = mixed.live_state()
+    assert full.counts["rows"] == sum(rows.count(b"\n") for state in mixed.states[0] for rows in state.values())
+
+    # A check says what it could not compare; what it allows is allowed.
+    report = mixed.check()
+    assert read_once(report) == set(full.shared_bases)
+    assert (report.result, report.conflicts) == (INCONCLUSIVE, [])
+    # Each object was read once, and the rows of each primary counted once.
+    assert report.compared.rows == full.counts["rows"]
+    mixed.write()
+    mixed.increment()
+    allowing = configure_fleet(mixed.servers, mixed.folder / "allowing.toml", fleet.store.url, more=ALLOWED)
+    assert Runs(allowing, mixed.runs.spark).check_one("chain").result == ONE_COPY
+    assert run_here(allowing, "check", "chain", "--since-last", spark=mixed.runs.spark.running)[0] == 0
+    mixed.check_restores(0, 1)
+    # The standbys' copies begin with the same objects, and continue with their own WAL.
+    wal = mixed.folder / "store/snapshots/chain/wal/s2"
+    wal.rename(wal.with_suffix(".away"))
+    mixed.check_restores(1)
+    wal.with_suffix(".away").rename(wal)
+    shown = run_here(fleet, "show", "chain")[1]
+    assert {shard: one["standby"] for shard, one in shown["shared_bases"].items()} == plan["readers"]
+    # In a merge each copy has objects of its own, but their rows still come from one reading.
+    merge(mixed)
+    mixed.write()
+    mixed.increment()
+    assert read_once(mixed.check()) == set(full.shared_bases)
+    mixed.check_restores(0, 1, 2)
+
+
+class Traffic:
+    """Two-phase transactions on all shards that stay prepared for a while, and slow local ones, in threads."""
+
+    def __init__(self, fleet: Fleet, seed: int) -> None:
+        self.fleet, self.is_over, self.seed = fleet, threading.Event(), seed
+        self.threads = [threading.Thread(target=self.run, args=(number,)) for number in range(8)]
+        self.errors: list[BaseException] = []
+
+    def __enter__(self) -> Traffic:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join()
+        assert not self.errors
+
+    def run(self, number: int) -> None:
+        generator = random.Random(self.seed * 100 + number)
+        try:
+            sessions = [psycopg.connect(node.dsn, autocommit=True) for node in self.fleet.primaries]
+            while not self.is_over.is_set():
+                self.transact(sessions, generator, number)
+            for session in sessions:
+                session.close()
+        except BaseException as error:  # noqa: BLE001  # it is looked at when the threads have ended
+            self.errors.append(error)
+
+    def transact(
+        self, sessions: list[psycopg.Connection[tuple[object, ...]]], generator: random.Random, number: int
+    ) -> None:
+        is_local = generator.random() < 0.3
+        gid = f"{LOCAL if is_local else ''}{uuid.uuid4()}"
+        chosen = [generator.choice(sessions)] if is_local else sessions
+        for session in chosen:
+            session.execute("BEGIN")
+            session.execute("INSERT INTO journal VALUES (%s)", (gid,))
+            session.execute("INSERT INTO bag VALUES (%s)", (f"b{number}",))
+            row = -(number * 300 + generator.randrange(1, 300))
+            session.execute("UPDATE seen SET text = %s WHERE id = %s", (gid, row))
+            session.execute(
+                "DELETE FROM bag WHERE ctid = (SELECT ctid FROM bag WHERE text = %s LIMIT 1)", (f"b{number}",)
+            )
+        self.is_over.wait(generator.random() * 0.3)
+        if is_local:
+            chosen[0].execute("COMMIT")
+            return
+        for session in chosen:
+            session.execute(f"PREPARE TRANSACTION '{gid}'")
+        self.is_over.wait(generator.random() * 0.6)
+        end = "ROLLBACK" if generator.random() < 0.2 else "COMMIT"
+        for session in chosen:
+            session.execute(f"{end} PREPARED '{gid}'")
+
+
+def test_no_transaction_is_lost_or_counted_twice_while_standbys_lag(mixed: ChangingFleet) -> None:
+    fleet = mixed.fleet
+    standbys = [node.id for node in fleet.nodes if node.backup_of is not None]
+    for standby in standbys:
+        mixed.execute(standby, "ALTER SYSTEM SET recovery_min_apply_delay = '400ms'", "SELECT pg_reload_conf()")
+    try:
+        pending = 0
+        for number, name in enumerate(("first", "second", "third")):
+            with Traffic(fleet, number):
+                time.sleep(0.5)
+                full = mixed.runs.full(name)
+                time.sleep(0.5)
+                mixed.runs.increment(name)
+            assert isinstance(full, FullSnapshot)
+            pending += sum(len(shared.pending) for shared in full.shared_bases.values())
+            mixed.increment(name)
+            mixed.runs.restore(name, mixed.target, 2)
+            assert [sorted_copies(node.dsn) for node in mixed.target.primaries] == mixed.states[2]
+            # The full snapshot has each transaction on all shards or on none.
+            mixed.runs.restore(name, mixed.target, 0)
+            journals = [set(sorted_copies(node.dsn)["public.journal"].split()) for node in mixed.target.primaries]
+            assert len({frozenset(gid for gid in gids if not gid.startswith(LOCAL.encode())) for gids in journals}) == 1
+            report = mixed.runs.check_one(name)
+            assert not report.conflicts
+        # Transactions that were prepared before a base copy and committed after it are what this test is about.
+        assert pending
+    finally:
+        for standby in standbys:
+            mixed.execute(standby, "ALTER SYSTEM RESET recovery_min_apply_delay", "SELECT pg_reload_conf()")
+
+
+def base_objects(place: ChangingFleet, node: str) -> list[Path]:
+    return sorted((place.folder / "store/snapshots/chain/base" / node).rglob("*.parquet"))
+
+
+def test_damage_is_that_of_both_copies_and_is_repaired_from_another_standby(two: ChangingFleet) -> None:
+    two.runs.full("chain")
+    two.write()
+    two.increment()
+    assert not base_objects(two, "s1-b1")
+    report = two.check()
+    # The second standby has a base copy of its own to compare with.
+    assert (report.result, report.skipped) == (VALID, [])
+    spark = two.runs.spark.running
+    (damaged, *_), (other, *_) = base_objects(two, "s1"), base_objects(two, "s1-b2")
+    for path, lost in ((damaged, {"s1", "s1-b1"}), (other, {"s1-b2"})):
+        flip_byte(path)
+        report = two.check()
+        assert {conflict.object for conflict in report.conflicts} == {str(path.relative_to(two.folder / "store"))}
+        if "s1" in lost:
+            with pytest.raises(ObjectDamagedError):
+                two.runs.restore("chain", two.target, 1)
+            wal = two.folder / "store/snapshots/chain/wal/s1-b2"
+            two.check_restores(1)
+            # Without the WAL of the second standby, only copies that begin with the damaged object are left.
+            wal.rename(wal.with_suffix(".away"))
+            with pytest.raises(ObjectDamagedError):
+                two.runs.restore("chain", two.target, 1, use_backup_copies=True)
+            wal.with_suffix(".away").rename(wal)
+        code, repaired = run_here(two.fleet, "repair", "chain", "--yes", spark=spark)
+        assert (code, repaired["unrepaired"]) == (0, [])
+        assert [one["from_copy"] for one in repaired["replaced"]] == ["s1-b2" if "s1" in lost else "s1"]
+        assert two.check().result == VALID
+        two.check_restores(1)
+
+
+def test_a_reader_that_is_away_is_continued_after_a_merge(two: ChangingFleet) -> None:
+    two.runs.full("chain")
+    two.write()
+    two.increment()
+    two.stop("s1-b1")
+    two.write()
+    assert two.increment().absent.keys() == {"s1-b1"}
+    two.check_restores_without("s1-b2", 2)
+    merge(two)
+    assert base_objects(two, "s1-b1")
+    two.write()
+    assert two.increment().absent.keys() == {"s1-b1"}
+    two.start("s1-b1")
+    two.write()
+    assert not two.increment().absent
+    assert two.check().result == VALID
+    two.check_restores(1, 2, 3, 4)
+    two.check_restores_without("s1", 4)
+
+
+def test_a_standby_that_is_copied_again_has_a_base_of_its_own(two: ChangingFleet) -> None:
+    fleet = replace(two.fleet, nodes=two.fleet.nodes[:2])
+    two.runs = Runs(fleet, two.runs.spark)
+    two.runs.full("chain")
+    two.write()
+    two.increment()
+    assert read_once(two.check()) == {"s1"}
+    (slot,) = slots_of(fleet.node("s1-b1").dsn)
+    two.execute("s1-b1", f"SELECT pg_drop_replication_slot('{slot}')")
+    two.write()
+    commit = two.increment()
+    assert isinstance(commit, Increment)
+    assert commit.renewed.keys() == {"s1-b1"}
+    assert two.check().result == VALID
+    assert read_once(two.check(1)) == {"s1"}
+    two.check_restores(1, 2)
+
+
+def test_without_a_standby_the_primary_is_read(two: ChangingFleet) -> None:
+    for standby in ("s1-b1", "s1-b2"):
+        two.execute(standby, "SELECT pg_wal_replay_pause()")
+    try:
+        full = two.runs.full("chain")
+    finally:
+        for standby in ("s1-b1", "s1-b2"):
+            two.execute(standby, "SELECT pg_wal_replay_resume()")
+            two.await_replay(standby)
+    assert isinstance(full, FullSnapshot)
+    assert not full.shared_bases
+    assert full.counts["rows"] == sum(rows.count(b"\n") for rows in two.live_state()[0].values())
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+from cutline.fleet.config import load_fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full
+from cutline.spark.driver_session import DriverSession
+
+class Dying(Silent):
+    def reached(self, point, *, node=""):
+        if [str(point), node] == sys.argv[2:]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class Here:
+    is_small = True
+    def begin(self, *_):
+        pass
+    def session(self):
+        return DriverSession(lambda: None, 2)
+
+create_full(load_fleet(Path(sys.argv[1])), CreateRequest("chain"), Here(), Dying())
+"""
+
+
+def test_a_create_that_dies_leaves_nothing_that_the_next_one_does_not_clean_up(two: ChangingFleet) -> None:
+    points = [
+        (CrashPoint.SLOT_MADE, "s1"), (CrashPoint.SLOT_MADE, "s1-b1"), (CrashPoint.BASE_COPIED, ""),
+        (CrashPoint.PREPARED_OVER, ""), (CrashPoint.SEQUENCES_READ, ""),
+    ]  # fmt: skip
+    dead: set[str] = set()
+    for point, node in points:
+        words = [sys.executable, "-c", DYING, str(two.fleet.path), str(point), node]
+        assert subprocess.run(words, check=False, timeout=120).returncode == -signal.SIGKILL
+        dead |= {slot for one in two.fleet.nodes for slot in slots_of(one.dsn)}
+    assert dead
+    full = two.runs.full("chain")
+    for one in two.fleet.nodes:
+        assert slots_of(one.dsn) == [slot_name(full.operation)]
+    two.states[0] = two.live_state()
+    two.write()
+    two.increment()
+    assert two.check().result == VALID
+    two.check_restores(0, 1)
+
+
+def test_a_commit_that_contradicts_itself_about_a_shared_base_is_refused(two: ChangingFleet) -> None:
+    full = two.runs.full("chain")
+    assert isinstance(full, FullSnapshot)
+    check_commit(full)
+    position = full.base["s1-b1"]
+    of_standby = next(entry for entry in full.copied if (entry.kind, entry.node) == (BASE, "s1-b2"))
+    changes: list[tuple[str, dict[str, object]]] = [
+        ("is not a standby of s1", {"shared_bases": {"s1": SharedBase("s1")}}),
+        ("is not a standby of s1-b1", {"shared_bases": {"s1-b1": SharedBase("s1")}}),
+        (f"object {of_standby.key} is a base copy", {"shared_bases": {"s1": SharedBase("s1-b2")}}),
+        ("pending is not ascending", {"shared_bases": {"s1": SharedBase("s1-b1", (position,))}}),
+        ("pending is not ascending", {"shared_bases": {"s1": SharedBase("s1-b1", (Lsn(2), Lsn(1)))}}),
+        ("is not between", {"base": full.base | {"s1-b1": Lsn(full.base["s1"] - 1)}}),
+        ("is not between", {"base": full.base | {"s1-b1": Lsn(full.cut.of("s1").start + 1)}}),
+    ]
+    for message, values in changes:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            check_commit(structs.replace(full, **values))

@@ -44,7 +44,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             report.skipped.append(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
     for shard, shared in copies.chain.bases_read_once.items():
         others = set(copies.same_shard(shard)) - {shard}
-        if others == {shared.standby} and shard in copies.chain.parts:
+        if others == {shared.standby}:
             why = (
                 f"they were read once, on {shared.standby}: the copies of {shard} and {shared.standby} begin with them"
             )

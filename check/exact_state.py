@@ -1,6 +1,7 @@
 """Compare the copies of a chain at an exact time: the state that `restore --at TIME --exact` restores.
 
-The check of the chain up to the later cut has read and compared everything from which the state is folded. Here, the
+The check of the chain up to the later cut has read and compared everything from which the state is folded, unless a
+merge at that cut takes the place of what lies before. Here, the
 rows of every copy are folded at the positions of the exact time, and compared by partition. The rule of the cut has
 found the positions so that no global transaction is torn (wal/cut/exact_time.py).
 """
@@ -45,5 +46,10 @@ def compare_exact(
     found = findings.report
     found.exact_at = Time.exactly(point.moment)
     found.compared.partitions += report.compared.partitions
-    found.conflicts += [replace(conflict, detail=f"{when}: {conflict.detail}") for conflict in report.conflicts]
+    named = {conflict.object for conflict in found.conflicts if conflict.object}
+    found.conflicts += [
+        replace(conflict, detail=f"{when}: {conflict.detail}")
+        for conflict in report.conflicts
+        if conflict.object not in named
+    ]
     found.skipped += [one for one in skipped if one not in found.skipped]

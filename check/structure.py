@@ -91,16 +91,18 @@ def check_structure(
     if chain.full.fleet_id != fleet_id:
         foreign = foreign_snapshot_error(name, chain.full.fleet_id, fleet_id)
         report.conflicts.append(Conflict("fleet", foreign.message, object=FLEET_KEY))
-    checks: list[tuple[str, Callable[[], object]]] = [("archive", chain.check_archive)]
+    # The archives of shards that have left the chain end before it does.
+    whole = [chain.up_to(one.increment - 1) for one in chain.increments if one.retired]
+    checks: list[tuple[str, Callable[[], object]]] = [("archive", part.check_archive) for part in (*whole, chain)]
     with_ddl = () if chain.full.only_cut else chain.primaries
     checks += [("commit", partial(find_ddl, chain, node)) for node in with_ddl]
     for kind, check in checks:
         try:
             check()
         except SnapshotError as error:
-            report.conflicts.append(
-                Conflict(kind, error.message, node=_text(error, "node"), object=_text(error, "object"))
-            )
+            conflict = Conflict(kind, error.message, node=_text(error, "node"), object=_text(error, "object"))
+            if conflict not in report.conflicts:
+                report.conflicts.append(conflict)
     return chain, report
 
 

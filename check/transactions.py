@@ -323,7 +323,7 @@ class _MissingParts:
         rows = included[rows]
         # A shard may have had a transaction of the first cut before its slot was created.
         certain_from = np.array([cuts.certain_from for cuts in self.rules.cuts], np.int64)
-        is_certain = (cut[rows] > 0) | (lsn[rows] >= certain_from[shard[rows]])
+        is_certain = (cut[rows] != self.rules.first) | (lsn[rows] >= certain_from[shard[rows]])
         rows, others = rows[is_certain], others[is_certain]
         known = len(distinct(gid[rows], cut[rows])[1])
         is_intact = np.isin(others, list(self.intact))

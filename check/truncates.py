@@ -83,6 +83,7 @@ def _files(chain: Chain, shard: str, groups: set[int]) -> dict[int, list[int | N
         lists = [commit.tables] if isinstance(commit, FullSnapshot) else []
         lists += [commit.definition_changes.tables] if commit.definition_changes else []
         now |= {state.oid: state.file for tables in lists for state in tables.get(shard, ())}
-        for oid, number in oids.items():
+        # As in Chain.cuts, the commits begin with the first that has the shard.
+        for oid, number in oids.items() if shard in commit.cut.by_node else ():
             found[number].append(now.get(oid))
     return found

@@ -43,7 +43,7 @@ from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import Sources
 from cutline.snapshots.listing.listing import read_at
 from cutline.snapshots.listing.name_templates import find_newest
-from cutline.snapshots.operations.object_lists import lost_list_error
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from cutline.snapshots.operations.open_operations import (
     document_names,
     naming_open_operations,
@@ -117,7 +117,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     checks = RecordedChecks(store, operations)
     names, points = _names_to_check(checks, request, unread)
     recorded = points.commits
-    known_as = {name: node.id for node in fleet.primaries for name in node.known_as}
+    known_as = {name: node.id for node in (*fleet.primaries, *fleet.retired_nodes) for name in node.known_as}
     reports: list[SnapshotReport] = []
     fulls: list[FullSnapshot] = []
     for name in names:
@@ -142,7 +142,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
             fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
-            with _replace_if_deleted(store, chain, report):
+            with _replace_if_deleted(store, point.exact.chain if point.exact else chain, report):
                 _check_chain(check, request, checks)
                 if point.exact and chain.last.increment == point.increment:
                     _compare_exact(check, point.exact)
@@ -195,13 +195,17 @@ class _Point:
 def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:
     if request.at is None:
         return _Point(request.increment)
-    chain = read_at(store, name, request.at)
-    if not request.exact:
-        return _Point(chain_at(chain, request.at).last.increment)
     # Imported here: other checks need nothing of it.
     from cutline.snapshots.listing.exact_point import check_same_definitions, find_exact_point
 
-    exact = find_exact_point(store, chain, request.at)
+    try:
+        chain = read_at(store, name, request.at)
+        if not request.exact:
+            return _Point(chain_at(chain, request.at).last.increment)
+        exact = find_exact_point(store, read_chain_lists(store, chain), request.at)
+    except (ManifestError, ObjectDamagedError):
+        # A check of everything names what is damaged.
+        return _Point(None)
     check_same_definitions(exact, exact.chain.primaries)
     return _Point(exact.after.increment, exact)
 
@@ -243,8 +247,11 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
 
 def _ends_before_renewals(chain: Chain) -> list[int]:
     """Return the last increment before each with which the copy of a primary begins again, or a shard leaves."""
-    primaries = set(chain.primaries)
-    return [one.increment - 1 for one in chain.increments if one.retired or not primaries.isdisjoint(one.renewed)]
+    return [
+        one.increment - 1
+        for one in chain.increments
+        if one.retired or any(renewal.identity.backup_of is None for renewal in one.renewed.values())
+    ]
 
 
 def _check_part(check: ChainCheck, part: NewPart, rows: int = 0, compared: int | None = None) -> None:

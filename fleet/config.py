@@ -1025,7 +1025,7 @@ def check_spark_variables(fleet: Fleet) -> None:
 
 def check_drill(fleet: Fleet) -> None:
     """Raise FleetFileError if an assertion names a node that is not a primary; only drills call this."""
-    primaries = [node.id for node in fleet.primaries]
+    primaries = [*(node.id for node in fleet.primaries), *fleet.retired]
     for number, assertion in enumerate(fleet.drill.assertion, start=1):
         if assertion.node not in primaries:
             raise FleetFileError(

@@ -366,6 +366,7 @@ def _timelines(chain: Chain) -> list[str | RenderableType]:
     lines: list[str | RenderableType] = []
     known = {identity.node: identity.timeline for identity in chain.full.baseline} | dict(chain.full.timelines)
     for commit in chain.increments:
+        known |= {node: renewal.identity.timeline for node, renewal in commit.renewed.items()}
         for node, timeline in commit.timelines.items():
             if known[node] != timeline:
                 lines.append(

@@ -25,7 +25,7 @@ from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.operation_records import DRILL, FAILED
-from cutline.snapshots.records.proven_chains import read_all_shards, read_shards
+from cutline.snapshots.records.proven_chains import read_all_shards
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS
 from cutline.spark.spark_jobs import SparkSource
@@ -78,14 +78,14 @@ def run_drill(
     check_drill(source)
     store = source.store.open()
     check_not_deleted(store, request.name)
-    shards = read_shards(store, request.name, request.increment)
+    request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
+    plan = plan_restore(source, own or without_servers(source, read_all_shards(store, request.name)), request)
+    shards = plan.chain.primaries
     if own and (lacking := [shard for shard in shards if shard not in {node.id for node in own.primaries}]):
         raise UsageError(
             f"a drill needs a server for each shard: {own.path} has no primaries with the ids {', '.join(lacking)}",
             hint=f"it must list primaries with the ids {', '.join(shards)}; several shards may share a server",
         )
-    request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
-    plan = plan_restore(source, own or without_servers(source, read_all_shards(store, request.name)), request)
     if plan.damage is not None:
         raise plan.damage
     settle_dead_drills(store, utc_now())

@@ -172,6 +172,8 @@ def choose_copies(chain: Chain, wanted: Wanted, damages: Damages) -> tuple[CopyC
     """For every group, choose the first intact copy, starting with the primary's; also return the lost parts."""
     # Expand only the lists of nodes with damage.
     nodes = {damage.node for damage in damages.values()}.intersection(chain.baseline)
+    # A standby's copy may begin with the objects of its primary.
+    nodes |= {primary for node in nodes if node in chain.parts and (primary := chain.base_of(node))}
     objects = [stored_object for stored_object in list_objects(chain, sorted(nodes)) if stored_object.key in damages]
     borrowed: dict[str, frozenset[int]] = {}
     lost: list[LostPart] = []
@@ -307,10 +309,11 @@ def _damage_error(
 
 
 def _restorable(chain: Chain, wanted: Wanted, damages: Damages) -> list[int]:
+    parts = (chain.up_to(commit.increment) for commit in chain.commits)
     return [
-        commit.increment
-        for commit in chain.commits
-        if not choose_copies(chain.up_to(commit.increment), wanted, damages)[1]
+        part.last.increment
+        for part in parts
+        if part.parts.keys() >= set(wanted.nodes) and not choose_copies(part, wanted, damages)[1]
     ]
 
 

@@ -317,11 +317,12 @@ def plan_restore(
         chain = chain_at(whole, request.at) if request.at and not request.exact else whole
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
-    shards = choose_nodes(request.scope.nodes, chain.primaries, f"snapshot {request.name}")
     exact = find_exact_point(store, whole, request.exact_at) if request.exact_at else None
+    chain = exact.chain if exact else chain
+    # The shards at that time: others may have joined the chain or left it since.
+    shards = choose_nodes(request.scope.nodes, chain.primaries, f"snapshot {request.name}")
     if exact:
         check_same_definitions(exact, shards)
-        chain = exact.chain
     chain.check_archive()
     for shard in shards:
         find_ddl(chain, shard)

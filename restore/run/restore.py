@@ -171,7 +171,9 @@ def _restore(
         spark.begin(run.executor_needs, run.progress, plan.amount)
     # A resumed restore keeps its decision where the restore was started: in the store, or on the first target.
     in_store = not is_resumed or next(iter(run.records.values())).in_store
-    held = hold_lease(store, run.placed_intent(), run.progress, is_resumed=is_resumed) if in_store else _no_lease()
+    begins_at = plan.chain.full.increment
+    intent = run.placed_intent()
+    held = hold_lease(store, intent, run.progress, begins_at, is_resumed=is_resumed) if in_store else _no_lease()
     with held as lease:
         run.in_store = in_store if is_resumed else lease.is_stored
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)

@@ -23,6 +23,7 @@ from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.watch import silent_error
+from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
@@ -195,13 +196,14 @@ def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progr
             )
 
 
-def drop_retired(fleet: Fleet, chain: Chain, progress: Progress) -> None:
+def drop_retired(sessions: Sessions, chain: Chain, progress: Progress) -> None:
     """Drop the chain's slots on nodes of shards that have left it, as far as fleet.toml still lists them.
 
     For a slot that nobody reads, a server keeps WAL. Slots that can't be dropped now are left to the next increment.
     """
     slot = slot_name(chain.stored_full.operation)
-    left = drop_slots((node for node in fleet.retired_nodes if node.shard in chain.retired), slot)
+    nodes = with_retired(sessions, chain.all_system_identifiers) if chain.retired else ()
+    left = drop_slots((node for node in nodes if node.shard in chain.retired), slot)
     if left:
         progress.note(
             f"slot {slot} could not be dropped on {name_nodes(left)} of a retired shard; the next increment tries"

@@ -71,15 +71,15 @@ class GlobalIdRuleChangedError(RefusedError):
 
 def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
     """Return the nodes of the chain, and those that may join it; raise an error if fleet.toml does not match."""
-    joining = joining_primaries(fleet, chain)
+    joining = (*joining_primaries(fleet, chain), *joining_standbys(fleet, chain))
     if back := [node.id for node in joining if node.id in chain.retired]:
         raise FleetTopologyError(
             f"node {back[0]}: the chain had a shard with this id, which was retired with increment"
             f" {chain.retired[back[0]]}",
-            hint=f"give the new shard another id in fleet.toml; or {NEW_CHAIN}",
+            hint=f"give the new node another id in fleet.toml; or {NEW_CHAIN}",
             details={"node": back[0]},
         )
-    nodes = (*check_presence(chain.baseline, fleet), *joining, *joining_standbys(fleet, chain))
+    nodes = (*check_presence(chain.baseline, fleet), *joining)
     if chain.full.global_id_form != fleet.global_id:
         raise GlobalIdRuleChangedError(
             f"[cut] global_id was {chain.full.global_id_form!r} at the full snapshot and is now {fleet.global_id!r}",

@@ -11,7 +11,7 @@ reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -82,15 +82,20 @@ def last_commit_label(chain: Chain) -> str:
 
 
 def with_warnings(
-    left_out: Iterable[LeftOut], chain: Chain, warnings: Iterable[LeftOut], copied: Collection[tuple[str, str]] = ()
+    left_out: Iterable[LeftOut],
+    chain: Chain,
+    warnings: Iterable[LeftOut],
+    shards: Container[str],
+    copied: Collection[tuple[str, str]] = (),
 ) -> tuple[LeftOut, ...]:
-    """Add to `left_out` the new `warnings` and those from the chain's previous commits.
+    """Add to `left_out` the new `warnings` and those from the chain's previous commits about these shards.
 
     A warning about a table holds for all later commits until the table is copied again; `copied` names such tables by
     node and name.
     """
     kind = LeftOutKind.UNCOUNTED_TABLE
-    before = [out for out in chain.left_out if out.kind == kind and (out.node, out.name) not in copied]
+    earlier = (out for out in chain.left_out if out.kind == kind and out.node in shards)
+    before = [out for out in earlier if (out.node, out.name) not in copied]
     return tuple(dict.fromkeys((*left_out, *before, *warnings)))
 
 

@@ -159,7 +159,7 @@ def take_increment(
         timelines=timelines_of(chain, sessions, renewed),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
-        left_out=with_warnings(left_out, chain, unknown, cut.copied_tables),
+        left_out=with_warnings(left_out, chain, unknown, sessions.primaries, cut.copied_tables),
         terminal=request.terminal,
         definition_changes=with_objects(changes, server_globals),
         databases=dict(cut.databases),
@@ -287,7 +287,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         check_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
         note_servers(sessions, progress, chain.absent, chain.baseline)
-        drop_retired(fleet, chain, progress)
+        drop_retired(sessions, chain, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         progress.reached(CrashPoint.CHECKED)
         slot = slot_name(chain.full.operation)
@@ -310,7 +310,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
                 reason = error.message.removeprefix(f"node {node}: ")
                 continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
         if commit.retired:
-            drop_retired(fleet, chain.followed_by(commit), progress)
+            drop_retired(sessions, chain.followed_by(commit), progress)
             note_retired(fleet, chain, commit.retired, progress)
     progress.reached(CrashPoint.RELEASED)
     return commit
@@ -418,4 +418,4 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         left_out = _with_left_out_of_chain(left_out, chain, retired_shards(fleet, chain))
         renewed = continuable.to_renew
         left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
-        return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown))
+        return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown, sessions.primaries))

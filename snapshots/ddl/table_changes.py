@@ -300,7 +300,9 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
     All tables of the shards in `lost` are copied again; other names in it are ignored.
     """
     shards, new = chain.primaries, tuple(joining)
-    highest = max((number for shard in shards for number in chain.definitions(shard)), default=0)
+    # No number is used again, not even one of a shard that has left the chain.
+    ever = {chain.shard_of(node) for node in chain.all_nodes}
+    highest = max((number for shard in ever for number in chain.definitions(shard)), default=0)
     return KnownTables(
         {**chain.all_groups, **dict.fromkeys(new, ())},
         {**{shard: chain.tables(shard) for shard in shards}, **{shard: {} for shard in new}},

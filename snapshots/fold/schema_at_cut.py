@@ -123,8 +123,8 @@ class SchemaMapping:
 
     Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
     rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that was
-    taken there contains the earlier changes. In a chain that begins with a merge, changes of all tables count only from
-    `counted_from` on, except those of the transactions at `pending`.
+    taken there contains the earlier changes. If a copy begins with a merge or a shared base copy, changes of all tables
+    count from `counted_from` on, and so do those of the transactions at `pending`.
     """
 
     unchanged: frozenset[int]

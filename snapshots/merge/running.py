@@ -174,7 +174,7 @@ def run_merge(fleet: Fleet, plan: MergePlan, spark: SparkSource, progress: Progr
     work = Work(fleet.store, spark, progress)
     held = HeldLease(is_stored=False)
     try:
-        with hold_lease(store, intent, progress, is_resumed=is_resumed) as held:
+        with hold_lease(store, intent, progress, plan.chain.full.increment, is_resumed=is_resumed) as held:
             if held.problem is not None:
                 raise _unrecorded_error(name, held.problem) from held.problem
             progress.reached(MergeCrashPoint.INTENT_STORED)

@@ -128,13 +128,15 @@ class HeldLease:
 
 @contextmanager
 def hold_lease(
-    store: ObjectStore, intent: Intent, progress: Progress, *, is_resumed: bool = False
+    store: ObjectStore, intent: Intent, progress: Progress, begins_at: int = 0, *, is_resumed: bool = False
 ) -> Iterator[HeldLease]:
     """Record the operation, and protect its snapshot from deletion while the block reads it.
 
-    An intent without `by` gets this process's label. If the operation `is_resumed`, its intent is already stored, and
-    only its lease is renewed. A store that accepts no writes is read without a lease, and `progress` gets a note; a
-    repair or merge gets no note, because it has to raise the error (`problem`).
+    `begins_at` is the increment with which the chain begins that the block reads. An intent without `by` gets this
+    process's label. If the operation `is_resumed`, its intent is already stored, and only its lease is renewed. A store
+    that accepts no writes is read without a lease, and `progress` gets a note; a repair or merge gets no note, because
+    it has to raise the error (`problem`).
+
     Raises SnapshotDeletedError, even if the snapshot is deleted only while it is being read, and SnapshotMissingError
     if the increment was pruned or given up.
     """
@@ -159,7 +161,7 @@ def hold_lease(
     try:
         if held.is_stored:
             progress.tell(Reading(0, operation=intent.operation))
-        _check_not_removed(store, intent)
+        _check_not_removed(store, intent, begins_at)
         with _renewing(store, intent, progress, number) if held.is_stored else nullcontext():
             yield held
     except BaseException as error:
@@ -174,7 +176,7 @@ def hold_lease(
                     record_outcome(store, intent, "failed", reason_of(error), OutcomeDetails(code_of(error)))
         # These errors occur if objects are deleted while the restore reads them.
         if isinstance(error, ObjectMissingError | ObjectDamagedError):
-            _check_not_removed(store, intent)
+            _check_not_removed(store, intent, begins_at)
         raise
     progress.ending()
     # The intent may be stored although the store's answer was lost. Without an outcome, it would look like the intent
@@ -186,13 +188,11 @@ def hold_lease(
             progress.note(f"the outcome of operation {intent.operation} could not be stored: {error.message}")
 
 
-def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
+def _check_not_removed(store: ObjectStore, intent: Intent, begins_at: int) -> None:
     check_not_deleted(store, intent.snapshot)
     if intent.increment and is_known_only_full(store, intent.snapshot):
         raise increments_pruned_error(intent.snapshot)
-    if intent.kind != REPAIR:
-        # A repair reads whatever is there.
-        check_kept(store, intent.snapshot, intent.increment)
+    check_kept(store, intent.snapshot, begins_at)
 
 
 def _renew(store: ObjectStore, intent: Intent, number: int) -> int:

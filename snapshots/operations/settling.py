@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
+from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
@@ -146,6 +147,11 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
     left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
     if isinstance(operation.renews, tuple) and (chain := _read_chain_slot(store, operation)):
         left_on[chain] = drop_slots([node for node in nodes if node.id in operation.renews], chain)
+        if unlisted := sorted({*operation.renews} - {node.id for node in nodes}):
+            progress.note(
+                f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the chain's slot"
+                f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{chain}')"
+            )
     for name, left in left_on.items():
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")

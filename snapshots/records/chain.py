@@ -273,6 +273,11 @@ class Chain:
         """The system identifiers of the nodes."""
         return {identity.node: identity.system_identifier for identity in self.nodes}
 
+    @property
+    def all_system_identifiers(self) -> dict[str, str]:
+        """The system identifiers of all nodes of which any commit has a copy, those of retired shards included."""
+        return {node: identity.system_identifier for node, identity in self._identities.items()}
+
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node.
 
@@ -543,7 +548,8 @@ class Chain:
         return {
             primary: shared
             for primary, shared in original.shared_bases.items()
-            if {self.archive(primary), self.archive(shared.standby)} == {original.operation}
+            if {primary, shared.standby} <= self.parts.keys()
+            and {self.archive(primary), self.archive(shared.standby)} == {original.operation}
         }
 
     def base_entries(self, node: str, after: int | None = None) -> tuple[NamedObject, ...]:

@@ -1305,11 +1305,6 @@ def read_all_shards(store: ObjectStore, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*chain.full.primaries, *joined)))
 
 
-def read_shards(store: ObjectStore, name: str, increment: int | None) -> tuple[str, ...]:
-    """Return the shards that the snapshot has at an increment (None: the newest); raise the errors of read_chain."""
-    return (read_newest_part(store, name) if increment is None else read_part_at(store, name, increment)).primaries
-
-
 def read_part_at(store: ObjectStore, name: str, increment: int) -> Chain:
     """Read a chain up to an increment, without its repairs: only the commits with which its definitions are known.
 

@@ -14,6 +14,7 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.operation import current_time, exclusive
+from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import ChainMarks, LostChain, mark_lost, read_lost, read_marks
 from cutline.snapshots.records.proven_chains import check_has_rows, read_newest_part
@@ -80,7 +81,8 @@ def end_chain(fleet: Fleet, name: str, progress: Progress, announce: Callable[[E
             problems = _problems(chain, plan.slot, plan.retained, plan.not_asked)
             mark = _mark(store, chain, own_label(COMMAND, name), "", problems)
         progress.step("drop slots")
-        return EndResult(plan, mark, drop_slots(sessions.fleet.nodes, plan.slot))
+        nodes = with_retired(sessions, chain.all_system_identifiers)
+        return EndResult(plan, mark, drop_slots(nodes, plan.slot))
 
 
 def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> list[str]:
@@ -97,7 +99,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         answers, slot = RetainedQuery(fleet).answers(), slot_name(chain.full.operation)
         _mark(store, chain, "", successor, _problems(chain, slot, answers.of_slot(slot), answers.not_asked))
         progress.note(News(f"{name} will get no more increments: {successor} has taken its place"))
-        return drop_slots(sessions.fleet.nodes, slot)
+        return drop_slots(with_retired(sessions, chain.all_system_identifiers), slot)
 
 
 def _read(store: ObjectStore, fleet: Fleet, name: str) -> Chain:

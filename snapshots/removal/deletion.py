@@ -51,6 +51,7 @@ from cutline.snapshots.operations.operation import (
     reason_of,
     record_outcome,
 )
+from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.chain import Chain
@@ -440,7 +441,7 @@ def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Ch
         return ChainSlots((), (), surveyed.chain.full.chain if surveyed.chain else "")
     if surveyed.chain is not None:
         chain = surveyed.chain.full.chain
-        return ChainSlots((slot_name(chain),), tuple(identity.node for identity in surveyed.chain.nodes), chain)
+        return ChainSlots((slot_name(chain),), surveyed.chain.all_nodes, chain)
     # No commit can be read, so take the slots of every attempt under that name from the records of operations.
     slots: set[str] = set()
     nodes = {node.id for node in fleet.nodes}
@@ -470,8 +471,8 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
 
 
 def servers_of(chain: Chain) -> dict[str, str]:
-    """Return the system identifiers of the chain's nodes, as recorded when the chain began."""
-    return {identity.node: identity.system_identifier for identity in chain.nodes}
+    """Return the system identifiers of the chain's nodes, as recorded when their copies began."""
+    return chain.all_system_identifiers
 
 
 def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
@@ -488,7 +489,7 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
     `nodes` are the former system identifiers of the nodes, "" if unknown; `primaries` are the current identifiers of
     the fleet's primaries. A standby has the identifier of its primary.
     """
-    shards = {node.id: node.shard for node in fleet.nodes}
+    shards = {node.id: node.shard for node in (*fleet.nodes, *fleet.retired_nodes)}
     left: dict[str, str] = {}
     for node, was in nodes.items():
         if node not in shards:
@@ -583,7 +584,7 @@ class FleetNodes:
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         sessions = self.lock.sessions
-        left = drop_slots([node for node in sessions.fleet.nodes if node.id in nodes], slot)
+        left = drop_slots([node for node in with_retired(sessions, nodes) if node.id in nodes], slot)
         primaries = {node: identity.system_identifier for node, identity in sessions.identities.items()}
         return left, list(servers_left_behind(sessions.fleet, nodes, primaries).values())
 

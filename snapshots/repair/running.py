@@ -31,6 +31,7 @@ from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject
 from cutline.snapshots.records.documents import ManifestError, unseal
+from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import REPAIR, Intent
 from cutline.snapshots.records.proven_chains import check_name
@@ -131,7 +132,9 @@ def run_repair(fleet: Fleet, plan: RepairPlan, spark: SparkSource, progress: Pro
     report = RepairReport(plan, intent.operation, unrepaired=list(plan.unrepairable))
     held = HeldLease(is_stored=False)
     try:
-        with hold_lease(store, intent, progress) as held:
+        # Without a chain, a commit is put back, and nothing of the chain is read.
+        begins_at = plan.chain.full.increment if plan.chain else first_increment(store, name)
+        with hold_lease(store, intent, progress, begins_at) as held:
             if held.problem is not None:
                 raise _unrecorded_error(name, held.problem) from held.problem
             _carry_out(Work(fleet.store, spark, progress), plan, intent, report, held)

@@ -253,11 +253,11 @@ class FailoverChain:
 
     def _take(self, context: CreateContext, state: ChainState, to_renew: dict[str, str]) -> None:
         sessions, operation, chain = context.sessions, context.operation, self.chain
-        new = renewal.renew_copies(context, state, to_renew, None, Silent())  # type: ignore[arg-type]
-        state = new.state_after(state, operation.id)
+        new = renewal.renew_copies(context, state, chain, to_renew, None, Silent())  # type: ignore[arg-type]
+        state = new.state_after(state, operation.id, sessions)
         plan = self._plan(context, state)
         cut = make_cut.make_cut(context.lock, plan, None, self.store, Silent())
-        renewed = new.of(sessions)
+        renewed = new.of(chain, sessions)
         commit = Increment(
             snapshot=NAME, increment=operation.increment, operation=operation.id, chain=FULL, created_at=MARKED_AT,
             seconds=1.0, comment="", counts={}, cut=cut.record, sequences=dict.fromkeys(chain.primaries, ()),

@@ -86,14 +86,14 @@ def test_rows_are_not_borrowed_from_a_copy_that_began_later() -> None:
         assert standbys_of(Chain(structs.replace(full, base={**full.base, "b": Lsn(base)})), "a") == expected
 
 
-@pytest.mark.parametrize("increment", [0, 1])
-def test_a_restore_that_was_planned_before_its_point_was_given_up_says_so(increment: int) -> None:
+@pytest.mark.parametrize("begins_at", [0, 1])
+def test_a_restore_that_was_planned_before_what_it_reads_was_given_up_says_so(begins_at: int) -> None:
     store, _ = new_store()
     give_up(store)
     with (
         pytest.raises(MergedAwayError),
-        hold_lease(store, new_operation("restore", "old", increment, ("a",)), Silent()),
+        hold_lease(store, new_operation("restore", "old", 3, ("a",)), Silent(), begins_at),
     ):
         pytest.fail("it has begun to read")
-    with hold_lease(store, new_operation("restore", "old", 2, ("a",)), Silent()) as held:
+    with hold_lease(store, new_operation("restore", "old", 3, ("a",)), Silent(), 2) as held:
         assert held.is_stored

@@ -36,12 +36,13 @@ from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from cutline.wal.drain.lineage import (
-    TransactionEnd,
     check_ends,
     check_markers,
+    check_resumed,
     diverged_error,
     ends_of_events,
     ends_of_messages,
+    first_begun,
     markers_of_events,
     markers_of_messages,
 )
@@ -198,19 +199,21 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
     # the ends of transactions without rows.
     publications = task.publications if ends else task.publications[-1:]
     chosen = reads_with_psycopg(archive.through - begin, len(task.definitions))
-    found, ended = dict[Marker, Lsn](), set[TransactionEnd]()
+    found, missing = dict[Marker, Lsn](), set(ends)
     batches = peek(task.node, task.slot, publications, archive.through, PEEKED_MESSAGES_MAX, with_psycopg=chosen)
     try:
         for messages in batches:
             found |= {one.marker: one.position for one in markers_of_messages(messages)}
-            if ends:
-                ended.update(ends_of_messages(messages))
+            if missing:
+                missing.difference_update(ends_of_messages(messages))
     except UnreachableError as error:
         if ends and find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
-            raise diverged_error(task.node.id, "its WAL can't be compared with the archive any more", {}) from error
+            raise diverged_error(
+                task.node.id, "its WAL can't be decoded for a comparison with the archive", {}
+            ) from error
         raise
     check_markers(task.node.id, expected, found)
-    check_ends(task.node.id, ends, ended)
+    check_ends(task.node.id, missing)
 
 
 def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archive) -> None:
@@ -278,6 +281,7 @@ class _Chunk:
         """Store the slot's content up to `task.finish`, or to the end of the transaction that fills the chunk."""
         decoder = Decoder(task.node.id, task.definitions, task.global_id_form, convert=self.convert)
         self.through, self.resumed = self.archive.through, self.archive.open
+        awaited = self.resumed
         with (
             BackgroundCalls() as storing,
             read_ahead(lambda: self._peek(task, messages_max)) as batches,
@@ -285,6 +289,9 @@ class _Chunk:
             for batch in batches:
                 # Reading ahead stops while this thread waits (AHEAD_BYTES).
                 self.archive.pace.spend(batch.nbytes)
+                if awaited is not None and (begun := first_begun(batch)) is not None:
+                    check_resumed(task.node.id, awaited.lsn, begun)
+                    awaited = None
                 # A row may be 100 MB, so release everything as early as possible.
                 messages = decoder.view(from_arrow(batch))
                 del batch
@@ -295,6 +302,8 @@ class _Chunk:
                 if self.held_bytes > SEGMENT_BYTES_MAX:
                     opened = decoder.open
                     self._store(OpenTransaction(opened.lsn, opened.sent * 2 - 1, 0) if opened else None, storing)
+        if awaited is not None and task.finish > awaited.lsn:
+            check_resumed(task.node.id, awaited.lsn, None)
         if decoder.open:
             raise _incomplete_error(task, decoder.open.lsn)
         if decoder.read < messages_max:

@@ -7,12 +7,13 @@ markers in this range are read again. A marker was written once, to one server, 
 position has all WAL before it, too.
 
 A drain that died between two segments leaves WAL behind the last marker. It may come from a server that has lost its
-place since, so the transactions that end there are compared one by one: what ended, where, and when.
+place since, so the transactions that end there are compared one by one: what ended, where, and when. If the archive
+ends inside a transaction, that transaction must be the first that follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ MESSAGE = b"M"
 # The messages that end transactions: their events, and the offset of the time, which follows the end in most of them.
 ENDING_MESSAGES = {b"C": (COMMIT, 18), b"P": (PREPARE, 18), b"K": (COMMIT_PREPARED, 18), b"r": (ROLLBACK_PREPARED, 26)}
 END_OFFSET, NUMBER_BYTES = 10, 8
+# The messages that begin a transaction and one that is prepared; the position of its end follows.
+BEGINNING_MESSAGES = (b"B", b"b")
 # The type, flags and position of a logical message in pgoutput, before its prefix.
 HEAD_BYTES = 10
 
@@ -79,13 +82,25 @@ def ends_of_events(events: pa.Table, after: Lsn) -> Iterator[TransactionEnd]:
     )
 
 
-def check_ends(node: str, expected: Iterable[TransactionEnd], found: Container[TransactionEnd]) -> None:
-    """Raise WalDivergedError unless all transactions ended where and when they did."""
-    for one in expected:
-        if one not in found:
-            raise diverged_error(
-                node, f"its WAL lacks a transaction that ends at {Lsn(one.end)}", {"position": str(Lsn(one.end))}
-            )
+def check_ends(node: str, missing: Iterable[TransactionEnd]) -> None:
+    """Raise WalDivergedError if transactions of the archive are missing in the node's WAL."""
+    if found := [one.end for one in missing]:
+        end = Lsn(min(found))
+        raise diverged_error(node, f"its WAL lacks a transaction that ends at {end}", {"position": str(end)})
+
+
+def check_resumed(node: str, expected: Lsn, begun: Lsn | None) -> None:
+    """Raise WalDivergedError unless the first transaction that follows is the one in which the archive ends."""
+    if begun != expected:
+        problem = f"its WAL lacks the transaction at {expected}, of which the archive has the beginning"
+        raise diverged_error(node, problem, {"position": str(expected)})
+
+
+def first_begun(messages: pa.Array) -> Lsn | None:
+    """Return the position of the first transaction that begins among the messages of a slot (pgoutput)."""
+    kinds = pa.array(list(BEGINNING_MESSAGES), messages.type)
+    begun = messages.filter(pc.is_in(pc.binary_slice(messages, 0, 1), kinds))
+    return Lsn(int.from_bytes(begun[0].as_py()[1:9], "big")) if len(begun) else None
 
 
 def markers_of_messages(messages: pa.Array) -> Iterator[KnownMarker]:

@@ -157,11 +157,11 @@ def check_contradictions(place: Place, joined: Increment, left: Increment) -> No
     assert changes is not None
     values: list[tuple[Increment, str, dict[str, object]]] = [
         (joined, "is_new does not match", {"renewed": joined.renewed | {NEW: structs.replace(new, is_new=False)}}),
-        (joined, "with another role or primary", {"renewed": {STANDBY: joined.renewed[STANDBY]}}),
+        (joined, "cut lists", {"renewed": {STANDBY: joined.renewed[STANDBY]}}),
         (joined, "cut lists", {"renewed": {}}),
         (joined, "does not match the new definitions", {"definition_changes": structs.replace(changes, begun={})}),
         (left, "cut lists", {"retired": ()}),
-        (left, "retired names s9", {"retired": ("s2", "s9")}),
+        (left, "retired names s2, s9", {"retired": ("s2", "s9")}),
         (left, "or all of them", {"retired": ("s2", "s2")}),
         (left, "schema_changes is not", {"definition_changes": None}),
     ]

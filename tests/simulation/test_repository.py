@@ -33,7 +33,7 @@ LEAST_PER_THOUSAND = {
     "reported nothing": 60,
     "reported unknown": 8,
     "late puts stored": 40,
-    "late puts refused": 10,
+    "late puts refused": 3,
     "412 after its own retry": 15,
     "answer lost, not stored": 15,
     "answer lost, stored": 15,

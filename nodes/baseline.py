@@ -220,8 +220,9 @@ def _changed_error(identity: NodeIdentity, name: str, was: object, now: object) 
     # "backup_of" describes the node itself; all other names refer to its properties.
     subject = "it" if name == "backup_of" else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
-    hint = [NEW_CHAIN]
+    hint, ends_chain = [NEW_CHAIN], ChainEnd.FOR_GOOD
     if name in IDENTIFYING:
+        ends_chain = ChainEnd.PERHAPS
         hint = [
             "correct its dsn in fleet.toml; or, if another server or database has taken its place for good, copy it"
             f" again: snapshot create NAME --incremental --replaced {shard}",
@@ -230,7 +231,7 @@ def _changed_error(identity: NodeIdentity, name: str, was: object, now: object) 
     return BaselineChangedError(
         f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}",
         hint=hint,
-        ends_chain=ChainEnd.FOR_GOOD,
+        ends_chain=ends_chain,
         details={"node": node, "property": what, "was": str(was), "now": str(now)},
     )
 

@@ -77,6 +77,7 @@ def check_fleet_file(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
             f"node {back[0]}: the chain had a shard with this id, which was retired with increment"
             f" {chain.retired[back[0]]}",
             hint=f"give the new node another id in fleet.toml; or {NEW_CHAIN}",
+            ends_chain=ChainEnd.PERHAPS,
             details={"node": back[0]},
         )
     nodes = (*check_presence(chain.baseline, fleet), *joining)

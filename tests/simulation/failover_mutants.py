@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cutline.fleet.lsn import Lsn
+from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create import continuable, make_cut, renewal
 from cutline.snapshots.create.context import ChainState
 from cutline.snapshots.create.renewal import NewCopies
@@ -40,11 +41,6 @@ def _within_the_model(
 def no_timeline_check() -> AbstractContextManager[object]:
     """Continue on whatever timeline the server is."""
     return patch.object(continuable, "_check_timeline", lambda store, sessions, chain, node: None)
-
-
-def switches_past_unlisted_segments() -> AbstractContextManager[object]:
-    """Compare the switch with what commits list, not with what failed attempts have archived."""
-    return patch.object(continuable, "_archive_end", lambda store, chain, node, listed: listed)
 
 
 def any_switch_will_do() -> AbstractContextManager[object]:
@@ -87,8 +83,8 @@ def last_cut_is_kept() -> AbstractContextManager[object]:
     """Take what the last cut left undecided into the first cut of a new copy."""
     real = NewCopies.state_after
 
-    def broken(new: NewCopies, state: ChainState, operation: str) -> ChainState:
-        return replace(real(new, state, operation), last_cut=state.last_cut)
+    def broken(new: NewCopies, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
+        return replace(real(new, state, operation, sessions), last_cut=state.last_cut)
 
     return patch.object(NewCopies, "state_after", broken)
 
@@ -110,8 +106,8 @@ def new_copy_goes_on_in_the_old_archive() -> AbstractContextManager[object]:
     """Continue the archive that a copy had before it began again."""
     real = NewCopies.state_after
 
-    def broken(new: NewCopies, state: ChainState, operation: str) -> ChainState:
-        kept = real(new, state, operation)
+    def broken(new: NewCopies, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
+        kept = real(new, state, operation, sessions)
         return replace(kept, archives=state.archives, segments=state.segments, base=state.base)
 
     return patch.object(NewCopies, "state_after", broken)
@@ -120,7 +116,6 @@ def new_copy_goes_on_in_the_old_archive() -> AbstractContextManager[object]:
 # Each mutant with the promises that it may break; a history reports the first that it finds broken.
 MUTANTS: Mapping[Mutant, str] = {
     old_archive_is_kept: "history|atomic",
-    switches_past_unlisted_segments: "undecided|atomic|causal|complete",
     prepared_are_not_awaited: "atomic|undecided|in doubt",
     new_copy_goes_on_in_the_old_archive: "continues",
     last_cut_is_kept: "undecided|in doubt",

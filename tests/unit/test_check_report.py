@@ -70,7 +70,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
         "rests_on_records": False,
         "seconds": 0.123,
         "snapshots": [{
-            "name": "a", "increment": 2, "result": "conflicts",
+            "name": "a", "increment": 2, "exact_at": None, "result": "conflicts",
             "compared": {
                 "objects": 1, "bytes": 2, "rows": 3, "changes": 4, "partitions": 5, "transactions": 6,
             },

@@ -220,19 +220,19 @@ def _changed_error(identity: NodeIdentity, name: str, was: object, now: object) 
     # "backup_of" describes the node itself; all other names refer to its properties.
     subject = "it" if name == "backup_of" else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
-    hint, ends_chain = [NEW_CHAIN], ChainEnd.FOR_GOOD
-    if name in IDENTIFYING:
-        ends_chain = ChainEnd.PERHAPS
-        hint = [
+    problem = f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}"
+    details = {"node": node, "property": what, "was": str(was), "now": str(now)}
+    if name not in IDENTIFYING:
+        return BaselineChangedError(problem, hint=NEW_CHAIN, ends_chain=ChainEnd.FOR_GOOD, details=details)
+    return BaselineChangedError(
+        problem,
+        hint=[
             "correct its dsn in fleet.toml; or, if another server or database has taken its place for good, copy it"
             f" again: snapshot create NAME --incremental --replaced {shard}",
             f"or {NEW_CHAIN}",
-        ]
-    return BaselineChangedError(
-        f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}",
-        hint=hint,
-        ends_chain=ends_chain,
-        details={"node": node, "property": what, "was": str(was), "now": str(now)},
+        ],
+        ends_chain=ChainEnd.PERHAPS,
+        details=details,
     )
 
 

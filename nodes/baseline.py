@@ -221,7 +221,7 @@ def _changed_error(identity: NodeIdentity, name: str, was: object, now: object) 
     subject = "it" if name == "backup_of" else f"its {what}"
     texts = [_value_text(name, value) for value in (was, now)]
     problem = f"node {node}: {subject} was {texts[0]} at the full snapshot and is now {texts[1]}{why}"
-    details = {"node": node, "property": what, "was": str(was), "now": str(now)}
+    details: dict[str, object] = {"node": node, "property": what, "was": str(was), "now": str(now)}
     if name not in IDENTIFYING:
         return BaselineChangedError(problem, hint=NEW_CHAIN, ends_chain=ChainEnd.FOR_GOOD, details=details)
     return BaselineChangedError(

@@ -267,7 +267,7 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
     if connection.execute("SELECT FROM pg_publication WHERE pubname = %s", (name,)).fetchone() is None:
         raise PublicationChangedError(
             f"node {node}: publication {name} does not exist",
-            hint="create it: snapshot init",
+            hint="create it, then repeat the command: snapshot init",
             details={"node": node, "publication": name},
         )
 

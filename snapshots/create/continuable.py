@@ -22,6 +22,7 @@ from cutline.nodes.left_out import LeftOut
 from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
+from cutline.nodes.publications import check_exists, publication_names
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
 from cutline.snapshots.create.absent_copies import (
@@ -148,6 +149,7 @@ def check_continuable(
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
     joining = [node.id for node in joining_primaries(sessions.fleet, chain)]
+    _check_published(sessions, chain.full.fleet_id, to_renew)
     known = known_tables(chain, joining, lost=to_renew)
     seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
     state = state_of(chain, rules, known, seen)
@@ -155,6 +157,18 @@ def check_continuable(
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
     return Continuable(sessions.chosen, state, plan, unknown, to_renew)
+
+
+def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:
+    """Raise PublicationChangedError if a primary that is copied has no publications, because `init` has not run there.
+
+    A shard that was added and a database that was created again have none. That does not end the chain.
+    """
+    for node, connection in sessions.primaries.items():
+        if node in to_renew:
+            with raising_unreachable(sessions.fleet.node(node)):
+                for name in publication_names(fleet_id):
+                    check_exists(connection, node, name)
 
 
 def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str]) -> None:

@@ -22,11 +22,13 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
+from cutline.nodes.publications import PublicationChangedError, publication_names
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
+from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
@@ -253,6 +255,19 @@ def test_a_create_that_is_killed_leaves_no_slot_of_a_shard_that_joins(place: Pla
         assert slots_of(node.dsn()) == ([] if node.id in (NEW, STANDBY) else [slot])
     assert place.check().result == VALID
     place.check_held(1, 3)
+
+
+def test_a_shard_without_publications_is_refused_until_init_has_run(place: Place) -> None:
+    full = place.runs.full("chain")
+    place.list_shards("s1", "s2", NEW)
+    place.execute(NEW, *(f"DROP PUBLICATION {name}" for name in publication_names(full.fleet_id)))
+    with pytest.raises(PublicationChangedError, match=r"node s3: publication .* does not exist") as refused:
+        place.next()
+    assert "snapshot init" in refused.value.hint
+    assert "snapshot create" not in refused.value.hint
+    assert refused.value.ends_chain is ChainEnd.NO
+    place.runs.init()
+    assert place.next().renewed.keys() == {NEW, STANDBY}
 
 
 def test_a_shard_that_is_missing_or_comes_back_is_refused(place: Place) -> None:

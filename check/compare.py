@@ -41,17 +41,17 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
                 f"; {out.name}: {out.why}" for out in copies.chain.left_out if out.node == shard and out.kind in kinds
             ]
             why = f"no backup copy to compare with{''.join(out)}"
-            report.skipped.append(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
+            findings.skip(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
     for shard, shared in copies.chain.bases_read_once.items():
         others = set(copies.same_shard(shard)) - {shard}
         if others == {shared.standby}:
             why = (
                 f"they were read once, on {shared.standby}: the copies of {shard} and {shared.standby} begin with them"
             )
-            report.skipped.append(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
+            findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():
         why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
-        report.skipped.append(Skipped(f"the copy of {node}", why, is_absent=True))
+        findings.skip(Skipped(f"the copy of {node}", why, is_absent=True))
 
 
 def _compare_place(
@@ -113,7 +113,7 @@ def _is_skipped(primary: str, backup: str, findings: Findings) -> bool:
     broken = sorted({primary, backup} & findings.damaged)
     if broken:
         why = f"objects of {' and '.join(broken)} are damaged"
-        findings.report.skipped.append(Skipped(f"rows of {primary} against {backup}", why))
+        findings.skip(Skipped(f"rows of {primary} against {backup}", why))
     return bool(broken)
 
 

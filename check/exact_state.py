@@ -52,4 +52,5 @@ def compare_exact(
         for conflict in report.conflicts
         if conflict.object not in named
     ]
-    found.skipped += [one for one in skipped if one not in found.skipped]
+    for part in skipped:
+        findings.skip(part)

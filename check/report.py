@@ -303,6 +303,11 @@ class Findings:
         """Add a conflict to the report."""
         self.report.conflicts.append(conflict)
 
+    def skip(self, part: Skipped) -> None:
+        """Add a skipped part to the report once: a check may compare several parts of a chain."""
+        if part not in self.report.skipped:
+            self.report.skipped.append(part)
+
     def doubt(self, doubt: Doubt) -> None:
         """Add a doubt to the report."""
         self.report.doubts.append(doubt)

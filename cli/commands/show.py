@@ -60,7 +60,7 @@ from cutline.snapshots.listing.listing import Entry, read_at, show_snapshot
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_recovery
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.pins import PinState, StoredPin, pinned_text
 from cutline.snapshots.records.proven_chains import cut_time
@@ -416,11 +416,13 @@ def _changes_document(commit: Commit) -> list[dict[str, Any]]:
 
 
 def _changes(chain: Chain) -> list[str | RenderableType]:
+    """Return a line for each definition that begins after the full snapshot, except where a whole shard was copied."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
         + ("was copied again" if one["after"] is None else "has a new definition")
         for commit in chain.commits
         for one in _changes_document(commit)
+        if isinstance(commit, FullSnapshot) or one["node"] not in commit.renewed
     ]
 
 

@@ -30,7 +30,7 @@ from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_fleet
@@ -151,6 +151,9 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     for increment in (None, 1, 2, 3, 4):
         assert place.check(increment).result == VALID
     place.check_held(1, 2, 3, 5)
+    shown = run_as_text(place.fleet, "show", "chain")
+    assert shown.count("was copied: its shard joins the chain") == 2
+    assert f"table public.seen on {NEW} was copied again" not in shown
 
 
 def check_contradictions(place: Place, joined: Increment, left: Increment) -> None:

@@ -1,9 +1,8 @@
 """Compare the copies of a chain at an exact time: the state that `restore --at TIME --exact` restores.
 
-The check of the chain up to the later cut has read and compared everything from which the state is folded, unless a
-merge at that cut takes the place of what lies before. Here, the
-rows of every copy are folded at the positions of the exact time, and compared by partition. The rule of the cut has
-found the positions so that no global transaction is torn (wal/cut/exact_time.py).
+Before this, the chain was checked up to the later cut: all objects and changes were compared. (If the chain begins
+with a merge at that cut, earlier objects were not read.) Here, each copy's rows are folded at the positions of the
+exact time and compared by partition. At these positions, no global transaction is torn (wal/cut/exact_time.py).
 """
 
 from __future__ import annotations

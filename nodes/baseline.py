@@ -194,10 +194,10 @@ def check_baseline(was: Mapping[str, NodeIdentity], now: Mapping[str, NodeIdenti
 
 
 def why_replaced(was: NodeIdentity, now: NodeIdentity, *, is_expected: bool = False) -> str:
-    """Return why the database is not the one of which the chain has a copy, so that it is copied again.
+    """Return the reason for copying the database again: it is not the database that the chain has a copy of.
 
-    Returns "" if it is the same database, and if that is not certain: then check_baseline raises an error, or finds no
-    difference. If `is_expected`, any other server may take the place.
+    Returns "" if it is the same database. Also returns "" if that is uncertain; check_baseline then reports the
+    difference. If `is_expected`, any other server is accepted as a replacement.
     """
     before, after = (one.server_version // 10000 for one in (was, now))
     if was.system_identifier == now.system_identifier:

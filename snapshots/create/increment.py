@@ -410,7 +410,7 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
         for node, reason in continuable.to_renew.items():
             progress.note(News(f"{node} will be copied{' again' if node in chain.parts else ''}: {reason}"))
         for shard in retired_shards(fleet, chain):
-            progress.note(News(f"shard {shard} is retired in fleet.toml: the chain will go on without it"))
+            progress.note(News(f"shard {shard} is retired in fleet.toml: the chain will continue without it"))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
         waiting = read_waiting(sessions, slot_name(chain.full.operation))
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}

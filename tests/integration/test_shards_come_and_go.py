@@ -23,11 +23,13 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
 from cutline.nodes.publications import PublicationChangedError, publication_names
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import VALID
-from cutline.snapshots.records.proven_chains import commit_key, read_chain
+from cutline.snapshots.records.proven_chains import commit_key, cut_time, read_chain
 from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_as_text, run_here
@@ -128,8 +130,7 @@ def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: S
 
 
 def test_a_shard_joins_and_another_leaves(place: Place) -> None:
-    place.runs.full("chain")
-    place.next()
+    full, first = place.runs.full("chain"), place.next()
     place.list_shards("s1", "s2", NEW)
     joined = place.next()
     assert joined.renewed.keys() == {NEW, STANDBY}
@@ -151,6 +152,10 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     for increment in (None, 1, 2, 3, 4):
         assert place.check(increment).result == VALID
     place.check_held(1, 2, 3, 5)
+    # An exact time before both changes has the shards of that time.
+    between = cut_time(full) + (cut_time(first) - cut_time(full)) / 2
+    plan = plan_restore(place.fleet, place.target, RestoreRequest("chain", at=between, exact=True))
+    assert [target.shard for target in plan.targets] == ["s1", "s2"]
     shown = run_as_text(place.fleet, "show", "chain")
     assert shown.count("was copied: its shard joins the chain") == 2
     assert f"table public.seen on {NEW} was copied again" not in shown

@@ -90,9 +90,12 @@ def check_ends(node: str, missing: Iterable[TransactionEnd]) -> None:
 
 
 def check_resumed(node: str, expected: Lsn, begun: Lsn | None) -> None:
-    """Raise WalDivergedError unless the first transaction that follows is the one in which the archive ends."""
+    """Raise WalDivergedError unless the WAL continues with the transaction in which the archive ends, at `expected`.
+
+    `begun` is the position of the first transaction in the WAL after the archive's end; None if there is none.
+    """
     if begun != expected:
-        problem = f"its WAL lacks the transaction at {expected}, of which the archive has the beginning"
+        problem = f"its WAL lacks the transaction at {expected}, whose beginning is in the archive"
         raise diverged_error(node, problem, {"position": str(expected)})
 
 

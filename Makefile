@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-PROCESSES ?= 3
+PROCESSES ?= 4
 ROWS ?=
 TABLES ?=
 PART ?=

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
@@ -15,7 +15,7 @@ from cutline.fleet.example import write_example
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.record import to_builtins
 from cutline.nodes.problems import actions_of, addresses_of, grants_of, optional_lines
-from cutline.snapshots.create.initialise import InitReport, initialise
+from cutline.snapshots.create.initialise import CopyToRenew, InitReport, initialise
 from cutline.spark.settings import check_protection
 from cutline.storage.errors import UsageError
 
@@ -74,6 +74,7 @@ def init(
         "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
         "warnings": [warning.text for warning in report.warnings],
         "surroundings": [warning.to_json() for warning in report.warnings],
+        "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
     }
     lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
     emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
@@ -122,7 +123,19 @@ def lines_of(
             OWN_SLOTS_DROP,
         ]
     lines += [f"warning: {warning.text}" for warning in report.warnings]
+    lines += _copies_lines(report.to_copy)
     return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]
+
+
+def _copies_lines(to_copy: Iterable[CopyToRenew]) -> list[str]:
+    """List the copies that the next increments begin again; nodes of a snapshot with the same reason on one line."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for one in to_copy:
+        nodes.setdefault((one.snapshot, one.reason), []).append(one.node)
+    return [
+        f"the next increment of {snapshot} copies all tables of {list_some(names, NODES_NAMED_MAX)}: {reason}"
+        for (snapshot, reason), names in nodes.items()
+    ]
 
 
 def _published_lines(report: InitReport) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -40,10 +40,13 @@ from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings
+from cutline.snapshots.create.absent_copies import find_renewable
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
-from cutline.snapshots.operations.slot_guard import note_unknown_slots
+from cutline.snapshots.operations.slot_guard import KeptChain, note_unknown_slots, read_kept_chains
+from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.proven_chains import read_continued, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     StoreIdentity,
@@ -60,6 +63,15 @@ from cutline.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
+class CopyToRenew:
+    """A node that the next increment of `snapshot` copies again, or copies for the first time, and the reason."""
+
+    snapshot: str
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class InitReport:
     """The results of init.
 
@@ -67,6 +79,7 @@ class InitReport:
     refuses to delete objects, "" if it deletes them. `encryption_key` names the key of an encrypted store, "" if the
     store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
     standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
+    `to_copy` lists the copies that the next increments begin again.
     """
 
     store: StoreIdentity
@@ -81,6 +94,7 @@ class InitReport:
     lacking: tuple[NodeProblem, ...] = ()
     too_old: tuple[tuple[str, str], ...] = ()
     warnings: tuple[SurroundingsWarning, ...] = ()
+    to_copy: tuple[CopyToRenew, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -128,8 +142,10 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         published = sessions.ask_named_primaries(
             lambda node, connection: _update_publications(node, connection, identity.fleet_id, tables[node.id])
         )
+        kept = read_kept_chains(store, sessions, progress)
+        note_unknown_slots(kept, progress)
+        to_copy = _find_copies_to_renew(store, sessions, kept)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
-        note_unknown_slots(store, sessions, progress)
         note_collation_versions(sessions, progress)
         warnings = find_warnings(fleet, read_surroundings(sessions))
         return InitReport(
@@ -145,7 +161,27 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             lacking=tuple(lacking),
             too_old=tuple((node.shard, node.id) for node in sessions.too_old),
             warnings=tuple(warnings),
+            to_copy=to_copy,
         )
+
+
+def _find_copies_to_renew(store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain]) -> tuple[CopyToRenew, ...]:
+    """Return the copies that the next increments begin again because nodes have joined or were replaced.
+
+    The chains are those that have slots. An upgraded server may have lost them, so if one is not the recorded server,
+    all chains are read. A chain that can't be read or continued is left to its next increment.
+    """
+    names = {one.snapshot for one in kept if one.snapshot and not one.is_failed and not one.removal_text}
+    if read_recorded_primaries(store).others(sessions.identities):
+        names |= set(snapshot_names(store))
+    found: list[CopyToRenew] = []
+    for name in sorted(names):
+        with suppress(SnapshotError):
+            continued = read_continued(store, name)
+            if not continued.full.only_cut and not is_lost(store, name, continued.full.chain):
+                reasons = find_renewable(sessions, continued)
+                found += [CopyToRenew(name, node, reason) for node, reason in reasons.items()]
+    return tuple(found)
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:

@@ -166,12 +166,12 @@ def read_kept_chains(
     return [find_kept_chain(store, KeptChain(slot, answers.of_slot(slot)), owners.owner_of(slot)) for slot in slots]
 
 
-def note_unknown_slots(store: ObjectStore, sessions: Sessions, progress: Progress) -> None:
+def note_unknown_slots(chains: Iterable[KeptChain], progress: Progress) -> None:
     """Note Cutline slots that no create in this store made; they belong to an earlier or a different store.
 
     Below a node's limit, nothing else reports such slots, and no command drops them.
     """
-    for kept in read_kept_chains(store, sessions, progress):
+    for kept in chains:
         if kept.chain or kept.slot.endswith(COPY_SUFFIX):
             continue
         nodes = sorted({retained.node for retained in kept.retained})

@@ -14,7 +14,9 @@ import pytest
 from cutline.embedded.fleet import start_fleet as start_fleet_of_wheel
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, start_server, stop_server
+from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import BaselineChangedError
+from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
 from cutline.storage.errors import UsageError
@@ -112,7 +114,11 @@ def test_an_upgraded_shard_is_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
     first = next_increment(place)
     upgrade(place)
+    said = {(one.snapshot, one.node, one.reason) for one in initialise(place.fleet, Silent()).to_copy}
+    upgraded = "its server was upgraded from PostgreSQL 16 to 18"
+    assert said == {("chain", SHARD, upgraded), ("chain", STANDBY, upgraded)}
     second = next_increment(place)
+    assert initialise(place.fleet, Silent()).to_copy == ()
     assert second.renewed.keys() == {SHARD, STANDBY}
     assert {one.reason for one in second.renewed.values()} == {"its server was upgraded from PostgreSQL 16 to 18"}
     assert second.cut.of("s2").position > first.cut.of("s2").position

@@ -1,9 +1,9 @@
-"""Every promise in docs/postgresql.md is shown by a test."""
+"""Every promise in docs/postgresql.md, and every event in docs/consistency.md, is shown by a test."""
 
 from __future__ import annotations
 
-import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -17,15 +17,14 @@ ROWS = [
 NOTES = dict(re.findall(r"(?m)^(\[\^\d+\]): `(test_\w+)`$", TEXT))
 # The second column of a row that no test shows begins with this.
 UNSHOWN = "not yet"
+# The rows of the tables in docs/consistency.md of what is copied again, and of what is refused.
+EVENTS = 7 + 13
 
 
-def names_of_tests() -> set[str]:
-    return {
-        node.name
-        for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
+@cache
+def names_of_tests() -> frozenset[str]:
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(name for source in sources for name in re.findall(r"(?m)^ *def (test_\w+)\(", source))
 
 
 def test_every_line_names_tests_that_exist() -> None:
@@ -42,3 +41,15 @@ def test_every_promise_names_a_test() -> None:
         notes = re.findall(r"\[\^\d+\]", shown)
         assert notes or shown.startswith("every test") or how.startswith(UNSHOWN), what
         assert set(notes) <= NOTES.keys(), what
+
+
+def test_every_event_in_the_life_of_a_chain_names_tests_that_exist() -> None:
+    _, found, text = (ROOT / "docs" / "consistency.md").read_text(encoding="utf-8").partition("## What ends a chain")
+    assert found
+    notes = dict(re.findall(r"(?m)^(\[\^\d+\]): `(test_\w+)`$", text))
+    events = [line for line in text.splitlines() if line.startswith("| ") and not line.endswith(" tests |")]
+    named = [re.findall(r"\[\^\d+\]", event.strip("|").split("|")[-1]) for event in events]
+    assert len(events) == EVENTS
+    assert [] not in named
+    assert {note for of_event in named for note in of_event} == notes.keys()
+    assert set(notes.values()) - names_of_tests() == set()

@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 TESTS ?=
-PROCESSES ?= 4
+PROCESSES ?= 3
 ROWS ?=
 TABLES ?=
 PART ?=

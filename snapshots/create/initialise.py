@@ -40,7 +40,6 @@ from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings
-from cutline.snapshots.create.absent_copies import find_renewable
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
@@ -171,6 +170,9 @@ def _find_copies_to_renew(store: ObjectStore, sessions: Sessions, kept: Iterable
     The chains are those that have slots. An upgraded server may have lost them, so if one is not the recorded server,
     all chains are read. A chain that can't be read or continued is left to its next increment.
     """
+    # Imported here because it imports Arrow.
+    from cutline.snapshots.create.absent_copies import find_renewable
+
     names = {one.snapshot for one in kept if one.snapshot and not one.is_failed and not one.removal_text}
     if read_recorded_primaries(store).others(sessions.identities):
         names |= set(snapshot_names(store))

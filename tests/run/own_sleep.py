@@ -14,6 +14,11 @@ import pytest
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, replacement: Callable[[float], object]) -> None:
     """Let the calling thread call `replacement` in the place of `time.sleep`."""
+    monkeypatch.setattr(time, "sleep", own_sleep(replacement))
+
+
+def own_sleep(replacement: Callable[[float], object]) -> Callable[[float], None]:
+    """Return a sleep that is `replacement` in the calling thread, and that of before in all others."""
     own, original = threading.current_thread(), time.sleep
 
     def sleep(seconds: float) -> None:
@@ -22,4 +27,4 @@ def replace_sleep(monkeypatch: pytest.MonkeyPatch, replacement: Callable[[float]
         else:
             original(seconds)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    return sleep

@@ -62,6 +62,7 @@ from cutline.wal.segments.segments import (
     SEGMENT_SCHEMA,
     read_changes,
 )
+from tests.run.own_sleep import own_sleep
 from tests.simulation import promises
 from tests.simulation.failover_model import FailoverWorld, Record, Server, is_prepared
 from tests.simulation.fleet_model import seeded
@@ -600,7 +601,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
             "await_standbys": lambda *waiting: None,
             "check_clocks": lambda readings, progress, last_at: SimpleNamespace(nodes=[one.node for one in readings]),
         },
-        make_cut.time: {"sleep": lambda seconds: world.pass_some()},
+        make_cut.time: {"sleep": own_sleep(lambda seconds: world.pass_some())},
         prepare_tables: {"in_parallel": one_by_one},
         renewal: {
             "export_snapshots": calls.export,

@@ -101,7 +101,7 @@ soak: $(INSTALLED)  ## test for hours; SECONDS=3600 is the approximate time
 watching: $(INSTALLED)  ## run `watch` under kills, promotions and outages; SECONDS=3600 is the time
 	@$(BIN)/python -m tests.soak.watching $(SECONDS)
 
-years: $(INSTALLED)  ## take one chain through failovers, rebuilt standbys, lost slots and kills; SECONDS=3600 is the time
+years: $(INSTALLED)  ## take one chain through failovers, rebuilt standbys, shards that come and go; SECONDS=3600 is the time
 	@$(BIN)/python -m tests.soak.years $(SECONDS)
 
 # A case that fails is reduced and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. Part of the

@@ -172,11 +172,11 @@ def command_line(fleet: Fleet, *words: str) -> list[str]:
     return [sys.executable, "-c", "from cutline.cli.main import main; main()", "--fleet", str(fleet.path), *words]
 
 
-def run_command(fleet: Fleet, *words: str) -> tuple[int, dict[str, Any]]:
+def run_command(fleet: Fleet, *words: str, seconds_max: float = COMMAND_SECONDS_MAX) -> tuple[int, dict[str, Any]]:
     """Run `snapshot … --json` as a separate process; return its exit code and its document."""
     done = subprocess.run(
         [*command_line(fleet, *words), "--json"],
-        capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        capture_output=True, text=True, timeout=seconds_max, env=os.environ, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -2,10 +2,11 @@
 
     python -m tests.soak.years SECONDS [EVENT_SECONDS]
 
-Two shards have a primary and two standbys each, and every commit waits for one of them. Increments are taken all the
-time, while a writer makes transactions on one shard and on both. fleet.toml is never edited. The run fails if an
-increment is refused although its primaries are there, if a restore does not have the rows that the primaries had at its
-cut, if a transaction is torn, or if the check at the end finds a conflict or names a copy that was there all the time.
+Two shards are there all the time, and a third one comes and goes. Each has a primary and two standbys, and every commit
+waits for one of them. Increments are taken all the time, while a writer makes transactions on one shard and on all.
+fleet.toml is edited only when a shard comes or goes. The run fails if an increment is refused although its primaries
+are there, if a restore does not have the shards, and on them the rows, that the fleet had at its cut, if a transaction
+is torn, or if the check at the end finds a conflict.
 """
 
 from __future__ import annotations
@@ -20,24 +21,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from cutline.embedded.server import create_standby, delete_server, running_pid, stop_server
-from cutline.fleet.config import Fleet
+from cutline.embedded.fleet import EmbeddedFleet, _make_shard, _record, start_fleet, stop_fleet
+from cutline.embedded.folder import describe
+from cutline.embedded.server import EmbeddedNode, create_standby, delete_server, running_pid, stop_server
+from cutline.fleet.config import Fleet, load_fleet
+from cutline.storage.errors import SnapshotError
 from tests.commands.snapshot_runs import command_line, configure_fleet, run_command, slots_of, sorted_copies
 from tests.servers.disasters import kill_server
 
 NAME = "chain"
-SHARDS = ("s1", "s2")
-CAUGHT_UP_SECONDS_MAX, EVERY_SECONDS = 60.0, 5.0
+# The shards that are there all the time, and the standbys of each shard.
+SHARDS, STANDBYS = ("s1", "s2"), 2
+CAUGHT_UP_SECONDS_MAX, COMMAND_SECONDS_MAX, EVERY_SECONDS = 60.0, 900.0, 5.0
 # How often an increment may be repeated while a server is away, before that counts as a fault.
 TRIES = 12
 SETTINGS = {"wal_receiver_status_interval": "1s", "wal_retrieve_retry_interval": "200ms", "wal_keep_size": "256MB"}
@@ -50,13 +54,19 @@ def say(text: str) -> None:
 
 @dataclass
 class Years:
-    """The fleet, its chain, who the primaries are now, and what the primaries held at quiet cuts."""
+    """The fleet, its chain, who the primaries are now, and what the primaries held at quiet cuts.
+
+    `servers` and `others` include the servers of shards that have left. `pairs_before` are the numbers of the last
+    pairs that a shard does not have, because it came later.
+    """
 
     servers: EmbeddedFleet
+    others: EmbeddedFleet
     fleet: Fleet
     target: Fleet
     live: dict[str, str] = field(default_factory=lambda: {shard: shard for shard in SHARDS})
-    truths: dict[int, list[dict[str, bytes]]] = field(default_factory=dict)
+    pairs_before: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHARDS, 0))
+    truths: dict[int, dict[str, dict[str, bytes]]] = field(default_factory=dict)
     codes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     absent: Counter[str] = field(default_factory=Counter)
@@ -67,8 +77,13 @@ class Years:
     ended: threading.Event = field(default_factory=threading.Event)
     chance: random.Random = field(default_factory=lambda: random.Random(36))
 
+    @property
+    def shards(self) -> list[str]:
+        """The shards that are there now."""
+        return list(self.live)
+
     def dsn(self, node: str) -> str:
-        return self.fleet.node(node).dsn
+        return self.servers.node(node).dsn()
 
     def standbys(self, shard: str) -> list[str]:
         """The nodes of the shard that are standbys now."""
@@ -82,7 +97,7 @@ class Years:
     # The writer
 
     def write(self) -> None:
-        """Write until the end: one row on a shard, or a pair of rows on both by two-phase commit."""
+        """Write until the end: one row on a shard, or a row on each of them by two-phase commit, called a pair."""
         sessions: dict[str, psycopg.Connection[Any]] = {}
         while not self.ended.is_set():
             if not self.writing.is_set():
@@ -91,7 +106,9 @@ class Years:
                 continue
             self.idle.clear()
             try:
-                for shard in SHARDS:
+                for gone in sessions.keys() - self.live.keys():
+                    sessions.pop(gone).close()
+                for shard in self.shards:
                     if shard not in sessions or sessions[shard].closed:
                         sessions[shard] = psycopg.connect(
                             self.dsn(self.live[shard]), autocommit=True, connect_timeout=2
@@ -110,7 +127,7 @@ class Years:
         self.written += 1
         number = self.written
         if number % 5:
-            session = sessions[self.chance.choice(SHARDS)]
+            session = sessions[self.chance.choice(self.shards)]
             session.execute("INSERT INTO written VALUES (%s, 'one')", [number])
             session.execute("UPDATE written SET text = text || '+' WHERE id = %s", [number - 7])
             session.execute("DELETE FROM written WHERE id = %s AND id %% 3 = 0", [number - 20])
@@ -125,18 +142,20 @@ class Years:
     def pause(self) -> None:
         """Stop the writer, and finish the pairs that were interrupted."""
         self.writing.clear()
+        # Perhaps set since the last pause: the writer sets it again, unless it is in a transaction.
+        self.idle.clear()
         assert self.idle.wait(60), "the writer does not stop"
         self.settle()
 
     def settle(self) -> None:
-        """Commit the prepared pairs that are committed on the other shard, and roll back the others."""
-        prepared = {shard: {gid for (gid,) in self.ask(self.live[shard], PREPARED)} for shard in SHARDS}
+        """Commit the prepared pairs that are committed on another shard, and roll back the others."""
+        prepared = {shard: {gid for (gid,) in self.ask(self.live[shard], PREPARED)} for shard in self.shards}
         for gid in set().union(*prepared.values()):
             number = int(gid.removeprefix("pair-"))
             is_committed = any(
-                self.ask(self.live[shard], f"SELECT 1 FROM written WHERE id = {-number}") for shard in SHARDS
+                self.ask(self.live[shard], f"SELECT 1 FROM written WHERE id = {-number}") for shard in self.shards
             )
-            for shard in SHARDS:
+            for shard in self.shards:
                 if gid in prepared[shard]:
                     self.ask(self.live[shard], f"{'COMMIT' if is_committed else 'ROLLBACK'} PREPARED '{gid}'")
 
@@ -145,7 +164,7 @@ class Years:
     def increment(self, why: str) -> dict[str, Any] | None:
         """Take an increment; repeat it while a server that it needs is away."""
         for _ in range(TRIES):
-            code, document = run_command(self.fleet, "create", NAME, "--incremental")
+            code, document = run_command(self.fleet, "create", NAME, "--incremental", seconds_max=COMMAND_SECONDS_MAX)
             self.codes[f"{code} {document.get('error', '')}".strip()] += 1
             if code == 0:
                 for out in document["left_out"]:
@@ -172,7 +191,7 @@ class Years:
 
     def keep_truth(self, increment: int) -> None:
         """Keep what the primaries hold, while nobody writes."""
-        self.truths[increment] = [sorted_copies(self.dsn(self.live[shard])) for shard in SHARDS]
+        self.truths[increment] = {shard: sorted_copies(self.dsn(self.live[shard])) for shard in self.shards}
 
     # Events
 
@@ -216,7 +235,7 @@ class Years:
 
     def choose(self) -> tuple[str, str]:
         """A shard, and one of its standbys."""
-        shard = self.chance.choice(SHARDS)
+        shard = self.chance.choice(self.shards)
         return shard, self.chance.choice(self.standbys(shard))
 
     def switchover(self) -> str:
@@ -234,7 +253,7 @@ class Years:
 
     def failover(self) -> str:
         """The primary dies, the standby with the most WAL takes its place, and the dead server is rebuilt later."""
-        shard = self.chance.choice(SHARDS)
+        shard = self.chance.choice(self.shards)
         old = self.live[shard]
         kill_server(self.servers.node(old))
         time.sleep(1)
@@ -247,7 +266,7 @@ class Years:
 
     def lossy_failover(self) -> str:
         """The primary dies with transactions that are archived and that no standby has."""
-        shard = self.chance.choice(SHARDS)
+        shard = self.chance.choice(self.shards)
         old, standbys = self.live[shard], self.standbys(shard)
         self.pause()
         for standby in standbys:
@@ -292,7 +311,7 @@ class Years:
 
     def kill_primary(self) -> str:
         """A primary crashes and is started again."""
-        node = self.live[self.chance.choice(SHARDS)]
+        node = self.live[self.chance.choice(self.shards)]
         kill_server(self.servers.node(node))
         time.sleep(self.chance.random() * 3)
         self.servers.start_node(self.servers.node(node))
@@ -315,7 +334,7 @@ class Years:
         return self.drop_slots(node)
 
     def lose_slot_of_primary(self) -> str:
-        return self.drop_slots(self.live[self.chance.choice(SHARDS)])
+        return self.drop_slots(self.live[self.chance.choice(self.shards)])
 
     def drop_slots(self, node: str) -> str:
         for slot in slots_of(self.dsn(node)):
@@ -324,14 +343,12 @@ class Years:
 
     def merge(self) -> str:
         """The chain begins at its newest increment from now on; earlier ones stay."""
-        code, document = run_command(self.fleet, "merge", NAME)
-        assert code == 0, document
+        document = self.command("merge", NAME)
         return f"at increment {document['increment']}"
 
     def drop_earlier(self) -> str:
         """The restore points before a merge are given up."""
-        code, document = run_command(self.fleet, "merge", NAME, "--drop-earlier", "--yes")
-        assert code == 0, document
+        document = self.command("merge", NAME, "--drop-earlier", "--yes")
         self.first = document["increment"]
         self.truths = {number: truth for number, truth in self.truths.items() if number >= self.first}
         return f"before increment {self.first}"
@@ -339,17 +356,81 @@ class Years:
     def change_tables(self) -> str:
         """A table gets a column, and another one is created on all shards."""
         number = next(NUMBERS)
-        for shard in SHARDS:
+        for shard in self.shards:
             self.ask(self.live[shard], f"ALTER TABLE written ADD COLUMN more_{number} int DEFAULT {number}")
             self.ask(self.live[shard], f"CREATE TABLE new_{number} (id int PRIMARY KEY, v text DEFAULT 'v')")
             self.ask(self.live[shard], f"INSERT INTO new_{number} SELECT generate_series(1, 100)")
         return str(number)
 
+    # Shards that come and go
+
+    def add_shard(self) -> str:
+        """A shard comes, with an id that no shard has had, and is written on before the next increment copies it."""
+        shard = f"s{len(self.servers.primaries) + 1}"
+        self.servers = with_shard(self.servers, shard, STANDBYS)
+        self.others = with_shard(self.others, shard, 0)
+        self.target = describe_fleet(self.others, self.target, self.others.nodes)
+        open_shard(self, shard)
+        self.pause()
+        self.pairs_before[shard] = self.written
+        self.live[shard] = shard
+        self.describe()
+        self.command("init")
+        self.writing.set()
+        if (document := self.increment("a shard comes")) is not None:
+            found = {row["node"] for row in document["renewed"] if row["new"]}
+            if not found >= {shard}:
+                self.faults.append(f"{shard} came, but increment {document['increment']} renews {sorted(found)}")
+        return shard
+
+    def retire_shard(self) -> str:
+        """A shard leaves: its servers go after the increment that drops their slots, or before it; then its nodes."""
+        shard = self.shards[-1]
+        assert shard not in SHARDS, "no shard has come"
+        nodes = [node for node in self.servers.nodes if shard in (node.id, node.backup_of)]
+        is_gone_before = len(self.servers.primaries) % 2 == 0
+        self.pause()
+        before = self.increment("a shard is about to leave")
+        if before is not None:
+            self.keep_truth(before["increment"])
+        del self.live[shard]
+        self.writing.set()
+        if is_gone_before:
+            for node in nodes:
+                delete_server(node)
+            self.describe(retired=shard)
+        else:
+            self.describe(*nodes, retired=shard)
+        document = self.increment("a shard leaves")
+        if document is not None and document["retired"] != [shard]:
+            self.faults.append(f"{shard} left, but increment {document['increment']} retires {document['retired']}")
+        if not is_gone_before:
+            for node in nodes:
+                assert not slots_of(node.dsn()), f"{node.id} has left, and still has the chain's slot"
+                delete_server(node)
+        self.describe()
+        # The locks of more than half of the recorded primaries are needed.
+        self.command("init", "--forget-nodes")
+        for number in (before["increment"] if before is not None else None, None):
+            self.restore(number)
+        return f"{shard}, its servers {'before' if is_gone_before else 'after'} the increment"
+
+    def describe(self, *more: EmbeddedNode, retired: str = "") -> None:
+        """Write the nodes of the shards that are there, and `more` nodes, into fleet.toml."""
+        nodes = [node for node in self.servers.nodes if (node.backup_of or node.id) in self.live]
+        self.fleet = describe_fleet(self.servers, self.fleet, [*nodes, *more], retired)
+
+    def command(self, *words: str) -> dict[str, Any]:
+        """Run a command that must succeed; return its document."""
+        code, document = run_command(self.fleet, *words, seconds_max=COMMAND_SECONDS_MAX)
+        assert code == 0, document
+        return document
+
     # The end
 
     def judge(self) -> None:
         """Check the chain, and restore every quiet increment and some of the others."""
-        code, document = run_command(self.fleet, "check", NAME)
+        code, document = run_command(self.fleet, "check", NAME, seconds_max=COMMAND_SECONDS_MAX)
         say(f"check: exit code {code}, {document.get('result')}")
         if code not in (0, 4) or any(one["conflicts"] for one in document["snapshots"]):
             self.faults.append(f"check: {json.dumps(document)[:2000]}")
@@ -363,23 +444,23 @@ class Years:
         """Restore an increment, the newest if it is None, and compare its rows; return its number."""
         chosen = [] if number is None else ["--increment", str(number)]
         words = ["restore", NAME, *chosen, "--to", str(self.target.path), "--replace", "--yes", *options]
-        code, document = run_command(self.fleet, *words)
+        code, document = run_command(self.fleet, *words, seconds_max=COMMAND_SECONDS_MAX)
         if code != 0:
             self.faults.append(f"restore {number} {options}: {code} {document.get('message')}")
             say(self.faults[-1])
             return number or 0
-        found = document["increment"]
-        pairs = []
-        for node in self.target.primaries:
+        found = int(document["increment"])
+        nodes = [self.target.node(row["node"]) for row in document["nodes"]]
+        pairs = {}
+        for node in nodes:
             with psycopg.connect(node.dsn) as connection:
-                pairs.append(
-                    connection.execute("SELECT array_agg(id ORDER BY id) FROM written WHERE id < 0").fetchone()
-                )
-        if pairs[0] != pairs[1]:
-            self.faults.append(f"restore {found}: a pair is torn")
-        if found in self.truths and [sorted_copies(node.dsn) for node in self.target.primaries] != self.truths[found]:
-            self.faults.append(f"restore {found} {options}: rows differ from those at its cut")
-        return int(found)
+                pairs[node.id] = {-number for (number,) in connection.execute("SELECT id FROM written WHERE id < 0")}
+        for shard, numbers in pairs.items():
+            if numbers != {number for number in pairs["s1"] if number > self.pairs_before[shard]}:
+                self.faults.append(f"restore {found}: a pair is torn on {shard}")
+        if found in self.truths and {node.id: sorted_copies(node.dsn) for node in nodes} != self.truths[found]:
+            self.faults.append(f"restore {found} {options}: shards or rows differ from those at its cut")
+        return found
 
 
 NUMBERS = itertools.count(1)
@@ -401,27 +482,51 @@ def following(servers: EmbeddedFleet, node: str, leader: str) -> list[str]:
     ]
 
 
+def with_shard(servers: EmbeddedFleet, shard: str, standbys: int) -> EmbeddedFleet:
+    """The fleet with the servers of another shard, which are started."""
+    primary = servers.places.node(shard, None, None)
+    added = [servers.places.node(f"{shard}-b{number}", shard, None) for number in range(1, standbys + 1)]
+    servers = replace(servers, nodes=(*servers.nodes, primary, *added))
+    # From now on, stop_fleet stops and deletes these as well.
+    _record(servers, complete=True)
+    _make_shard(servers, primary, SETTINGS, schema=True)
+    return servers
+
+
+def open_shard(years: Years, shard: str) -> None:
+    """Create the table of a new shard; its commits wait for a standby from now on."""
+    for statement in (
+        "CREATE TABLE written (id bigint PRIMARY KEY, text text)",
+        "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'",
+        "SELECT pg_reload_conf()",
+    ):
+        years.ask(shard, statement)
+
+
+def describe_fleet(servers: EmbeddedFleet, fleet: Fleet, nodes: Sequence[EmbeddedNode], retired: str = "") -> Fleet:
+    """Write these nodes into the fleet's fleet.toml, and the id of a shard that has left; return the fleet."""
+    describe(servers.directory, nodes)
+    configure_fleet(servers, fleet.path, fleet.store.url)
+    if retired:
+        fleet.path.write_text(f"retired = [{json.dumps(retired)}]\n{fleet.path.read_text()}")
+    return load_fleet(fleet.path)
+
+
 @contextmanager
 def started(place: Path) -> Iterator[Years]:
     """The fleet with a full snapshot, and its writer."""
     with ExitStack() as stack:
-        servers = start_fleet(place / "fleet", shards=len(SHARDS), backups=2, settings=SETTINGS)
+        servers = start_fleet(place / "fleet", shards=len(SHARDS), backups=STANDBYS, settings=SETTINGS)
         stack.callback(stop_fleet, place / "fleet", delete=True)
         other = start_fleet(place / "target", shards=len(SHARDS), backups=0)
         stack.callback(stop_fleet, place / "target", delete=True)
         fleet = configure_fleet(servers, place / "fleet.toml", f"file://{place}/store")
         target = configure_fleet(other, place / "target.toml", f"file://{place}/other-store")
-        years = Years(servers, fleet, target)
+        years = Years(servers, other, fleet, target)
         for shard in SHARDS:
-            for statement in (
-                "CREATE TABLE written (id bigint PRIMARY KEY, text text)",
-                "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'",
-                "SELECT pg_reload_conf()",
-            ):
-                years.ask(shard, statement)
+            open_shard(years, shard)
         for words in (["init"], ["create", NAME]):
-            code, document = run_command(fleet, *words)
-            assert code == 0, document
+            years.command(*words)
         writer = threading.Thread(target=years.write, daemon=True)
         writer.start()
         years.writing.set()
@@ -437,9 +542,10 @@ def run(seconds: float, event_seconds: float) -> int:
     with tempfile.TemporaryDirectory(prefix="years-") as folder, started(Path(folder)) as years:
         deadline = time.monotonic() + seconds
         events: list[Callable[[], str]] = [
-            years.switchover, years.stop_standby, years.kill_primary, years.pause_replay, years.rebuild_standby,
-            years.kill_create, years.failover, years.change_tables, years.lose_slot_of_standby, years.switchover,
-            years.lose_slot_of_primary, years.merge, years.lossy_failover, years.drop_earlier,
+            years.switchover, years.stop_standby, years.kill_primary, years.add_shard, years.pause_replay,
+            years.rebuild_standby, years.kill_create, years.failover, years.change_tables, years.lose_slot_of_standby,
+            years.switchover, years.lose_slot_of_primary, years.merge, years.retire_shard, years.lossy_failover,
+            years.drop_earlier,
         ]  # fmt: skip
         for event in itertools.cycle(events):
             if time.monotonic() >= deadline:
@@ -448,7 +554,7 @@ def run(seconds: float, event_seconds: float) -> int:
             say(f"{event.__name__} …")
             try:
                 say(f"{event.__name__} {event()}")
-            except (AssertionError, psycopg.Error) as error:
+            except (AssertionError, psycopg.Error, SnapshotError, subprocess.SubprocessError) as error:
                 years.faults.append(f"{event.__name__}: {error}")
                 say(years.faults[-1])
                 break

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -539,18 +539,19 @@ def started(place: Path) -> Iterator[Years]:
 
 def run(seconds: float, event_seconds: float) -> int:
     """Run for so long, with an event now and then; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="years-") as folder, started(Path(folder)) as years:
-        deadline = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="years-") as folder, chdir(folder), started(Path(folder)) as years:
+        # A restore leaves the list of the transactions in doubt in the current folder.
+        begun = time.monotonic()
+        deadline = begun + seconds
         events: list[Callable[[], str]] = [
             years.switchover, years.stop_standby, years.kill_primary, years.add_shard, years.pause_replay,
             years.rebuild_standby, years.kill_create, years.failover, years.change_tables, years.lose_slot_of_standby,
             years.switchover, years.lose_slot_of_primary, years.merge, years.retire_shard, years.lossy_failover,
             years.drop_earlier,
         ]  # fmt: skip
-        for event in itertools.cycle(events):
+        for number, event in enumerate(itertools.cycle(events), start=1):
             if time.monotonic() >= deadline:
                 break
-            begun = time.monotonic()
             say(f"{event.__name__} …")
             try:
                 say(f"{event.__name__} {event()}")
@@ -559,7 +560,7 @@ def run(seconds: float, event_seconds: float) -> int:
                 say(years.faults[-1])
                 break
             years.quiet_increment()
-            while time.monotonic() < min(begun + event_seconds, deadline):
+            while time.monotonic() < min(begun + number * event_seconds, deadline):
                 years.increment("between events")
                 time.sleep(EVERY_SECONDS)
         years.quiet_increment()

@@ -36,9 +36,10 @@ from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hi
 from cutline.nodes.unlocked_results import next_line, next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
-from cutline.snapshots.operations.object_lists import store_lists_above
+from cutline.snapshots.operations.object_lists import split_entries, store_lists_above
 from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
 from cutline.snapshots.records.documents import base_prefix
+from cutline.snapshots.records.unfinished_records import CopiedRange, CopiedRanges, store_copied
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.rate import RateLimit
@@ -51,13 +52,16 @@ from cutline.wal.segments.segments import parquet_options
 class CopyDestination:
     """The snapshot, the operation and the store of a base copy.
 
-    A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead.
+    A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead. If
+    the base copy can be continued after an interruption, `attempt` is its number (from 1), and each task records what
+    it has copied; otherwise `attempt` is 0.
     """
 
     snapshot: str
     operation: str
     store: StoreLocation
     reported_max: int = 100
+    attempt: int = 0
 
     def prefix(self, node: str) -> str:
         """Return the folder of one node's objects."""
@@ -228,9 +232,31 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                     del lines
             rows.close()
             stored = objects.objects
-            return CopyReport(store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max))
+            entries = store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max)
+            if to.attempt:
+                _record_copied(objects.store, task, entries)
+            return CopyReport(entries)
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
+
+
+def _record_copied(store: ObjectStore, task: CopyTask, entries: tuple[NamedObject, ...]) -> None:
+    """Store what the task has copied, so that the base copy can be continued without it."""
+    objects, lists = split_entries(entries)
+    ranges = tuple(CopiedRange(part.group.number, part.low, part.high) for part in task.ranges)
+    to = task.destination
+    store_copied(
+        store,
+        CopiedRanges(
+            operation=to.operation,
+            attempt=to.attempt,
+            number=task.number,
+            node=task.node.id,
+            ranges=ranges,
+            objects=objects,
+            lists=lists,
+        ),
+    )
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.operations.open_operations import open_operation_ids
+from cutline.snapshots.operations.open_operations import document_names, find_unfinished, open_operation_ids
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import read_intent
@@ -143,6 +143,14 @@ def newest_name(fleet: Fleet, text: str) -> str:
             details={"template": text},
         )
     return max(matching, key=lambda name: matching[name])
+
+
+def unfinished_name(fleet: Fleet, text: str) -> str:
+    """Return the name of the newest interrupted full snapshot that can be continued and matches `text`; "" if none."""
+    store = _store(fleet)
+    names = [intent.snapshot for intent in find_unfinished(store, document_names(store))]
+    template = read_template(text) if is_template(text) else None
+    return next((name for name in reversed(names) if name == text or (template and template.values_in(name))), "")
 
 
 def find_newest(store: ObjectStore) -> FullSnapshot | None:

@@ -198,7 +198,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
         with ExitStack() as stack:
             sessions = stack.enter_context(open_sessions(fleet, fleet.primaries))
             stack.enter_context(exclusive(sessions, store, "cancel", ""))
-            settle_operations(store, sessions.fleet, progress)
+            settle_operations(store, sessions.fleet, progress, given_up={way.id for way in under_lock})
     except (BusyError, RefusedError, UnreachableError) as error:
         problem = error
     yield from (_settled(store, way, problem) for way in under_lock)

@@ -38,6 +38,7 @@ from cutline.snapshots.records.operation_records import (
     read_outcome,
 )
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
+from cutline.snapshots.records.unfinished_records import is_unfinished_base
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
@@ -73,6 +74,21 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
     ids = [one for one, names in listed.items() if seems_open(names)]
     # A listing may be out of date.
     return [operation for operation in ids if is_open(store, operation)]
+
+
+def find_unfinished(store: ObjectStore, documents: Mapping[str, Set[str]]) -> list[Intent]:
+    """Return the interrupted full snapshots that have copied tables, oldest first.
+
+    `documents` is the result of document_names, listed under the lock. What can't be read is left to settling.
+    """
+    found: list[Intent] = []
+    for operation in open_operation_ids(store, documents):
+        if is_unfinished_base(documents[operation]):
+            try:
+                found.append(read_intent(store, operation))
+            except (ObjectMissingError, ManifestError):
+                continue
+    return found
 
 
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
@@ -193,7 +209,7 @@ class OpenOperation:
 
     If a document can't be read, `problem` describes it; if that is the intent, `operation` is None. `sign` is the
     newest sign of life of the process. `is_running` is set if the process showed signs of life when the operation was
-    read.
+    read. `is_unfinished` is set if it is a full snapshot that can be continued.
     """
 
     id: str
@@ -202,6 +218,7 @@ class OpenOperation:
     problem: str = ""
     sign: SignOfLife | None = None
     is_running: bool = False
+    is_unfinished: bool = False
 
     @property
     def kind(self) -> str:
@@ -273,6 +290,8 @@ class OpenOperation:
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
+        if self.is_unfinished:
+            return f"to continue it: snapshot create {intent.snapshot}"
         is_read_only = "; until then the fleet may refuse writes, unless you run: snapshot resume"
         return f"the next create, delete, prune or gc settles it{is_read_only if intent.is_terminal else ''}"
 
@@ -350,7 +369,14 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         sign = newest_sign(store, operation_id, names)
     # A failure record means that a create has ended, but left something behind on a node.
     is_running = "failure.json" not in names and shows_life(operation, sign, utc_now())
-    return OpenOperation(operation_id, operation, committed, sign=sign, is_running=is_running)
+    return OpenOperation(
+        operation_id,
+        operation,
+        committed,
+        sign=sign,
+        is_running=is_running,
+        is_unfinished=is_unfinished_base(names),
+    )
 
 
 @contextmanager

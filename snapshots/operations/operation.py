@@ -31,6 +31,7 @@ from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import (
+    CREATE,
     DONE,
     FAILED,
     Decision,
@@ -43,6 +44,7 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import increment_label
+from cutline.snapshots.records.unfinished_records import is_unfinished_base, resumption_name
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
 from cutline.storage.ids import new_operation_id
@@ -73,12 +75,14 @@ class Operation:
 
     `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation
     has committed. `is_idle` is true if the operation stored nothing but its intent and its commit. `details` are
-    additional fields of the outcome.
+    additional fields of the outcome. `resumption` is the number of the resumption with which this process continues an
+    operation that was interrupted; 0 if the process began it.
     """
 
     intent: Intent
     is_committing: bool = False
     is_idle: bool = False
+    resumption: int = 0
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
 
     @property
@@ -135,7 +139,8 @@ def record_operation(
     interrupt, a StoppedError says which of the two is the case, as far as it is known. If it is not known whether it
     has committed, no outcome is stored, and the next command settles the operation. The same holds if `undo` returns
     False because something is left; in that case, a failure record stores the reason. If the store is gone, nothing is
-    stored. An operation that is done does not fail if its outcome can't be stored.
+    stored. A full snapshot that can be continued stays open, and nothing is undone, unless somebody has cancelled it.
+    An operation that is done does not fail if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
     begin(store, intent)
@@ -153,6 +158,13 @@ def record_operation(
                 label = increment_label(intent.snapshot, intent.increment)
                 stopped = StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}")
                 record_outcome(store, intent, DONE, reason, details)
+            elif _is_continued(store, operation):
+                # The slots are those of the process that continues the operation.
+                pass
+            elif not operation.is_committing and not _is_cancelled(error) and _keeps_copies(store, intent):
+                stopped = _unfinished_error(intent)
+                if not isinstance(error, KeyboardInterrupt):
+                    progress.note(f"{stopped.message}; {stopped.hint}")
             else:
                 is_undone = undo is None or undo()
                 stopped = _stopped_error(intent, is_undone=is_undone)
@@ -185,6 +197,34 @@ def _stopped_error(intent: Intent, *, is_undone: bool) -> StoppedError:
         return StoppedError("nothing was committed, and no slot is left on a node", hint=hint)
     left = "nothing was committed, but something is left on a node: the next create, delete, prune or gc removes it"
     return StoppedError(left, hint=hint)
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether somebody asked to cancel the operation: then nothing is left to be continued."""
+    interrupt = find_behind(error, KeyboardInterrupt)
+    return interrupt is not None and len(interrupt.args) > 1
+
+
+def _is_continued(store: ObjectStore, operation: Operation) -> bool:
+    """Whether another process has continued the operation, which seemed dead."""
+    if operation.intent.kind != CREATE or operation.increment:
+        return False
+    return store.exists(operation_key(operation.id, resumption_name(operation.resumption + 1)))
+
+
+def _keeps_copies(store: ObjectStore, intent: Intent) -> bool:
+    """Whether the operation is a full snapshot that can be continued (snapshots/create/continued_full.py)."""
+    return intent.kind == CREATE and is_unfinished_base(store.list_children(f"operations/{intent.operation}"))
+
+
+def _unfinished_error(intent: Intent) -> StoppedError:
+    """Return what a full snapshot leaves if it can be continued."""
+    return StoppedError(
+        "nothing was committed; the tables that were copied are kept, and the nodes keep WAL for them",
+        hint=f"to continue, repeat the command with the same name, {intent.snapshot}; to give it up:"
+        f" snapshot cancel {intent.operation}",
+        details={"snapshot": intent.snapshot, "operation": intent.operation},
+    )
 
 
 def begin(store: ObjectStore, intent: Intent) -> None:
@@ -326,12 +366,12 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
 
 
 def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
-    """Right before the commit, check that the operation still holds the lock and was not settled as dead.
+    """Right before the commit, check that the operation still holds the lock, and was not settled or continued since.
 
     Raises FleetLockLostError, OperationSettledError.
     """
     lock.check_held()
-    if lock.retaken and not is_open(store, operation.id):
+    if lock.retaken and (not is_open(store, operation.id) or _is_continued(store, operation)):
         raise operation_settled_error(operation.id)
 
 

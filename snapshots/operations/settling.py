@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
@@ -14,6 +14,7 @@ from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
+    document_names,
     name_targets,
     open_operation_ids,
     read_open_operation,
@@ -40,13 +41,18 @@ from cutline.snapshots.records.proven_chains import (
     read_full,
 )
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
+from cutline.snapshots.records.unfinished_records import is_unfinished_base
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 
 
 def settle_operations(
-    store: ObjectStore, fleet: Fleet, progress: Progress, documents: Mapping[str, Set[str]] | None = None
+    store: ObjectStore,
+    fleet: Fleet,
+    progress: Progress,
+    documents: Mapping[str, Set[str]] | None = None,
+    given_up: Collection[str] = (),
 ) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
 
@@ -56,11 +62,15 @@ def settle_operations(
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
     the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet;
     a note says so. An unreadable operation holds no lock, and only one of two commits with the same number can be
-    stored. `documents` is the result of document_names, if listed under the lock. Raises UndecidedError.
+    stored. A full snapshot that can be continued stays as it is, unless its operation is in `given_up`. `documents` is
+    the result of document_names, if listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     restores: list[Intent] = []
+    documents = document_names(store) if documents is None else documents
     for operation_id in open_operation_ids(store, documents):
+        if is_unfinished_base(documents[operation_id]) and operation_id not in given_up:
+            continue
         try:
             operation = read_intent(store, operation_id)
             # An unreadable object in place of the outcome prevents an outcome from being stored.

@@ -23,6 +23,7 @@ from cutline.snapshots.operations.operation import is_publishing
 from cutline.snapshots.operations.signs import newest_request, newest_sign, shows_life, sign_numbers
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
+    CREATE,
     DRILL,
     OUTCOMES,
     CancelRequest,
@@ -149,7 +150,10 @@ class UnderWay:
             left = self.left_text if self.kind != WATCH else HANGING_WATCH
             return f"{left}; to forget it: snapshot cancel {self.id}"
         # A removal can't be undone once it has started to remove anything.
-        return f"{self.remedy}; to settle it now: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
+        if self.kind != CREATE:
+            return self.remedy
+        ends = "give it up" if self.opened.is_unfinished else "settle it now"
+        return f"{self.remedy}; to {ends}: snapshot cancel {self.id}"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the operation for JSON output; unknown values are null."""

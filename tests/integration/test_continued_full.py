@@ -1,0 +1,244 @@
+"""Full snapshots that are interrupted while they copy tables, and continued by a repetition of the command.
+
+The command is a process, which kills or interrupts itself once some tasks have ended. Expected rows come from the live
+servers (COPY).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.unfinished_records import UnfinishedCopy, is_unfinished_base, read_unfinished
+from tests.commands.snapshot_runs import (
+    COMMAND_SECONDS_MAX,
+    configure_fleet,
+    dropping_slots,
+    run_command,
+    slots_of,
+    sorted_copies,
+)
+
+KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
+SHARDS = ("s1", "s2")
+# `big` and `wide` take several tasks each, and the others share tasks.
+TABLES = {"big": 3000, "wide": 900, "small": 40, "bag": 30, "gone": 20}
+# The share of tasks after which the copy is interrupted, in percent.
+PERCENT = 75
+
+
+@dataclass(frozen=True)
+class Place:
+    servers: EmbeddedFleet
+    fleet: Fleet
+    target: Fleet
+
+    def execute(self, shard: str, *statements: str) -> None:
+        with psycopg.connect(self.fleet.node(shard).dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def run(self, *words: str) -> dict[str, Any]:
+        code, document = run_command(self.fleet, *words)
+        assert code == 0, document
+        return document
+
+    def interrupt(self, name: str, number: signal.Signals, *words: str) -> subprocess.CompletedProcess[str]:
+        """Take a full snapshot that gets a signal once most tasks have ended."""
+        return subprocess.run(
+            [sys.executable, "-m", "tests.commands.dying_copies", str(PERCENT), str(int(number)), "--fleet",
+             str(self.fleet.path), "create", name, *words],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+
+    def unfinished(self) -> dict[str, UnfinishedCopy]:
+        """What interrupted snapshots have copied, by operation."""
+        store = self.fleet.store.open()
+        names = {one: store.list_children(f"operations/{one}") for one in store.list_children("operations")}
+        return {one: read_unfinished(store, one, names[one]) for one in names if is_unfinished_base(names[one])}
+
+    def live(self) -> list[dict[str, bytes]]:
+        return [sorted_copies(self.fleet.node(shard).dsn) for shard in SHARDS]
+
+    def restored(self, name: str) -> list[dict[str, bytes]]:
+        self.run("restore", name, "--to", str(self.target.path), "--replace", "--yes")
+        return [sorted_copies(node.dsn) for node in self.target.primaries]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    folder = tmp_path_factory.mktemp("continued")
+    running = start_fleet(folder / "fleet", shards=2, backups=1)
+    try:
+        target = start_fleet(folder / "target", shards=2, backups=0)
+        try:
+            yield running, target
+        finally:
+            stop_fleet(folder / "target", delete=True)
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+@pytest.fixture
+def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path) -> Iterator[Place]:
+    running, other = servers
+    fleet = configure_fleet(running, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=KEPT)
+    target = configure_fleet(other, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    place = Place(running, fleet, target)
+    for number, shard in enumerate(SHARDS):
+        for table, rows in TABLES.items():
+            place.execute(
+                shard,
+                f"DROP TABLE IF EXISTS {table}, fresh",
+                f"CREATE TABLE {table} (id int, text text{'' if table == 'bag' else ', PRIMARY KEY (id)'})",
+                f"INSERT INTO {table} SELECT n, repeat('{table}{number}', 20) FROM generate_series(1, {rows}) n",
+            )
+        place.execute(shard, "ALTER TABLE bag REPLICA IDENTITY FULL")
+    with dropping_slots(fleet):
+        place.run("init")
+        yield place
+
+
+def change(place: Place) -> None:
+    """Change tables that are copied and tables that are not, some of them by DDL and by transactions on both shards."""
+    for shard in SHARDS:
+        place.execute(
+            shard,
+            "UPDATE big SET text = 'changed' WHERE id % 7 = 0",
+            "DELETE FROM big WHERE id % 11 = 0",
+            "ALTER TABLE big ADD COLUMN more int DEFAULT 7",
+            "INSERT INTO big VALUES (-1, 'new', 1)",
+            "UPDATE wide SET id = -id WHERE id % 5 = 0",
+            "DELETE FROM small WHERE id < 10",
+            "INSERT INTO bag SELECT 1, 'again' FROM generate_series(1, 3)",
+            "DROP TABLE gone",
+            "CREATE TABLE fresh (id int PRIMARY KEY, text text)",
+            "INSERT INTO fresh SELECT n, 'fresh' FROM generate_series(1, 25) n",
+        )
+    for shard in SHARDS:
+        place.execute(shard, "BEGIN", "UPDATE small SET text = 'pair' WHERE id = 20", "PREPARE TRANSACTION 'pair'")
+    for shard in SHARDS:
+        place.execute(shard, "COMMIT PREPARED 'pair'")
+
+
+def committed(place: Place, name: str) -> FullSnapshot:
+    return read_full(place.fleet.store.open(), name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_an_interrupted_full_snapshot_is_continued(place: Place, number: signal.Signals) -> None:
+    """Tables that were copied are not copied again, whatever has changed since; the others join at the first cut."""
+    ended = place.interrupt("nightly", number)
+    assert ended.returncode == (-number if number == signal.SIGKILL else 130), ended.stderr
+    ((operation, copied),) = place.unfinished().items()
+    names = {shard: {group.name for group in groups} for shard, groups in copied.groups.items()}
+    assert all("public.wide" in found for found in names.values()), names
+    assert any("public.big" not in found for found in names.values()), names
+    if number == signal.SIGINT:
+        assert f"cancel {operation}" in ended.stderr, ended.stderr
+    # Another chain, and gc, leave the interrupted snapshot alone.
+    place.run("gc", "--yes")
+    (way,) = place.run("status")["operations"]
+    assert "create nightly" in way["remedy"], way
+    change(place)
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] == operation
+    commit = committed(place, "nightly")
+    kept = {stored.key for stored in copied.entries}
+    assert kept <= {stored.key for stored in commit.copied}
+    assert {group.name for group in commit.groups["s1"]} == names["s1"]
+    assert place.unfinished() == {}
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+    place.execute("s1", "UPDATE big SET text = 'later' WHERE id = 1", "INSERT INTO wide VALUES (5000, 'later')")
+    place.run("create", "nightly", "--incremental")
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+    # What remains of the interruption is garbage: objects of tables that were not complete.
+    place.run("gc", "--yes", "--grace", "0")
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
+def test_a_small_snapshot_is_undone(place: Place) -> None:
+    """Below `resume_from`, an interrupt leaves no slot."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace('"8 KiB"', '"10 GB"'))
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.commands.dying_copies", "10", str(int(signal.SIGINT)), "--fleet", str(path),
+         "create", "nightly"],
+        capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+    )  # fmt: skip
+
+    # No task records anything, so nothing sends the signal.
+    assert ended.returncode == 0, ended.stderr
+    assert place.unfinished() == {}
+
+
+def test_an_interrupted_snapshot_is_given_up(place: Place) -> None:
+    """`cancel` and another full snapshot drop an interrupted one's slots; an increment of another chain does not."""
+    place.run("create", "daily")
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    place.execute("s1", "UPDATE big SET text = 'changed' WHERE id = 1")
+
+    place.run("create", "daily", "--incremental")
+    place.run("check", "daily")
+
+    assert list(place.unfinished()) == [operation]
+    assert {node.id: len(slots_of(node.dsn)) for node in place.fleet.nodes} == dict.fromkeys(
+        [node.id for node in place.fleet.nodes], 2
+    )
+    place.run("cancel", operation)
+    assert place.run("status")["operations"] == []
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {1}
+
+    place.interrupt("nightly", signal.SIGKILL)
+    place.run("create", "another")
+    assert place.run("status")["operations"] == []
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {2}
+
+
+@pytest.mark.parametrize("event", ["slot", "rules", "options"])
+def test_what_does_not_fit_begins_again(place: Place, event: str) -> None:
+    """If a slot is lost or recreated, or other tables are chosen, the snapshot begins again and says why."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    words: list[str] = []
+    if event == "slot":
+        (slot,) = slots_of(place.fleet.node("s2").dsn)
+        place.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
+        # A slot of the same name at a later position has lost what was committed in between.
+        place.execute("s2", "UPDATE big SET text = 'lost' WHERE id = 3")
+        place.execute("s2", f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)")
+        why = "another process advanced the slot"
+    elif event == "rules":
+        words, why = ["--exclude-group", "public.small"], "other tables are chosen"
+    else:
+        place.execute("s1", "UPDATE big SET text = 'x' WHERE id = 2")
+        words, why = ["--large-objects"], "--large-objects"
+
+    document = place.run("create", "nightly", *words)
+
+    assert document["operation"] != operation
+    assert any("begins again" in text and why in text for text in document["warnings"]), document["warnings"]
+    assert place.run("status")["operations"] == []
+    live = place.live()
+    if event == "rules":
+        live = [tables | {"public.small": b""} for tables in live]
+    assert place.restored("nightly") == live

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import BaselineChangedError, check_baseline
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
 from cutline.snapshots.create.context import ContinuedFull, CreateRequest
 from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
@@ -36,7 +38,7 @@ from cutline.snapshots.records.unfinished_records import (
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
-from cutline.wal.drain.slots import check_slot, slot_name, slot_state
+from cutline.wal.drain.slots import check_slot, copy_slot_name, slot_name, slot_state
 from cutline.wal.segments.archive import archive_prefix
 from cutline.wal.segments.segments import list_unlisted
 
@@ -66,6 +68,9 @@ def find_continued(
             progress.note(f"snapshot {request.name} begins again, because {error}")
             return None
         resumption = _resume(store, intent)
+        progress.reached(CrashPoint.RESUMED)
+        # A resumption that died while it copied tables leaves its slots.
+        drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         tables = sum(len(groups) for groups in copied.groups.values())
         progress.note(
             News(

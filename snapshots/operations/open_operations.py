@@ -85,7 +85,9 @@ def find_unfinished(store: ObjectStore, documents: Mapping[str, Set[str]]) -> li
     for operation in open_operation_ids(store, documents):
         if is_unfinished_base(documents[operation]):
             try:
-                found.append(read_intent(store, operation))
+                intent = read_intent(store, operation)
+                if not has_committed(store, intent):
+                    found.append(intent)
             except (ObjectMissingError, ManifestError):
                 continue
     return found
@@ -375,7 +377,7 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         committed,
         sign=sign,
         is_running=is_running,
-        is_unfinished=is_unfinished_base(names),
+        is_unfinished=is_unfinished_base(names) and not committed,
     )
 
 

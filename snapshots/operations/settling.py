@@ -10,7 +10,7 @@ from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.operations.committing import decide
+from cutline.snapshots.operations.committing import decide, has_committed
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
@@ -69,8 +69,6 @@ def settle_operations(
     restores: list[Intent] = []
     documents = document_names(store) if documents is None else documents
     for operation_id in open_operation_ids(store, documents):
-        if is_unfinished_base(documents[operation_id]) and operation_id not in given_up:
-            continue
         try:
             operation = read_intent(store, operation_id)
             # An unreadable object in place of the outcome prevents an outcome from being stored.
@@ -89,6 +87,9 @@ def settle_operations(
                     f"operation {operation.id} can't be settled: it belongs to fleet {operation.fleet_id}, so it was"
                     f" copied here from another store; remove operations/{operation.id} from this store"
                 )
+                continue
+            is_kept = is_unfinished_base(documents[operation_id]) and operation_id not in given_up
+            if is_kept and not has_committed(store, operation):
                 continue
             committed = decide(store, operation)
         except ObjectMissingError:

@@ -20,6 +20,7 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import Fleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy, is_unfinished_base, read_unfinished
@@ -31,6 +32,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
 
 KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
 SHARDS = ("s1", "s2")
@@ -172,6 +174,60 @@ def test_an_interrupted_full_snapshot_is_continued(place: Place, number: signal.
     # What remains of the interruption is garbage: objects of tables that were not complete.
     place.run("gc", "--yes", "--grace", "0")
     assert place.run("check", "nightly")["result"] == "valid"
+
+
+# The effects of a continued snapshot after which it is killed, in order.
+POINTS = (
+    CrashPoint.RESUMED,
+    CrashPoint.SLOT_MADE,
+    CrashPoint.BASE_COPIED,
+    CrashPoint.COPY_SLOTS_DROPPED,
+    CrashPoint.STARTS_WRITTEN,
+    CrashPoint.ARCHIVED,
+    CrashPoint.SEQUENCES_READ,
+    ABOUT_TO_COMMIT,
+    CrashPoint.COMMITTED,
+)
+
+
+def test_a_continued_snapshot_is_killed_at_every_step(place: Place) -> None:
+    """Each repetition continues the same operation, whatever the one before had archived and copied."""
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    change(place)
+    for number, point in enumerate(POINTS):
+        for shard in SHARDS:
+            place.execute(
+                shard,
+                f"INSERT INTO wide VALUES ({6000 + number}, 'before {point}')",
+                f"ALTER TABLE fresh ADD COLUMN after_{number} int DEFAULT {number}",
+                f"CREATE TABLE new_{number} AS SELECT n AS id FROM generate_series(1, 5) n",
+                f"ALTER TABLE new_{number} ADD PRIMARY KEY (id)",
+            )
+        # A slot that is left is found by its operation, so nothing but the operation must be open.
+        live = place.live()
+        killed = subprocess.run(
+            [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", point, "1", "--", "--fleet",
+             str(place.fleet.path), "create", "nightly"],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
+        (way,) = place.run("status")["operations"]
+        assert way["operation"] == operation
+
+    place.run("create", "nightly", "--incremental")
+
+    store = place.fleet.store.open()
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
+    assert len([name for name in store.list_children(f"operations/{operation}") if "resumed" in name]) == len(POINTS)
+    for increment in ("0", "1"):
+        place.run("restore", "nightly", "--increment", increment, "--to", str(place.target.path), "--replace", "--yes")
+        assert [sorted_copies(node.dsn) for node in place.target.primaries] == live, increment
+    assert place.run("check", "nightly")["result"] == "valid"
+    for node in place.fleet.nodes:
+        assert len(slots_of(node.dsn)) == 1
+    for shard in SHARDS:
+        place.execute(shard, *(f"DROP TABLE new_{number}" for number in range(len(POINTS))))
 
 
 def test_a_small_snapshot_is_undone(place: Place) -> None:

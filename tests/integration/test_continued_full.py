@@ -21,6 +21,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.listing.name_templates import new_name, unfinished_name
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy, is_unfinished_base, read_unfinished
@@ -228,6 +229,38 @@ def test_a_continued_snapshot_is_killed_at_every_step(place: Place) -> None:
         assert len(slots_of(node.dsn)) == 1
     for shard in SHARDS:
         place.execute(shard, *(f"DROP TABLE new_{number}" for number in range(len(POINTS))))
+
+
+def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) -> None:
+    """With `base = "prefer-standby"`, a table is complete if the standby that is read has been read."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace("[copies]", '[copies]\nbase = "prefer-standby"'))
+    place.interrupt("nightly", signal.SIGKILL)
+    ((_, copied),) = place.unfinished().items()
+    assert copied.base.readers == {"s1": "s1-b1", "s2": "s2-b1"}
+    assert all(copied.groups.values()), copied.groups
+    change(place)
+
+    place.run("create", "nightly")
+
+    commit = committed(place, "nightly")
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in commit.copied}
+    assert commit.shared_bases.keys() == {"s1", "s2"}
+    assert place.restored("nightly") == place.live()
+    code, document = run_command(place.fleet, "check", "nightly")
+    assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
+
+
+def test_a_watch_continues_its_own_snapshot(place: Place) -> None:
+    """The name of an interrupted snapshot is chosen again if it has the form of the watch's names."""
+    name = new_name(place.fleet, "watch-{date}-{time}")
+    place.interrupt(name, signal.SIGKILL)
+
+    assert unfinished_name(place.fleet, "watch-{date}-{time}") == name
+    assert unfinished_name(place.fleet, name) == name
+    assert unfinished_name(place.fleet, "nightly-{date}") == ""
+    place.run("create", name)
+    assert unfinished_name(place.fleet, "watch-{date}-{time}") == ""
 
 
 def test_a_small_snapshot_is_undone(place: Place) -> None:

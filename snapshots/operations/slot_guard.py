@@ -74,14 +74,16 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
 class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `is_failed` is set if the operation has failed, but made slots after another command had settled it and dropped its
-    slots. `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
+    `unfinished` is the snapshot that a create without a commit takes, if it may be continued; "" otherwise. `is_failed`
+    is set if the operation has failed, but made slots after another command had settled it and dropped its slots.
+    `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
     """
 
     slot: str
     retained: tuple[Retained, ...]
     snapshot: str | None = None
     chain: str = ""
+    unfinished: str = ""
     is_failed: bool = False
     removal_text: str = ""
 
@@ -93,9 +95,11 @@ class KeptChain:
     @property
     def label(self) -> str:
         """The snapshot or slot for which the WAL is kept."""
-        return (
-            f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, not part of a snapshot in this store,"
-        )
+        if self.snapshot:
+            return f"snapshot {self.snapshot}"
+        if self.unfinished:
+            return f"snapshot {self.unfinished}, which is not finished,"
+        return f"slot {self.slot}, not part of a snapshot in this store,"
 
 
 def guard_nodes(
@@ -202,7 +206,7 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     except ManifestError:
         # An unreadable document doesn't end a chain; only the limit does.
         return replace(kept, snapshot=operation.snapshot)
-    return kept
+    return kept if operation.increment else replace(kept, unfinished=operation.snapshot)
 
 
 def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
@@ -268,6 +272,8 @@ def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress)
 def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
+    if kept.unfinished:
+        remedy = f"; to finish it: snapshot create {kept.unfinished}"
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 

@@ -303,6 +303,23 @@ def test_an_interrupted_snapshot_is_given_up(place: Place) -> None:
     assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {2}
 
 
+def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) -> None:
+    """Past the limit, the next create drops its slots; a repetition begins again."""
+    place.interrupt("nightly", signal.SIGKILL)
+    path = place.fleet.path
+    path.write_text(path.read_text() + '\n[wal]\nmax_retained_wal = "1 MiB"\n')
+    place.execute("s1", "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+
+    document = place.run("create", "point", "--only-cut")
+
+    (note,) = [text for text in document["warnings"] if "more than its limit" in text]
+    assert "of WAL for snapshot nightly, which is not finished, more than its limit" in note
+    assert [slots_of(node.dsn) for node in place.fleet.nodes] == [[]] * len(place.fleet.nodes)
+    again = place.run("create", "nightly")
+    assert any("begins again" in text and "does not exist" in text for text in again["warnings"]), again["warnings"]
+    assert place.restored("nightly") == place.live()
+
+
 @pytest.mark.parametrize("event", ["slot", "rules", "options"])
 def test_what_does_not_fit_begins_again(place: Place, event: str) -> None:
     """If a slot is lost or recreated, or other tables are chosen, the snapshot begins again and says why."""

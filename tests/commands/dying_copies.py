@@ -1,7 +1,7 @@
-"""Run `snapshot` so that it gets a signal while a base copy runs: `python -m … PERCENT SIGNAL WORDS…`.
+"""Run `snapshot` so that a process gets a signal while a base copy runs: `python -m … PERCENT SIGNAL PROCESS WORDS…`.
 
-The signal comes once this share of the tasks has recorded what it copied, and the plan is stored. Tasks are small, so
-that small tables take several.
+PROCESS is the id of a server's process, or 0 for the command itself. The signal comes once this share of the tasks has
+recorded what it copied, and the plan is stored. Tasks are small, so that small tables take several.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TASK_PAGES = 16
 PAUSE_SECONDS = 0.5
 
 
-def run(percent: int, signal_number: int) -> None:
+def run(percent: int, signal_number: int, process: int) -> None:
     recorded, enough, lock = 0, 0, threading.Lock()
     plan_copy = copy_tables.plan_copy
 
@@ -42,7 +42,7 @@ def run(percent: int, signal_number: int) -> None:
             recorded += 1
             number = recorded
         if number == enough:
-            os.kill(os.getpid(), signal_number)
+            os.kill(process or os.getpid(), signal_number)
         if number >= enough:
             time.sleep(PAUSE_SECONDS)
 
@@ -53,6 +53,6 @@ def run(percent: int, signal_number: int) -> None:
 
 
 if __name__ == "__main__":
-    number, sent = int(sys.argv[1]), int(sys.argv[2])
-    sys.argv[1:3] = []
-    run(number, sent)
+    percent, sent, process = map(int, sys.argv[1:4])
+    sys.argv[1:4] = []
+    run(percent, sent, process)

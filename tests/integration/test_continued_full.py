@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.server import running_pid
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.listing.name_templates import new_name, unfinished_name
@@ -33,6 +34,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.faults.awaited import await_none
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 
 KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
@@ -59,11 +61,11 @@ class Place:
         assert code == 0, document
         return document
 
-    def interrupt(self, name: str, number: signal.Signals, *words: str) -> subprocess.CompletedProcess[str]:
-        """Take a full snapshot that gets a signal once most tasks have ended."""
+    def interrupt(self, name: str, number: signal.Signals, process: int = 0) -> subprocess.CompletedProcess[str]:
+        """Take a full snapshot; once most of its tasks have ended, it or a server's process gets a signal."""
+        words = [str(PERCENT), str(int(number)), str(process), "--fleet", str(self.fleet.path), "create", name]
         return subprocess.run(
-            [sys.executable, "-m", "tests.commands.dying_copies", str(PERCENT), str(int(number)), "--fleet",
-             str(self.fleet.path), "create", name, *words],
+            [sys.executable, "-m", "tests.commands.dying_copies", *words],
             capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
         )  # fmt: skip
 
@@ -263,16 +265,32 @@ def test_a_watch_continues_its_own_snapshot(place: Place) -> None:
     assert unfinished_name(place.fleet, "watch-{date}-{time}") == ""
 
 
+def test_a_snapshot_goes_on_after_the_crash_of_a_primary(place: Place) -> None:
+    """The command fails with what to do; slots and rows are still there when the server is back."""
+    server = place.servers.node("s2")
+    process = running_pid(server)
+    assert process is not None
+
+    ended = place.interrupt("nightly", signal.SIGQUIT, process)
+
+    assert ended.returncode == 6, ended.stderr
+    ((operation, copied),) = place.unfinished().items()
+    assert f"cancel {operation}" in ended.stderr, ended.stderr
+    await_none(lambda: running_pid(server))
+    place.servers.start_node(server)
+    change(place)
+    place.run("create", "nightly")
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
 def test_a_small_snapshot_is_undone(place: Place) -> None:
     """Below `resume_from`, an interrupt leaves no slot."""
     path = place.fleet.path
     path.write_text(path.read_text().replace('"8 KiB"', '"10 GB"'))
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.commands.dying_copies", "10", str(int(signal.SIGINT)), "--fleet", str(path),
-         "create", "nightly"],
-        capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
-    )  # fmt: skip
+    ended = place.interrupt("nightly", signal.SIGINT)
 
     # No task records anything, so nothing sends the signal.
     assert ended.returncode == 0, ended.stderr

@@ -45,7 +45,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     find_prepared,
     insert_position,
 )
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.base_copy.copy_tables import CopiedTables, TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_servers, standby_wait_seconds
 from cutline.snapshots.create.context import (
     ChainState,
@@ -245,7 +245,7 @@ class BaseCopy:
     Groups, `states` (by name) and `fingerprints` are those of the tables when they were copied, by shard; `node_tables`
     are the primaries' tables as last read. `highest` is the highest group number that was used. `slots_complete_at` has
     the positions of the primaries when all slots had been created. `readers` are the standbys on which the tables of
-    primaries were read, by primary.
+    primaries were read, by primary. `rewritten` are the tables that must be copied again, as in CopiedTables.
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -257,6 +257,7 @@ class BaseCopy:
     slots_complete_at: Mapping[str, Lsn]
     readers: Mapping[str, str]
     entries: tuple[NamedObject, ...]
+    rewritten: Mapping[str, set[int]]
 
 
 def take_full(
@@ -274,7 +275,8 @@ def take_full(
         return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
 
     state = _initial_state(base, plan.selection, operation.id)
-    cut = take_cut(context, state, spark, progress, end_all_writes if context.request.terminal else None)
+    end = end_all_writes if context.request.terminal else None
+    cut = take_cut(context, state, spark, progress, end, base.rewritten)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
     commit = _build_commit(context, plan.selection, base, cut, time.monotonic() - began, progress)
@@ -313,7 +315,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
                 slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
                 unfinished = _unfinished_base(context, now, slots, slots_complete_at, number)
-                entries = _copy(context, now, slots, unfinished, spark, progress)
+                copied = _copy(context, now, slots, unfinished, spark, progress)
         except ChangedError:
             # Nothing of this attempt can be continued without its slots.
             forget_unfinished_base(context.store, context.operation.id, number)
@@ -330,7 +332,8 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
             positions={node: slot.position for node, slot in slots.items()},
             slots_complete_at=slots_complete_at,
             readers={primary: node.id for primary, node in now.readers.items()},
-            entries=tuple(entries),
+            entries=tuple(copied.entries),
+            rewritten=copied.rewritten,
         )
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
@@ -353,6 +356,7 @@ def continued_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
         slots_complete_at=base.slots_complete_at,
         readers=base.readers,
         entries=copied.entries,
+        rewritten=copied.rewritten,
     )
 
 
@@ -428,7 +432,7 @@ def _copy(
     unfinished: UnfinishedBase | None,
     spark: SparkSource,
     progress: Progress,
-) -> list[NamedObject]:
+) -> CopiedTables:
     """Copy all rows in a Spark job, and dump the DDL of every shard at the same time.
 
     From the dump on, the copy can be continued by what is `unfinished`, if anything.
@@ -459,8 +463,8 @@ def _copy(
         try:
             copied = copy_tables(sources, destination, sessions, spark, progress)
             if context.request.large_objects:
-                copied += _copy_large_objects(sessions, slots, destination, spark, progress)
-            copied += ddl.result()
+                copied.entries.extend(_copy_large_objects(sessions, slots, destination, spark, progress))
+            copied.entries.extend(ddl.result())
         except KeyboardInterrupt:
             # Don't wait for pg_dump: a lock may block it for a long time.
             sessions.watch.end_all()

@@ -89,7 +89,8 @@ class CopiedRange(Record, frozen=True):
 class CopiedRanges(Record, frozen=True, kw_only=True, tag_field="schema", tag=COPIED_FORMAT):
     """What task `number` of the base copy's `attempt` has copied on `node`: the ranges, and its objects or their lists.
 
-    Every object has rows of these ranges only.
+    Every object has rows of these ranges only. `rewritten` has the oids of tables that must be copied again, because
+    they were rewritten while others were copied.
     """
 
     operation: str
@@ -99,6 +100,7 @@ class CopiedRanges(Record, frozen=True, kw_only=True, tag_field="schema", tag=CO
     ranges: tuple[CopiedRange, ...]
     objects: tuple[StoredObject, ...]
     lists: tuple[ObjectList, ...] = ()
+    rewritten: tuple[Count, ...] = ()
 
     @property
     def numbers(self) -> set[int]:
@@ -124,11 +126,13 @@ class UnfinishedCopy:
     """A base copy that was interrupted: its plan, the tables that are copied completely, and their entries.
 
     `groups` are these tables by shard. Rows of a table that is not complete are not in any of the `entries`.
+    `rewritten` are the oids of those among them, by shard, that must be copied again nevertheless.
     """
 
     base: UnfinishedBase
     groups: Mapping[str, tuple[Group, ...]]
     entries: tuple[NamedObject, ...]
+    rewritten: Mapping[str, set[int]]
 
 
 def base_name(attempt: int) -> str:
@@ -231,6 +235,10 @@ def complete_tables(base: UnfinishedBase, parts: Iterable[CopiedRanges]) -> Unfi
                 by_node[node] = [part for part in by_node[node] if part.numbers <= complete]
                 complete = complete & _complete_numbers(by_node[node])
         numbers[shard] = complete
+    rewritten = {
+        shard: {oid for node in sources for part in by_node[node] for oid in part.rewritten}
+        for shard, sources in base.sources.items()
+    }
     return UnfinishedCopy(
         base,
         {
@@ -238,6 +246,7 @@ def complete_tables(base: UnfinishedBase, parts: Iterable[CopiedRanges]) -> Unfi
             for shard, groups in base.groups.items()
         },
         (*base.objects, *(entry for found in by_node.values() for part in found for entry in part.entries)),
+        {shard: oids for shard, oids in rewritten.items() if oids},
     )
 
 

@@ -288,7 +288,7 @@ class CopiesTable(Record, frozen=True):
 
     `require` is a number, "all", or "any" for any number, also none. `base` says where a full snapshot reads the base
     copy of a primary: on the primary itself, or on a standby where that can decode and takes part. An interrupted full
-    snapshot of at least `resume_from` bytes of tables can be continued.
+    snapshot of at least `resume_from` bytes of tables can be resumed.
     """
 
     require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
@@ -741,7 +741,7 @@ class Fleet:
     standby_wait_seconds: float = STANDBY_WAIT
     # Whether a full snapshot reads tables on a standby instead of on the primary, where it can.
     spares_primaries: bool = False
-    # The size of tables from which an interrupted full snapshot can be continued.
+    # The size of tables from which an interrupted full snapshot can be resumed.
     resume_bytes_min: int = RESUME_FROM
     # The second stores (snapshot copy): URLs, folders and fleet files.
     copies: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ class CopyDestination:
     """The snapshot, the operation and the store of a base copy.
 
     A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead. If
-    the base copy can be continued after an interruption, `attempt` is its number (from 1), and each task records what
+    the base copy can be resumed after an interruption, `attempt` is its number (from 1), and each task records what
     it has copied; otherwise `attempt` is 0.
     """
 
@@ -254,7 +254,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
 def _record_copied(
     store: ObjectStore, task: CopyTask, entries: tuple[NamedObject, ...], rewritten: tuple[int, ...]
 ) -> None:
-    """Store what the task has copied, so that the base copy can be continued without it."""
+    """Store what the task has copied, so that the base copy can be resumed without it."""
     objects, lists = split_entries(entries)
     ranges = tuple(CopiedRange(part.group.number, part.low, part.high) for part in task.ranges)
     to = task.destination

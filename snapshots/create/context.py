@@ -21,7 +21,7 @@ from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.absent_copies import standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
-from cutline.snapshots.operations.open_operations import document_names, find_unfinished
+from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
@@ -39,6 +39,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy
 from cutline.spark.needs import ExecutorNeeds
+from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.markers import Marker
 from cutline.wal.drain.lineage import KnownMarker
@@ -73,7 +74,7 @@ class CreateRequest:
 class CreateContext:
     """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
 
-    `copied` is what the operation had copied when it was interrupted, if this create continues it.
+    `copied` is what the operation had copied when it was interrupted, if this create resumes it.
     """
 
     request: CreateRequest
@@ -106,16 +107,16 @@ class CreateContext:
 
 
 @dataclass(frozen=True, slots=True)
-class ContinuedFull:
-    """An interrupted full snapshot that is continued: its intent, what it has copied, and this resumption's number."""
+class ResumedFull:
+    """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number."""
 
     intent: Intent
     copied: UnfinishedCopy
     resumption: int
 
 
-# Finds the interrupted snapshot that a create continues, by the names of all documents.
-FindsContinued: TypeAlias = Callable[[Mapping[str, Set[str]]], ContinuedFull | None]
+# Finds the interrupted snapshot that a create resumes, by the names of all documents.
+FindsResumable: TypeAlias = Callable[[Mapping[str, Set[str]]], ResumedFull | None]
 
 
 @contextmanager
@@ -125,11 +126,11 @@ def begin_full(
     request: CreateRequest,
     fleet_id: str,
     progress: StepTimes,
-    find_continued: FindsContinued | None = None,
+    find_resumable: FindsResumable | None = None,
 ) -> Iterator[CreateContext]:
-    """Hold the fleet's lock, settle dead operations, and start or continue a full snapshot of the sessions' nodes.
+    """Hold the fleet's lock, settle dead operations, and start or resume a full snapshot of the sessions' nodes.
 
-    With `find_continued`, interrupted snapshots that are not continued are given up. The intent of a new operation is
+    With `find_resumable`, interrupted snapshots that are not resumed are given up. The intent of a new operation is
     not stored yet. Raises the errors of `exclusive`, and any errors from the store and node checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
@@ -143,15 +144,20 @@ def begin_full(
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         details = OutcomeDetails(times=progress)
-        if find_continued is not None:
-            continued = find_continued(operations)
-            id_continued = continued.intent.operation if continued else ""
-            if given_up := {one.operation for one in find_unfinished(store, operations)} - {id_continued}:
+        if find_resumable is not None:
+            resumed = find_resumable(operations)
+            kept = {resumed.intent.operation} if resumed else set()
+            if given_up := {intent.operation for intent in resumable_creates(store, operations)} - kept:
                 settle_operations(store, sessions.fleet, progress, operations, given_up)
-            if continued is not None:
-                operation = Operation(continued.intent, resumption=continued.resumption, details=details)
-                yield CreateContext(request, store, operation, lock, continued.copied)
+            if resumed is not None:
+                operation = Operation(resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details)
+                yield CreateContext(request, store, operation, lock, resumed.copied)
                 return
+        elif any(intent.snapshot == request.name for intent in resumable_creates(store, operations)):
+            raise UsageError(
+                f"a full snapshot with the name {request.name} was interrupted, and can be resumed",
+                hint=f"choose another name; to resume it: snapshot create {request.name}",
+            )
         intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))
         # Find the turn only now: settling may have used up a turn.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET

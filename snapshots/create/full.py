@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
+from typing import cast
 
 from msgspec import structs
 
@@ -55,11 +57,11 @@ from cutline.snapshots.create.context import (
     counted_full,
     undo_create,
 )
-from cutline.snapshots.create.continued_full import find_continued
 from cutline.snapshots.create.counters import check_append_only, states_to_compare
 from cutline.snapshots.create.cut_attempt import CutResult, take_cut
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.resumed_full import find_resumable
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.dump import store_ddl
@@ -76,6 +78,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -117,6 +120,7 @@ from cutline.spark.spark_jobs import (
     share_rate,
     shared_problem,
 )
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, slot_name
@@ -235,7 +239,17 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         note_readers(plan, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
+        _preview_resumable(store, request, progress)
         return plan
+
+
+def _preview_resumable(store: ObjectStore, request: CreateRequest, progress: Progress) -> None:
+    """Note the interrupted snapshots that the create would resume or give up."""
+    for intent in resumable_creates(store, document_names(store)):
+        becomes = "resumed, if its slots still fit" if intent.snapshot == request.name else "given up"
+        progress.note(
+            News(f"operation {intent.operation} (create {intent.snapshot}), which was interrupted, will be {becomes}")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +280,7 @@ def take_full(
     """Take the snapshot and commit it; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
-    base = continued_base(context.copied, plan) if context.copied else copy_base(context, plan, spark, progress)
+    base = resumed_base(context.copied, plan) if context.copied else copy_base(context, plan, spark, progress)
     wait = context.request.wait_seconds
     await_prepared(sessions, wait, progress)
     progress.reached(CrashPoint.PREPARED_OVER)
@@ -279,7 +293,10 @@ def take_full(
     cut = take_cut(context, state, spark, progress, end, base.rewritten)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
-    commit = _build_commit(context, plan.selection, base, cut, time.monotonic() - began, progress)
+    seconds = time.monotonic() - began
+    if operation.resumption:
+        seconds = max(seconds, (utc_now() - datetime.fromisoformat(operation.began_at)).total_seconds())
+    commit = _build_commit(context, plan.selection, base, cut, seconds, progress)
     commit = structs.replace(
         commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
     )
@@ -288,7 +305,7 @@ def take_full(
     check_commit_stored(store, commit)
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
-    commit_operation(store, operation, commit)
+    commit = cast("FullSnapshot", commit_operation(store, operation, commit))
     progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
@@ -317,7 +334,8 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
                 unfinished = _unfinished_base(context, now, slots, slots_complete_at, number)
                 copied = _copy(context, now, slots, unfinished, spark, progress)
         except ChangedError:
-            # Nothing of this attempt can be continued without its slots.
+            # Nothing of this attempt can be resumed without its slots.
+            context.operation.is_resumable = False
             forget_unfinished_base(context.store, context.operation.id, number)
             drop_copy_slots(now.nodes, slot, progress)
             raise
@@ -339,7 +357,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     return retry_until_unchanged(attempt, context.request.retries, progress)
 
 
-def continued_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
+def resumed_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
     """Return the tables that an interrupted snapshot has copied; `plan` has those of today."""
     base = copied.base
     names = {shard: {group.name for group in groups} for shard, groups in copied.groups.items()}
@@ -375,7 +393,7 @@ def _unfinished_base(
     slots_complete_at: Mapping[str, Lsn],
     attempt: int,
 ) -> UnfinishedBase | None:
-    """Return what a repetition needs to continue the base copy, still without the DDL; None if it begins again."""
+    """Return what a repetition needs to resume the base copy, still without the DDL; None if it begins again."""
     size = amount_to_copy(plan.sources, plan.tables).page_bytes or 0
     request = context.request
     if size < context.fleet.resume_bytes_min or request.large_objects or request.terminal:
@@ -389,6 +407,7 @@ def _unfinished_base(
         positions={node: slot.position for node, slot in slots.items()},
         slots_complete_at=dict(slots_complete_at),
         readers={primary: node.id for primary, node in plan.readers.items()},
+        is_only_primary=request.only_primary,
         rules=plan.selection.rules,
         groups=_groups_of(plan),
         tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
@@ -435,7 +454,7 @@ def _copy(
 ) -> CopiedTables:
     """Copy all rows in a Spark job, and dump the DDL of every shard at the same time.
 
-    From the dump on, the copy can be continued by what is `unfinished`, if anything.
+    From the dump on, the copy can be resumed by what is `unfinished`, if anything.
     """
     sessions, operation = context.sessions, context.operation
     attempt = unfinished.attempt if unfinished else 0
@@ -450,6 +469,7 @@ def _copy(
         dumped = [stored for objects in in_parallel(dump, primaries) for stored in objects]
         if unfinished is not None:
             store_unfinished_base(context.store, structs.replace(unfinished, objects=tuple(dumped)))
+            operation.is_resumable = True
         return dumped
 
     with ThreadPoolExecutor(max_workers=1) as threads:
@@ -598,7 +618,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         note_collation_versions(sessions, progress)
         note_readers(plan, sessions, progress)
         progress.reached(CrashPoint.CHECKED)
-        find = partial(find_continued, store, sessions, request, plan.selection, progress)
+        find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
             spark.begin(context.executor_needs, progress, _amount(context, plan))

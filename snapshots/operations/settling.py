@@ -10,11 +10,12 @@ from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.operations.committing import decide, has_committed
+from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
     document_names,
+    is_resumable,
     name_targets,
     open_operation_ids,
     read_open_operation,
@@ -41,7 +42,6 @@ from cutline.snapshots.records.proven_chains import (
     read_full,
 )
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
-from cutline.snapshots.records.unfinished_records import is_unfinished_base
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
@@ -62,7 +62,7 @@ def settle_operations(
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
     the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet;
     a note says so. An unreadable operation holds no lock, and only one of two commits with the same number can be
-    stored. A full snapshot that can be continued stays as it is, unless its operation is in `given_up`. `documents` is
+    stored. A full snapshot that can be resumed stays as it is, unless its operation is in `given_up`. `documents` is
     the result of document_names, if listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
@@ -88,8 +88,7 @@ def settle_operations(
                     f" copied here from another store; remove operations/{operation.id} from this store"
                 )
                 continue
-            is_kept = is_unfinished_base(documents[operation_id]) and operation_id not in given_up
-            if is_kept and not has_committed(store, operation):
+            if operation_id not in given_up and is_resumable(store, operation, documents[operation_id]):
                 continue
             committed = decide(store, operation)
         except ObjectMissingError:
@@ -163,6 +162,12 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
                 f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the chain's slot"
                 f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{chain}')"
             )
+    unlisted = sorted({*operation.nodes} - {node.id for node in nodes})
+    if unlisted and not operation.increment:
+        progress.note(
+            f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
+            f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
+        )
     for name, left in left_on.items():
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")

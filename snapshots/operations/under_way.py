@@ -152,7 +152,7 @@ class UnderWay:
         # A removal can't be undone once it has started to remove anything.
         if self.kind != CREATE:
             return self.remedy
-        ends = "give it up" if self.opened.is_unfinished else "settle it now"
+        ends = "give it up" if self.opened.is_resumable else "settle it now"
         return f"{self.remedy}; to {ends}: snapshot cancel {self.id}"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
@@ -179,6 +179,7 @@ class UnderWay:
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
+            "resumable": self.opened is not None and self.opened.is_resumable,
             "failure": self.failure.reason if self.failure else None,
             "remedy": self.settled_by(now) or None,
             "problem": "; ".join(self.problems) or None,

@@ -1,9 +1,9 @@
-"""What a full snapshot stores while it copies tables, so that a repetition can continue it if it is interrupted.
+"""What a full snapshot stores while it copies tables, so that a repetition can resume it if it is interrupted.
 
 All of it is in the operation's folder. The `UnfinishedBase` has what the base copy rests on: the slots' positions, and
 the tables as they were then. Each task that has copied its page ranges stores a `CopiedRanges`. Each repetition that
-continues the operation stores a `Resumption` before it does anything else. From then on, the earlier process can't
-commit.
+resumes the operation stores a `Resumption` before it does anything else. From then on, a process
+that had lost the fleet's lock doesn't commit any more.
 
 An attempt at a base copy that DDL has invalidated is followed by another one, with new slots, and with a new number in
 the names of these documents. Only the documents of the last attempt count.
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec import field
+from msgspec import field, structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
@@ -30,7 +30,7 @@ from cutline.snapshots.records.commit import NamedObject, ObjectList, StoredObje
 from cutline.snapshots.records.documents import ManifestError, check_about, read_sealed, seal
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.storage.errors import SnapshotError
-from cutline.storage.store import ObjectExistsError, ObjectStore
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
 BASE_FORMAT = "cutline/unfinished-base/1"
@@ -46,7 +46,7 @@ class UnfinishedBase(Record, frozen=True, kw_only=True, tag_field="schema", tag=
 
     `positions` are those of the slots, by node; `slots_complete_at`, `groups`, `tables`, `fingerprints`, `baseline`,
     `rules` and `global_id` are as in the commit of a full snapshot. `readers` are the standbys on which the tables of
-    primaries are read, by primary. `objects` is the DDL of all shards.
+    primaries are read, by primary. If it `is_only_primary`, no standby was wanted. `objects` is the DDL of all shards.
     """
 
     operation: str
@@ -57,6 +57,7 @@ class UnfinishedBase(Record, frozen=True, kw_only=True, tag_field="schema", tag=
     positions: dict[str, Lsn]
     slots_complete_at: dict[str, Lsn]
     readers: dict[str, str]
+    is_only_primary: bool = field(name="only_primary")
     rules: GroupRules
     groups: dict[str, tuple[Group, ...]]
     tables: dict[str, tuple[TableState, ...]]
@@ -114,7 +115,7 @@ class CopiedRanges(Record, frozen=True, kw_only=True, tag_field="schema", tag=CO
 
 
 class Resumption(Record, frozen=True, tag_field="schema", tag=RESUMPTION_FORMAT):
-    """A repetition of the command, by the process with the label `by`, continues the operation."""
+    """A repetition of the command, by the process with the label `by`, resumes the operation."""
 
     operation: str
     by: str
@@ -156,7 +157,7 @@ def is_copy_record(name: str) -> bool:
 
 
 def is_unfinished_base(names: Collection[str]) -> bool:
-    """Whether a base copy can be continued, by the `names` of an operation's documents: a task of it has ended."""
+    """Whether a base copy can be resumed, by the `names` of an operation's documents: a task of it has ended."""
     return bool(_copied_names(names, _last_attempt(names)))
 
 
@@ -191,7 +192,7 @@ def forget_unfinished_base(store: ObjectStore, operation: str, attempt: int) -> 
 
 
 def forget_copied(store: ObjectStore, operation: str) -> None:
-    """Delete what a base copy has stored to be continued; the store's errors are ignored, because gc does the same."""
+    """Delete what a base copy has stored to be resumed; the store's errors are ignored, because gc does the same."""
     with suppress(SnapshotError):
         names = store.list_children(f"operations/{operation}")
         stored = [
@@ -201,20 +202,34 @@ def forget_copied(store: ObjectStore, operation: str) -> None:
             list(threads.map(lambda name: store.delete(operation_key(operation, name)), stored))
 
 
-def read_unfinished(store: ObjectStore, operation: str, names: Collection[str]) -> UnfinishedCopy:
-    """Read an interrupted base copy; `names` are those of the operation's documents.
+def read_unfinished_base(store: ObjectStore, operation: str, names: Collection[str]) -> UnfinishedBase:
+    """Read the plan of the last attempt; `names` are those of the operation's documents.
 
-    What a task has stored is left out if it can't be read. Raises ManifestError and ObjectMissingError.
+    Raises ManifestError and ObjectMissingError.
     """
-    attempt = _last_attempt(names)
-    key = operation_key(operation, base_name(attempt))
+    key = operation_key(operation, base_name(_last_attempt(names)))
     base: UnfinishedBase = read_sealed(store, key, UnfinishedBase)
     check_about(key, f"operation {base.operation}", f"operation {operation}")
+    return base
+
+
+def read_unfinished(
+    store: ObjectStore, base: UnfinishedBase, names: Collection[str], without: Collection[str] = ()
+) -> UnfinishedCopy:
+    """Read what an interrupted base copy has copied, except on the standbys `without`.
+
+    What a task has stored is left out if it can't be read.
+    """
+    base = structs.replace(
+        base,
+        baseline=tuple(identity for identity in base.baseline if identity.node not in without),
+        positions={node: position for node, position in base.positions.items() if node not in without},
+    )
     parts: list[CopiedRanges] = []
-    for name in _copied_names(names, attempt):
-        with suppress(ManifestError):
-            part: CopiedRanges = read_sealed(store, operation_key(operation, name), CopiedRanges)
-            if (part.operation, part.attempt) == (operation, attempt):
+    for name in _copied_names(names, base.attempt):
+        with suppress(ManifestError, ObjectMissingError):
+            part: CopiedRanges = read_sealed(store, operation_key(base.operation, name), CopiedRanges)
+            if (part.operation, part.attempt) == (base.operation, base.attempt) and part.node not in without:
                 parts.append(part)
     return complete_tables(base, parts)
 

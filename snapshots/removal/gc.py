@@ -576,7 +576,7 @@ class RecordJudge:
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
         # A request without an operation is garbage, because no process answers it. An idle increment's intent that its
-        # process did not delete is garbage too, and so is what a base copy stored in order to be continued.
+        # process did not delete is garbage too, and so is what a base copy stored in order to be resumed.
         is_alone = not {INTENT, *OUTCOMES} & set(names.values())
         is_idle = IDLE_OUTCOME in names.values()
         signs = tuple(

@@ -42,6 +42,7 @@ def plan(*numbers: int) -> UnfinishedBase:
         positions=dict.fromkeys(NODES, Lsn(7)),
         slots_complete_at={"a": Lsn(8), "b": Lsn(8)},
         readers={"b": "b1"},
+        is_only_primary=False,
         rules=GroupRules(),
         groups={"a": groups, "b": groups},
         tables={"a": (), "b": ()},

@@ -1,4 +1,4 @@
-"""Full snapshots that are interrupted while they copy tables, and continued by a repetition of the command.
+"""Full snapshots that are interrupted while they copy tables, and resumed by a repetition of the command.
 
 The command is a process, which kills or interrupts itself once some tasks have ended. Expected rows come from the live
 servers (COPY).
@@ -19,13 +19,18 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
-from cutline.embedded.server import running_pid
+from cutline.embedded.server import running_pid, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
-from cutline.snapshots.listing.name_templates import new_name, unfinished_name
+from cutline.snapshots.listing.name_templates import new_name, resumable_name
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
-from cutline.snapshots.records.unfinished_records import UnfinishedCopy, is_unfinished_base, read_unfinished
+from cutline.snapshots.records.unfinished_records import (
+    UnfinishedCopy,
+    is_unfinished_base,
+    read_unfinished,
+    read_unfinished_base,
+)
 from tests.commands.snapshot_runs import (
     COMMAND_SECONDS_MAX,
     configure_fleet,
@@ -73,7 +78,11 @@ class Place:
         """What interrupted snapshots have copied, by operation."""
         store = self.fleet.store.open()
         names = {one: store.list_children(f"operations/{one}") for one in store.list_children("operations")}
-        return {one: read_unfinished(store, one, names[one]) for one in names if is_unfinished_base(names[one])}
+        return {
+            one: read_unfinished(store, read_unfinished_base(store, one, names[one]), names[one])
+            for one in names
+            if is_unfinished_base(names[one])
+        }
 
     def live(self) -> list[dict[str, bytes]]:
         return [sorted_copies(self.fleet.node(shard).dsn) for shard in SHARDS]
@@ -144,7 +153,7 @@ def committed(place: Place, name: str) -> FullSnapshot:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_an_interrupted_full_snapshot_is_continued(place: Place, number: signal.Signals) -> None:
+def test_an_interrupted_full_snapshot_is_resumed(place: Place, number: signal.Signals) -> None:
     """Tables that were copied are not copied again, whatever has changed since; the others join at the first cut."""
     ended = place.interrupt("nightly", number)
     assert ended.returncode == (-number if number == signal.SIGKILL else 130), ended.stderr
@@ -179,7 +188,7 @@ def test_an_interrupted_full_snapshot_is_continued(place: Place, number: signal.
     assert place.run("check", "nightly")["result"] == "valid"
 
 
-# The effects of a continued snapshot after which it is killed, in order.
+# The effects of a resumed snapshot after which it is killed, in order.
 POINTS = (
     CrashPoint.RESUMED,
     CrashPoint.SLOT_MADE,
@@ -193,8 +202,8 @@ POINTS = (
 )
 
 
-def test_a_continued_snapshot_is_killed_at_every_step(place: Place) -> None:
-    """Each repetition continues the same operation, whatever the one before had archived and copied."""
+def test_a_resumed_snapshot_is_killed_at_every_step(place: Place) -> None:
+    """Each repetition resumes the same operation, whatever the one before had archived and copied."""
     place.interrupt("nightly", signal.SIGKILL)
     ((operation, copied),) = place.unfinished().items()
     change(place)
@@ -253,16 +262,15 @@ def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) ->
     assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
 
 
-def test_a_watch_continues_its_own_snapshot(place: Place) -> None:
+def test_a_watch_resumes_its_own_snapshot(place: Place) -> None:
     """The name of an interrupted snapshot is chosen again if it has the form of the watch's names."""
     name = new_name(place.fleet, "watch-{date}-{time}")
     place.interrupt(name, signal.SIGKILL)
 
-    assert unfinished_name(place.fleet, "watch-{date}-{time}") == name
-    assert unfinished_name(place.fleet, name) == name
-    assert unfinished_name(place.fleet, "nightly-{date}") == ""
+    assert resumable_name(place.fleet, "watch-{date}-{time}") == name
+    assert resumable_name(place.fleet, "nightly-{date}") == ""
     place.run("create", name)
-    assert unfinished_name(place.fleet, "watch-{date}-{time}") == ""
+    assert resumable_name(place.fleet, "watch-{date}-{time}") == ""
 
 
 def test_a_snapshot_goes_on_after_the_crash_of_a_primary(place: Place) -> None:
@@ -308,9 +316,7 @@ def test_an_interrupted_snapshot_is_given_up(place: Place) -> None:
     place.run("check", "daily")
 
     assert list(place.unfinished()) == [operation]
-    assert {node.id: len(slots_of(node.dsn)) for node in place.fleet.nodes} == dict.fromkeys(
-        [node.id for node in place.fleet.nodes], 2
-    )
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {2}
     place.run("cancel", operation)
     assert place.run("status")["operations"] == []
     assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {1}
@@ -338,31 +344,63 @@ def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) ->
     assert place.restored("nightly") == place.live()
 
 
-@pytest.mark.parametrize("event", ["slot", "rules", "options"])
-def test_what_does_not_fit_begins_again(place: Place, event: str) -> None:
-    """If a slot is lost or recreated, or other tables are chosen, the snapshot begins again and says why."""
+def test_a_slot_that_is_another_one_is_not_used(place: Place) -> None:
+    """A slot of the same name at a later position has lost what was committed in between: the snapshot begins again."""
     place.interrupt("nightly", signal.SIGKILL)
     (operation,) = place.unfinished()
-    words: list[str] = []
-    if event == "slot":
-        (slot,) = slots_of(place.fleet.node("s2").dsn)
-        place.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
-        # A slot of the same name at a later position has lost what was committed in between.
-        place.execute("s2", "UPDATE big SET text = 'lost' WHERE id = 3")
-        place.execute("s2", f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)")
-        why = "another process advanced the slot"
-    elif event == "rules":
-        words, why = ["--exclude-group", "public.small"], "other tables are chosen"
-    else:
-        place.execute("s1", "UPDATE big SET text = 'x' WHERE id = 2")
-        words, why = ["--large-objects"], "--large-objects"
+    (slot,) = slots_of(place.fleet.node("s2").dsn)
+    place.execute(
+        "s2",
+        f"SELECT pg_drop_replication_slot('{slot}')",
+        "UPDATE big SET text = 'lost' WHERE id = 3",
+        f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)",
+    )
 
-    document = place.run("create", "nightly", *words)
+    document = place.run("create", "nightly")
 
     assert document["operation"] != operation
-    assert any("begins again" in text and why in text for text in document["warnings"]), document["warnings"]
+    (note,) = [text for text in document["warnings"] if "begins again" in text]
+    assert "another process advanced the slot" in note
     assert place.run("status")["operations"] == []
-    live = place.live()
-    if event == "rules":
-        live = [tables | {"public.small": b""} for tables in live]
-    assert place.restored("nightly") == live
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_command_with_other_options_gives_up_nothing(place: Place) -> None:
+    """It is refused, and says how to resume or to give up; a restore point does not take the name either."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+
+    for words in (["--exclude-group", "public.small"], ["--large-objects"], ["--only-primary"], ["--only-cut"]):
+        code, document = run_command(place.fleet, "create", "nightly", *words)
+        assert code == 2, (words, document)
+        assert f"cancel {operation}" in document["hint"] or "create nightly" in document["hint"], (words, document)
+
+    plan = place.run("create", "nightly", "--dry-run")
+    assert plan["snapshot"] == "nightly"
+    assert list(place.unfinished()) == [operation]
+    assert place.run("create", "nightly")["operation"] == operation
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_standby_that_is_away_does_not_give_up_the_others(place: Place) -> None:
+    """The snapshot is resumed without its copy, and the next increment copies it."""
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    standby = place.servers.node("s1-b1")
+    stop_server(standby)
+    try:
+        change(place)
+        document = place.run("create", "nightly")
+    finally:
+        place.servers.start_node(standby)
+
+    assert document["operation"] == operation
+    commit = committed(place, "nightly")
+    assert "s1-b1" not in commit.parts
+    assert {stored.node for stored in commit.copied} <= {"s1", "s2", "s2-b1"}
+    assert {stored.key for stored in copied.entries if stored.node != "s1-b1"} <= {
+        stored.key for stored in commit.copied
+    }
+    assert place.restored("nightly") == place.live()
+    place.run("create", "nightly", "--incremental")
+    assert place.run("check", "nightly")["result"] == "valid"

@@ -6,6 +6,7 @@ servers (COPY).
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -63,7 +64,7 @@ class Place:
 
     def run(self, *words: str) -> dict[str, Any]:
         code, document = run_command(self.fleet, *words)
-        assert code == 0, document
+        assert code == 0, json.dumps(document)
         return document
 
     def interrupt(self, name: str, number: signal.Signals, process: int = 0) -> subprocess.CompletedProcess[str]:

@@ -107,11 +107,22 @@ def settle_operations(
             continue
         progress.note(News(f"operation {operation.id} ended without committing {what}"))
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
+        if operation_id in given_up:
+            _note_unlisted(operation, nodes, progress)
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", _cause(store, operation))
             clear_signs(store, operation.id)
     return restores
+
+
+def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
+    """Note the nodes of a snapshot that is given up from which its slots can't be dropped: fleet.toml lacks them now."""
+    if unlisted := sorted({*operation.nodes} - {node.id for node in nodes}):
+        progress.note(
+            f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
+            f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot_name(operation.id)}')"
+        )
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
@@ -162,12 +173,6 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
                 f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the chain's slot"
                 f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{chain}')"
             )
-    unlisted = sorted({*operation.nodes} - {node.id for node in nodes})
-    if unlisted and not operation.increment:
-        progress.note(
-            f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
-            f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
-        )
     for name, left in left_on.items():
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")

@@ -117,7 +117,7 @@ def settle_operations(
 
 
 def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
-    """Note the nodes of a snapshot that is given up from which its slots can't be dropped: fleet.toml lacks them now."""
+    """Note the nodes from which the slots of a snapshot can't be dropped, because fleet.toml lacks them now."""
     if unlisted := sorted({*operation.nodes} - {node.id for node in nodes}):
         progress.note(
             f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"

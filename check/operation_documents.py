@@ -13,6 +13,7 @@ from msgspec import UnsetType
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS, seconds_of
+from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.operations.leases import LEASE_SECONDS, LEASED, read_lease
 from cutline.snapshots.operations.open_operations import OpenOperation, recorded_commits
 from cutline.snapshots.records.chain import Chain
@@ -150,6 +151,9 @@ def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
         findings.conflict(Conflict(OPERATION, error.message, object=operation_key(operation, "intent")))
         return
     given, expected = _of_intent(intent), _of_commit(chain)
+    # A snapshot that was resumed goes on without the standbys that are away by then.
+    left_out = {out.name for out in chain.stored_full.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+    given["nodes"] = set(intent.nodes) - (left_out - set(chain.stored_full.parts))
     for what, value in given.items():
         if not isinstance(value, UnsetType) and value != expected[what]:
             detail = f"its intent has {what} {_shown(value)}, but its commit has {_shown(expected[what])}"

@@ -217,6 +217,7 @@ GC_GRACE = Duration.parse("24h")
 REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 STANDBY_WAIT = Duration.parse("10s")
+RESUME_FROM = Size(10 * 1000**3)
 HOOK_TIMEOUT = Duration.parse("5min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 HOURLY = Interval.parse("1h")
@@ -286,12 +287,14 @@ class CopiesTable(Record, frozen=True):
     """The `[copies]` table of fleet.toml: how many standbys of a shard a create needs, and how long it waits for them.
 
     `require` is a number, "all", or "any" for any number, also none. `base` says where a full snapshot reads the base
-    copy of a primary: on the primary itself, or on a standby where that can decode and takes part.
+    copy of a primary: on the primary itself, or on a standby where that can decode and takes part. An interrupted full
+    snapshot of at least `resume_from` bytes of tables can be resumed.
     """
 
     require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
     wait: Duration = STANDBY_WAIT
     base: Literal["every-node", "prefer-standby"] = "every-node"
+    resume_from: Size = RESUME_FROM
 
 
 class LimitsTable(Record, frozen=True):
@@ -738,6 +741,8 @@ class Fleet:
     standby_wait_seconds: float = STANDBY_WAIT
     # Whether a full snapshot reads tables on a standby instead of on the primary, where it can.
     spares_primaries: bool = False
+    # The size of tables from which an interrupted full snapshot can be resumed.
+    resume_bytes_min: int = RESUME_FROM
     # The second stores (snapshot copy): URLs, folders and fleet files.
     copies: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
@@ -836,6 +841,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         standbys_min=_standbys_min(file.copies.require),
         standby_wait_seconds=file.copies.wait,
         spares_primaries=file.copies.base == "prefer-standby",
+        resume_bytes_min=file.copies.resume_from,
         copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
         retired=file.retired,

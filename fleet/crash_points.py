@@ -17,6 +17,7 @@ class CrashPoint(StrEnum):
     LOCKED = "fleet locked"
     SETTLED = "earlier operations settled"
     GIVEN_UP = "chains over the limit given up"
+    RESUMED = "interrupted snapshot continued"
     SPARK_BEGUN = "Spark starting"
     INTENT_STORED = "intent stored"
     SLOT_MADE = "slot made"

@@ -61,8 +61,8 @@ def cancel(
 ) -> None:
     """Stop running operations, on any machine.
 
-    A stopped operation cleans up, as on Ctrl-C, and its command exits with 8. Dead operations are cleaned up by this
-    command; cleaning up one dead create cleans up all of them.
+    A stopped operation cleans up and keeps nothing to be resumed; its command exits with 8. Dead operations are cleaned
+    up by this command; cleaning up one dead create cleans up all others that can't be resumed.
 
     Exit codes: 0 if all have stopped, 3 if one had already ended or can no longer be undone, 7 if one is still running.
     """

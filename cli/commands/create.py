@@ -29,7 +29,7 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import FullPlan, create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
-from cutline.snapshots.listing.name_templates import new_name, newest_name
+from cutline.snapshots.listing.name_templates import full_name, new_name, newest_name
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.proven_chains import read_commit
 from cutline.spark.on_demand import SparkOnDemand
@@ -120,7 +120,8 @@ def create(
     check_request(request, incremental=incremental)
     fleet = command_context(context).load_fleet()
     with leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run):
-        request = replace(request, name=(newest_name if incremental else new_name)(fleet, name))
+        choose = newest_name if incremental else new_name if only_cut else full_name
+        request = replace(request, name=choose(fleet, name))
         with with_hooks(context, fleet, "create", request.name, is_dry=dry_run, incremental=incremental):
             (show_plan if dry_run else run_create)(context, fleet, request, incremental=incremental)
 

@@ -26,7 +26,7 @@ from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.metrics_gathering import read_facts
-from cutline.snapshots.listing.name_templates import new_name
+from cutline.snapshots.listing.name_templates import full_name
 from cutline.snapshots.listing.spans import traced
 from cutline.snapshots.operations.activity import Activity, Command
 from cutline.snapshots.operations.ended_operations import EndedReader, read_checks
@@ -116,9 +116,9 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
 
 
 def take_full(source: FleetSource) -> TaskResult:
-    """Repair the publications, and take a full snapshot under a new name."""
+    """Repair the publications, and take a full snapshot: resume an interrupted one, or begin one under a new name."""
     _run(source, ["init"])
-    name = new_name(source.fleet, source.rules.name)
+    name = full_name(source.fleet, source.rules.name)
     document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
     return TaskResult(text, tuple(document["warnings"]))

@@ -36,9 +36,10 @@ from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hi
 from cutline.nodes.unlocked_results import next_line, next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
-from cutline.snapshots.operations.object_lists import store_lists_above
+from cutline.snapshots.operations.object_lists import split_entries, store_lists_above
 from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
 from cutline.snapshots.records.documents import base_prefix
+from cutline.snapshots.records.unfinished_records import CopiedRange, CopiedRanges, store_copied
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.rate import RateLimit
@@ -51,13 +52,16 @@ from cutline.wal.segments.segments import parquet_options
 class CopyDestination:
     """The snapshot, the operation and the store of a base copy.
 
-    A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead.
+    A task that has stored more than `reported_max` objects also stores lists of them, and reports the lists instead. If
+    the base copy can be resumed after an interruption, `attempt` is its number (from 1), and each task records what
+    it has copied; otherwise `attempt` is 0.
     """
 
     snapshot: str
     operation: str
     store: StoreLocation
     reported_max: int = 100
+    attempt: int = 0
 
     def prefix(self, node: str) -> str:
         """Return the folder of one node's objects."""
@@ -145,6 +149,13 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
     OR (SELECT c.relkind FROM pg_class c WHERE c.oid = p.oid) IS DISTINCT FROM 'r'
  LIMIT 1
 """
+# A table whose file is not that of the snapshot was rewritten since. VACUUM FULL and CLUSTER move rows to other pages,
+# perhaps into a range that another task has already read; the rows that pg_repack writes are not in the snapshot.
+REWRITTEN_QUERY = """
+SELECT p.oid FROM unnest(%s::bigint[]) AS p (oid)
+ WHERE (SELECT c.relfilenode FROM pg_class c WHERE c.oid = p.oid)
+       IS DISTINCT FROM pg_relation_filenode(p.oid::regclass)
+"""
 
 
 class RowUnreadableError(RefusedError):
@@ -194,10 +205,14 @@ class CopyTask:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """The objects that a CopyTask stored, or lists of these objects, or the error that ended the task."""
+    """The objects that a CopyTask stored, or lists of these objects, or the error that ended the task.
+
+    `rewritten` has the oids of tables whose rows may be incomplete, because the table was rewritten after the snapshot.
+    """
 
     entries: tuple[NamedObject, ...] = ()
     problem: ErrorReport | None = None
+    rewritten: tuple[int, ...] = ()
 
 
 def copy_ranges(task: CopyTask) -> CopyReport:
@@ -216,7 +231,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 OBJECT_RAW_BYTES,
             )
             rows, pace = _Rows(objects), RateLimit(task.bytes_per_second)
-            lock_tables(connection, task.node, task.ranges)
+            rewritten = lock_tables(connection, task.node, task.ranges)
             # The server prints the next ranges while the task pauses, so with a limit it gets one at a time.
             together = COPIES_AT_ONCE if task.bytes_per_second is None else 1
             for first in range(0, len(task.ranges), together):
@@ -228,9 +243,34 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                     del lines
             rows.close()
             stored = objects.objects
-            return CopyReport(store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max))
+            entries = store_lists_above(objects.store, to.snapshot, to.operation, stored, to.reported_max)
+            if to.attempt:
+                _record_copied(objects.store, task, entries, rewritten)
+            return CopyReport(entries, rewritten=rewritten)
     except SnapshotError as error:
         return CopyReport(problem=report_of(error))
+
+
+def _record_copied(
+    store: ObjectStore, task: CopyTask, entries: tuple[NamedObject, ...], rewritten: tuple[int, ...]
+) -> None:
+    """Store what the task has copied, so that the base copy can be resumed without it."""
+    objects, lists = split_entries(entries)
+    ranges = tuple(CopiedRange(part.group.number, part.low, part.high) for part in task.ranges)
+    to = task.destination
+    store_copied(
+        store,
+        CopiedRanges(
+            operation=to.operation,
+            attempt=to.attempt,
+            number=task.number,
+            node=task.node.id,
+            ranges=ranges,
+            objects=objects,
+            lists=lists,
+            rewritten=rewritten,
+        ),
+    )
 
 
 @contextmanager
@@ -271,9 +311,10 @@ def _key_text(connection: psycopg.Connection[Any], node: Node, part: PageRange, 
     return ""
 
 
-def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> None:
+def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequence[PageRange]) -> tuple[int, ...]:
     """Lock the tables of the ranges; raise CopyError if a table no longer has the planned oid.
 
+    Returns the oids of the tables that were rewritten since the session's snapshot; the lock prevents that from now on.
     Raises RelationLockedError if that takes too long. Without the lock, the table's owner could replace it with a view
     or another table, whose functions would run as our role.
     """
@@ -293,6 +334,7 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
         raise _replaced_error(node, f"{name} is now a different relation")
+    return tuple(oid for (oid,) in connection.execute(REWRITTEN_QUERY, (oids,)))
 
 
 def _replaced_error(node: Node, reason: str) -> CopyError:

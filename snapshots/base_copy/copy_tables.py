@@ -26,6 +26,7 @@ from cutline.snapshots.base_copy.copy_ranges import (
     PageRange,
     copy_ranges,
 )
+from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -181,14 +182,26 @@ def rounds_of(tasks: Iterable[CopyTask], bytes_per_second: int | None) -> Iterat
         yield some
 
 
+@dataclass(frozen=True, slots=True)
+class CopiedTables:
+    """The stored objects of a base copy, or lists of them.
+
+    `rewritten` has, by shard, the oids of tables whose rows may be incomplete on a node, because the table was
+    rewritten while others were copied. They must be copied again.
+    """
+
+    entries: list[NamedObject]
+    rewritten: Mapping[str, set[int]]
+
+
 def copy_tables(
     sources: Sequence[TableSource],
     destination: CopyDestination,
     sessions: Sessions,
     spark: SparkSource,
     progress: Progress,
-) -> list[NamedObject]:
-    """Copy the tables from all sources in a Spark job; return the stored objects, or lists of them.
+) -> CopiedTables:
+    """Copy the tables from all sources in a Spark job.
 
     Raises the first error that a task reports; the job is cancelled if a node stops responding.
     """
@@ -206,7 +219,18 @@ def copy_tables(
         reports += run_tasks(session, copy_ranges, some, shares, dealing, sessions.watch, shared_problem)
         raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
-    return [entry for report in reports for entry in report.entries]
+    rewritten: dict[str, set[int]] = {}
+    for task, report in zip(tasks, reports, strict=True):
+        if report.rewritten:
+            rewritten.setdefault(task.node.shard, set()).update(report.rewritten)
+    return CopiedTables([entry for report in reports for entry in report.entries], rewritten)
+
+
+def check_not_rewritten(copied: CopiedTables) -> None:
+    """Raise ChangedError if tables were rewritten while others were copied."""
+    if copied.rewritten:
+        shards = ", ".join(sorted(copied.rewritten))
+        raise ChangedError(f"tables of {shards} were rewritten while others were copied", copied.rewritten)
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any], limit: int | None) -> TableSource:

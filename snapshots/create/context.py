@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeAlias
 
 from msgspec import UNSET, structs
 
@@ -20,12 +21,13 @@ from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.absent_copies import standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
-from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, Increment
+from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     check_fits,
     commit_key,
@@ -35,7 +37,9 @@ from cutline.snapshots.records.proven_chains import (
     free_turn,
 )
 from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.unfinished_records import UnfinishedCopy
 from cutline.spark.needs import ExecutorNeeds
+from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.cut.markers import Marker
 from cutline.wal.drain.lineage import KnownMarker
@@ -68,12 +72,16 @@ class CreateRequest:
 
 @dataclass(frozen=True, slots=True)
 class CreateContext:
-    """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds."""
+    """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
+
+    `copied` is what the operation had copied when it was interrupted, if this create resumes it.
+    """
 
     request: CreateRequest
     store: ObjectStore
     operation: Operation
     lock: FleetLock
+    copied: UnfinishedCopy | None = None
 
     @property
     def sessions(self) -> Sessions:
@@ -98,14 +106,32 @@ class CreateContext:
         return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedFull:
+    """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number."""
+
+    intent: Intent
+    copied: UnfinishedCopy
+    resumption: int
+
+
+# Finds the interrupted snapshot that a create resumes, by the names of all documents.
+FindsResumable: TypeAlias = Callable[[Mapping[str, Set[str]]], ResumedFull | None]
+
+
 @contextmanager
 def begin_full(
-    sessions: Sessions, store: ObjectStore, request: CreateRequest, fleet_id: str, progress: StepTimes
+    sessions: Sessions,
+    store: ObjectStore,
+    request: CreateRequest,
+    fleet_id: str,
+    progress: StepTimes,
+    find_resumable: FindsResumable | None = None,
 ) -> Iterator[CreateContext]:
-    """Hold the fleet's lock, settle dead operations, and start a full snapshot of the sessions' nodes.
+    """Hold the fleet's lock, settle dead operations, and start or resume a full snapshot of the sessions' nodes.
 
-    The operation's intent is not stored yet. Raises the errors of `exclusive`, and any errors from the store and node
-    checks.
+    With `find_resumable`, interrupted snapshots that are not resumed are given up. The intent of a new operation is
+    not stored yet. Raises the errors of `exclusive`, and any errors from the store and node checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
@@ -117,6 +143,21 @@ def begin_full(
         check_free_connections(sessions.by_node)
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
+        details = OutcomeDetails(times=progress)
+        if find_resumable is not None:
+            resumed = find_resumable(operations)
+            kept = {resumed.intent.operation} if resumed else set()
+            if given_up := {intent.operation for intent in resumable_creates(store, operations)} - kept:
+                settle_operations(store, sessions.fleet, progress, operations, given_up)
+            if resumed is not None:
+                operation = Operation(resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details)
+                yield CreateContext(request, store, operation, lock, resumed.copied)
+                return
+        elif any(intent.snapshot == request.name for intent in resumable_creates(store, operations)):
+            raise UsageError(
+                f"a full snapshot with the name {request.name} was interrupted, and can be resumed",
+                hint=f"choose another name; to resume it: snapshot create {request.name}",
+            )
         intent = new_operation("create", request.name, 0, tuple(node.id for node in sessions.nodes))
         # Find the turn only now: settling may have used up a turn.
         turn, terminal = free_turn(store, request.name, 0), request.terminal or UNSET
@@ -128,7 +169,7 @@ def begin_full(
             fleet_id=fleet_id,
             only_cut=request.only_cut or UNSET,
         )
-        yield CreateContext(request, store, Operation(intent, details=OutcomeDetails(times=progress)), lock)
+        yield CreateContext(request, store, Operation(intent, details=details), lock)
 
 
 def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:

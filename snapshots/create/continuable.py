@@ -257,14 +257,19 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id))
+    check_place(node, place, reached)
+    is_ahead = state is not None and state.confirmed > listed
+    check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)
+
+
+def check_place(node: Node, place: str | None, reached: Lsn) -> None:
+    """Raise WalDivergedError if the WAL of a primary ends at `place` (PLACE_QUERY), before what is archived of it."""
     if place is not None and Lsn.parse(place) < reached:
         raise diverged_error(
             node.id,
             f"its WAL ends at {place}, before the end of the last cut at {reached}",
             {"was": str(reached), "now": place},
         )
-    is_ahead = state is not None and state.confirmed > listed
-    check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)
 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:

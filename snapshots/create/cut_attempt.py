@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from cutline.fleet.config import Fleet, Node
@@ -79,14 +80,16 @@ def take_cut(
     spark: SparkSource,
     progress: Progress,
     end_writes: EndWrites | None = None,
+    rewritten: Mapping[str, set[int]] = MappingProxyType({}),
 ) -> CutResult:
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
+    `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again.
     Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
     immediately.
     """
     sessions = context.sessions
-    moved: dict[str, set[int]] = {}
+    moved = {shard: set(oids) for shard, oids in rewritten.items()}
     ends: Mapping[str, Lsn] | None = None
     # The primaries' tables as last found, which includes this command's own changes to publications.
     seen = dict(state.seen)

@@ -9,11 +9,15 @@ Spark is imported only after the checks have passed, so that a refusal is immedi
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from typing import cast
 
 from msgspec import structs
 
@@ -25,7 +29,7 @@ from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.free_connections import check_free_connections, task_sessions
-from cutline.nodes.groups import Table
+from cutline.nodes.groups import Group, Table
 from cutline.nodes.large_objects import check_readable, count_large_objects
 from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
 from cutline.nodes.preconditions import find_fillings, find_node_problems
@@ -43,7 +47,7 @@ from cutline.snapshots.base_copy.copy_slots import (
     find_prepared,
     insert_position,
 )
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.base_copy.copy_tables import CopiedTables, TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_servers, standby_wait_seconds
 from cutline.snapshots.create.context import (
     ChainState,
@@ -57,6 +61,7 @@ from cutline.snapshots.create.counters import check_append_only, states_to_compa
 from cutline.snapshots.create.cut_attempt import CutResult, take_cut
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.resumed_full import find_resumable
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.dump import store_ddl
@@ -73,6 +78,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -96,6 +102,13 @@ from cutline.snapshots.records.proven_chains import (
 )
 from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.unfinished_records import (
+    UnfinishedBase,
+    UnfinishedCopy,
+    forget_copied,
+    forget_unfinished_base,
+    store_unfinished_base,
+)
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
     LANE_BYTES,
@@ -107,6 +120,7 @@ from cutline.spark.spark_jobs import (
     share_rate,
     shared_problem,
 )
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, slot_name
@@ -225,20 +239,39 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         note_readers(plan, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
+        _preview_resumable(store, request, progress)
         return plan
+
+
+def _preview_resumable(store: ObjectStore, request: CreateRequest, progress: Progress) -> None:
+    """Note the interrupted snapshots that the create would resume or give up."""
+    for intent in resumable_creates(store, document_names(store)):
+        becomes = "resumed, if its slots still fit" if intent.snapshot == request.name else "given up"
+        progress.note(
+            News(f"operation {intent.operation} (create {intent.snapshot}), which was interrupted, will be {becomes}")
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """A finished base copy: its plan, the positions of the slots by node, and the entries for the stored objects.
+    """A finished base copy: its tables, the positions of the slots by node, and the entries for the stored objects.
 
-    `slots_complete_at` has the positions of the primaries when all slots had been created.
+    Groups, `states` (by name) and `fingerprints` are those of the tables when they were copied, by shard; `node_tables`
+    are the primaries' tables as last read. `highest` is the highest group number that was used. `slots_complete_at` has
+    the positions of the primaries when all slots had been created. `readers` are the standbys on which the tables of
+    primaries were read, by primary. `rewritten` are the tables that must be copied again, as in CopiedTables.
     """
 
-    plan: FullPlan
+    groups: Mapping[str, tuple[Group, ...]]
+    states: Mapping[str, Mapping[str, TableState]]
+    fingerprints: Mapping[str, str]
+    highest: int
+    node_tables: Mapping[str, NodeTables]
     positions: Mapping[str, Lsn]
     slots_complete_at: Mapping[str, Lsn]
+    readers: Mapping[str, str]
     entries: tuple[NamedObject, ...]
+    rewritten: Mapping[str, set[int]]
 
 
 def take_full(
@@ -247,7 +280,7 @@ def take_full(
     """Take the snapshot and commit it; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
-    base = copy_base(context, plan, spark, progress)
+    base = resumed_base(context.copied, plan) if context.copied else copy_base(context, plan, spark, progress)
     wait = context.request.wait_seconds
     await_prepared(sessions, wait, progress)
     progress.reached(CrashPoint.PREPARED_OVER)
@@ -255,11 +288,15 @@ def take_full(
     def end_all_writes(_: SparkSource | None) -> Mapping[str, Lsn]:
         return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
 
-    state = _initial_state(base, operation.id)
-    cut = take_cut(context, state, spark, progress, end_all_writes if context.request.terminal else None)
+    state = _initial_state(base, plan.selection, operation.id)
+    end = end_all_writes if context.request.terminal else None
+    cut = take_cut(context, state, spark, progress, end, base.rewritten)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
-    commit = _build_commit(context, base, cut, time.monotonic() - began, progress)
+    seconds = time.monotonic() - began
+    if operation.resumption:
+        seconds = max(seconds, (utc_now() - datetime.fromisoformat(operation.began_at)).total_seconds())
+    commit = _build_commit(context, plan.selection, base, cut, seconds, progress)
     commit = structs.replace(
         commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
     )
@@ -268,7 +305,7 @@ def take_full(
     check_commit_stored(store, commit)
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
     check_exclusive(context.lock, store, operation)
-    commit_operation(store, operation, commit)
+    commit = cast("FullSnapshot", commit_operation(store, operation, commit))
     progress.ending()
     progress.reached(CrashPoint.COMMITTED)
     return commit
@@ -281,8 +318,10 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     the copy fail, such as DROP TABLE, also invalidates the attempt.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
+    numbers = itertools.count(1)
 
     def attempt() -> BaseCopy:
+        number = next(numbers)
         seen = read_current_tables(sessions, plan.selection, plan.node_tables)
         now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
         try:
@@ -292,15 +331,89 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
             ):
                 slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
-                entries = _copy(context, now, slots, spark, progress)
+                unfinished = _unfinished_base(context, now, slots, slots_complete_at, number)
+                copied = _copy(context, now, slots, unfinished, spark, progress)
         except ChangedError:
+            # Nothing of this attempt can be resumed without its slots.
+            context.operation.is_resumable = False
+            forget_unfinished_base(context.store, context.operation.id, number)
             drop_copy_slots(now.nodes, slot, progress)
             raise
         progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
-        positions = {node: slot.position for node, slot in slots.items()}
-        return BaseCopy(now, positions, slots_complete_at, tuple(entries))
+        groups = _groups_of(now)
+        return BaseCopy(
+            groups=groups,
+            states=now.states,
+            fingerprints=now.fingerprints,
+            highest=_highest(groups),
+            node_tables=now.node_tables,
+            positions={node: slot.position for node, slot in slots.items()},
+            slots_complete_at=slots_complete_at,
+            readers={primary: node.id for primary, node in now.readers.items()},
+            entries=tuple(copied.entries),
+            rewritten=copied.rewritten,
+        )
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
+
+
+def resumed_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
+    """Return the tables that an interrupted snapshot has copied; `plan` has those of today."""
+    base = copied.base
+    names = {shard: {group.name for group in groups} for shard, groups in copied.groups.items()}
+    return BaseCopy(
+        groups=copied.groups,
+        states={
+            shard: {state.table: state for state in states if state.table in names[shard]}
+            for shard, states in base.tables.items()
+        },
+        fingerprints=base.fingerprints,
+        highest=_highest(base.groups),
+        node_tables=plan.node_tables,
+        positions=base.positions,
+        slots_complete_at=base.slots_complete_at,
+        readers=base.readers,
+        entries=copied.entries,
+        rewritten=copied.rewritten,
+    )
+
+
+def _groups_of(plan: FullPlan) -> dict[str, tuple[Group, ...]]:
+    return {node: tuple(table.group for table in tables) for node, tables in plan.tables.items()}
+
+
+def _highest(groups: Mapping[str, tuple[Group, ...]]) -> int:
+    return max((group.number for listed in groups.values() for group in listed), default=0)
+
+
+def _unfinished_base(
+    context: CreateContext,
+    plan: FullPlan,
+    slots: Mapping[str, ExportedSlot],
+    slots_complete_at: Mapping[str, Lsn],
+    attempt: int,
+) -> UnfinishedBase | None:
+    """Return what a repetition needs to resume the base copy, still without the DDL; None if it begins again."""
+    size = amount_to_copy(plan.sources, plan.tables).page_bytes or 0
+    request = context.request
+    if size < context.fleet.resume_bytes_min or request.large_objects or request.terminal:
+        return None
+    return UnfinishedBase(
+        operation=context.operation.id,
+        attempt=attempt,
+        fleet_id=plan.selection.fleet_id,
+        global_id=context.fleet.global_id,
+        baseline=tuple(context.sessions.identities.values()),
+        positions={node: slot.position for node, slot in slots.items()},
+        slots_complete_at=dict(slots_complete_at),
+        readers={primary: node.id for primary, node in plan.readers.items()},
+        is_only_primary=request.only_primary,
+        rules=plan.selection.rules,
+        groups=_groups_of(plan),
+        tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
+        fingerprints=plan.fingerprints,
+        objects=(),
+    )
 
 
 @contextmanager
@@ -335,20 +448,32 @@ def _copy(
     context: CreateContext,
     plan: FullPlan,
     slots: Mapping[str, ExportedSlot],
+    unfinished: UnfinishedBase | None,
     spark: SparkSource,
     progress: Progress,
-) -> list[NamedObject]:
-    """Copy all rows in a Spark job, and dump the DDL of every shard at the same time."""
+) -> CopiedTables:
+    """Copy all rows in a Spark job, and dump the DDL of every shard at the same time.
+
+    From the dump on, the copy can be resumed by what is `unfinished`, if anything.
+    """
     sessions, operation = context.sessions, context.operation
-    destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store)
+    attempt = unfinished.attempt if unfinished else 0
+    destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store, attempt=attempt)
     primaries = [node for node in plan.nodes if node.backup_of is None]
 
     def dump(node: Node) -> list[StoredObject]:
         prefix = ddl_prefix(operation.snapshot, node.id, operation.id)
         return store_ddl(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
 
+    def dump_all() -> list[StoredObject]:
+        dumped = [stored for objects in in_parallel(dump, primaries) for stored in objects]
+        if unfinished is not None:
+            store_unfinished_base(context.store, structs.replace(unfinished, objects=tuple(dumped)))
+            operation.is_resumable = True
+        return dumped
+
     with ThreadPoolExecutor(max_workers=1) as threads:
-        ddl = threads.submit(in_parallel, dump, primaries)
+        ddl = threads.submit(dump_all)
         tables = plan.tables
         readers = set(plan.readers.values())
         sources = [
@@ -358,8 +483,8 @@ def _copy(
         try:
             copied = copy_tables(sources, destination, sessions, spark, progress)
             if context.request.large_objects:
-                copied += _copy_large_objects(sessions, slots, destination, spark, progress)
-            copied += [stored for objects in ddl.result() for stored in objects]
+                copied.entries.extend(_copy_large_objects(sessions, slots, destination, spark, progress))
+            copied.entries.extend(ddl.result())
         except KeyboardInterrupt:
             # Don't wait for pg_dump: a lock may block it for a long time.
             sessions.watch.end_all()
@@ -401,29 +526,31 @@ def _copy_large_objects(
     return [entry for report in reports for entry in report.entries]
 
 
-def _initial_state(base: BaseCopy, chain: str) -> ChainState:
-    plan = base.plan
-    groups = {node: tuple(table.group for table in tables) for node, tables in plan.tables.items()}
-    highest = max((group.number for listed in groups.values() for group in listed), default=0)
+def _initial_state(base: BaseCopy, selection: TableSelection, chain: str) -> ChainState:
     return ChainState(
         chain,
-        plan.selection,
-        KnownTables(groups, plan.states, plan.fingerprints, highest),
-        plan.node_tables,
+        selection,
+        KnownTables(base.groups, base.states, base.fingerprints, base.highest),
+        base.node_tables,
         base.positions,
         {},
-        {node.id: LastCut(base.positions[node.id]) for node in plan.nodes if node.backup_of is None},
+        {shard: LastCut(base.positions[shard]) for shard in base.groups},
     )
 
 
 def _build_commit(
-    context: CreateContext, base: BaseCopy, cut: CutResult, seconds: float, progress: Progress
+    context: CreateContext,
+    selection: TableSelection,
+    base: BaseCopy,
+    cut: CutResult,
+    seconds: float,
+    progress: Progress,
 ) -> FullSnapshot:
-    sessions, operation, plan = context.sessions, context.operation, base.plan
+    sessions, operation = context.sessions, context.operation
     copied, lists = split_entries(base.entries)
     shared = _shared_bases(context.store, base, cut)
     server_globals = store_globals(context.store, sessions, operation, None, progress)
-    extension_rows, unread = store_extension_rows(context.store, sessions, operation, plan.selection.rules)
+    extension_rows, unread = store_extension_rows(context.store, sessions, operation, selection.rules)
     return FullSnapshot(
         snapshot=operation.snapshot,
         increment=0,
@@ -441,29 +568,40 @@ def _build_commit(
         definition_changes=cut.definition_changes,
         databases=dict(cut.databases),
         extension_rows=extension_rows,
-        fleet_id=plan.selection.fleet_id,
+        fleet_id=selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
         baseline=tuple(sessions.identities.values()),
-        groups={node: tuple(table.group for table in tables) for node, tables in plan.tables.items()},
+        groups=dict(base.groups),
         base=dict(base.positions),
         slots_complete_at=dict(base.slots_complete_at),
         shared_bases=shared,
         copied=(*copied, *server_globals),
         lists=lists,
         roles=dict(cut.roles),
-        rules=plan.selection.rules,
-        tables={shard: tuple(states.values()) for shard, states in plan.states.items()},
-        fingerprints=plan.fingerprints,
+        rules=selection.rules,
+        tables={shard: tuple(states.values()) for shard, states in base.states.items()},
+        fingerprints=dict(base.fingerprints),
     )
 
 
 def _shared_bases(store: ObjectStore, base: BaseCopy, cut: CutResult) -> dict[str, SharedBase]:
     def share(shard: str) -> SharedBase:
-        reader = base.plan.readers[shard].id
+        reader = base.readers[shard]
         return SharedBase(reader, tuple(find_prepared(store, cut.archived_cut.segments[shard], base.positions[reader])))
 
-    shards = list(base.plan.readers)
+    shards = list(base.readers)
     return dict(zip(shards, in_parallel(share, shards), strict=True))
+
+
+def _amount(context: CreateContext, plan: FullPlan) -> Amount:
+    """Return the amount of work of the base copy."""
+    if context.request.large_objects:
+        # The bytes of large objects are unknown.
+        return Amount()
+    if context.copied is None:
+        return amount_to_copy(plan.sources, plan.tables)
+    # The first cut adds the tables that are not copied yet.
+    return Amount(0)
 
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
@@ -480,15 +618,15 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         note_collation_versions(sessions, progress)
         note_readers(plan, sessions, progress)
         progress.reached(CrashPoint.CHECKED)
-        with begin_full(sessions, store, request, plan.selection.fleet_id, progress) as context:
+        find = partial(find_resumable, store, sessions, request, plan.selection, progress)
+        with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
-            # The bytes of large objects are unknown.
-            amount = Amount() if request.large_objects else amount_to_copy(plan.sources, plan.tables)
-            spark.begin(context.executor_needs, progress, amount)
+            spark.begin(context.executor_needs, progress, _amount(context, plan))
             progress.reached(CrashPoint.SPARK_BEGUN)
 
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)
+            forget_copied(store, operation.id)
     progress.reached(CrashPoint.RELEASED)
     return commit

@@ -19,7 +19,7 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.ddl.attempts import ChangedError
@@ -146,10 +146,11 @@ def _copy_tables(
     with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:
         check_exported(nodes, slots, plan.fingerprints)
         sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
-        entries = copy_tables(sources, destination, sessions, spark, progress)
+        copied = copy_tables(sources, destination, sessions, spark, progress)
+        check_not_rewritten(copied)
         positions = {node: exported.position for node, exported in slots.items()}
     drop_copy_slots(nodes, slot, progress)
-    return PreparedTables(plan, prepared.last_segments, tuple(entries), positions)
+    return PreparedTables(plan, prepared.last_segments, tuple(copied.entries), positions)
 
 
 T = TypeVar("T")

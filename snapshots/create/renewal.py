@@ -31,7 +31,7 @@ from cutline.nodes.groups import SchemaChangedError, Table
 from cutline.nodes.sessions import Absence, Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
 from cutline.snapshots.create.absent_copies import leave_out_silent
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import LastCut
@@ -264,7 +264,9 @@ def _copy_standbys(
             spark.begin(context.executor_needs, progress, amount_to_copy(to_copy, plan.tables))
             destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
             sources = [TableSource(node, slots[node.id].snapshot, plan.tables[node.shard]) for node in to_copy]
-            entries = tuple(copy_tables(sources, destination, sessions, spark, progress))
+            read = copy_tables(sources, destination, sessions, spark, progress)
+            check_not_rewritten(read)
+            entries = tuple(read.entries)
         positions = {node: exported.position for node, exported in slots.items()}
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
     await_prepared(sessions, wait, progress, "the new copy", {node.shard for node in nodes})

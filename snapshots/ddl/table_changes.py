@@ -188,7 +188,7 @@ def _why_copy(
     if was.is_lost:
         return "its primary is copied again"
     if is_moved:
-        return "rows were written while its columns or labels of its types were different"
+        return "it was rewritten, or rows were written while its columns or labels of its types were different"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
         return "a failed attempt archived it under a different definition"
     if was.state is None:

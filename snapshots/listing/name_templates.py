@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.operations.open_operations import open_operation_ids
+from cutline.snapshots.operations.open_operations import document_names, open_operation_ids, resumable_creates
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import read_intent
@@ -143,6 +143,20 @@ def newest_name(fleet: Fleet, text: str) -> str:
             details={"template": text},
         )
     return max(matching, key=lambda name: matching[name])
+
+
+def full_name(fleet: Fleet, text: str) -> str:
+    """Return the name of the next full snapshot: that of an interrupted one that matches `text`, or a new one."""
+    return resumable_name(fleet, text) or new_name(fleet, text)
+
+
+def resumable_name(fleet: Fleet, text: str) -> str:
+    """Return the name of the newest full snapshot that can be resumed and matches the template `text`; "" if none."""
+    if not is_template(text):
+        return ""
+    store, template = _store(fleet), read_template(text)
+    names = [intent.snapshot for intent in resumable_creates(store, document_names(store))]
+    return next((name for name in reversed(names) if template.values_in(name)), "")
 
 
 def find_newest(store: ObjectStore) -> FullSnapshot | None:

@@ -27,7 +27,14 @@ from cutline.snapshots.operations.open_operations import RESTORE, is_open
 from cutline.snapshots.operations.operation import CANCELLED, current_time, exclusive
 from cutline.snapshots.operations.settling import settle_in_store, settle_operations
 from cutline.snapshots.operations.signs import clear_signs, sign_numbers, store_request
-from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, hanging_watch, read_under_way
+from cutline.snapshots.operations.under_way import (
+    WATCH,
+    ActivityState,
+    UnderWay,
+    hanging_watch,
+    read_one,
+    read_under_way,
+)
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import FAILED, IN_STORE, CancelRequest, Outcome, read_any_outcome
 from cutline.snapshots.records.store_identity import read_identity
@@ -198,7 +205,7 @@ def _settle_all(store: ObjectStore, fleet: Fleet, dead: list[UnderWay], progress
         with ExitStack() as stack:
             sessions = stack.enter_context(open_sessions(fleet, fleet.primaries))
             stack.enter_context(exclusive(sessions, store, "cancel", ""))
-            settle_operations(store, sessions.fleet, progress)
+            settle_operations(store, sessions.fleet, progress, given_up={way.id for way in under_lock})
     except (BusyError, RefusedError, UnreachableError) as error:
         problem = error
     yield from (_settled(store, way, problem) for way in under_lock)
@@ -255,6 +262,7 @@ def _settled(
             return Cancelled(one, CancelResult.SETTLED, f"it {one.dead_text}; its unfinished work was undone")
         return Cancelled(one, CancelResult.TOO_LATE, f"it {one.dead_text}, but it had committed")
     if problem is None:
+        one = read_one(store, one.id) or one
         return Cancelled(one, CancelResult.REFUSED, f"it {one.dead_text}, but it can't be undone; {one.remedy}")
     result = {BusyError: CancelResult.BUSY, UnreachableError: CancelResult.UNREACHABLE}
     kind = next(

@@ -111,8 +111,8 @@ class CommitIndeterminateError(IndeterminateError):
     """The answer to the commit's put was lost, and reading it back was inconclusive."""
 
 
-def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
-    """Store the commit, which makes the snapshot or increment exist.
+def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
+    """Store the commit, which makes the snapshot or increment exist; return the commit that is stored.
 
     Raises SnapshotExistsError if another operation committed it, OperationSettledError if another command settled this
     operation as not committed, CommitIndeterminateError if it is not known whether the commit was stored.
@@ -137,12 +137,13 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> None:
         store.create(key, body)
     except ObjectExistsError as error:
         # The object may be ours: the store client may have retried this put after an answer was lost.
-        _check_stored(store, key, commit, error, at_once=True)
+        return _check_stored(store, key, commit, error, at_once=True)
     except AnswerLostError as error:
-        _check_stored(store, key, commit, error, at_once=False)
+        return _check_stored(store, key, commit, error, at_once=False)
     except EncryptionIgnoredError:
         # The commit is stored, so the snapshot exists. The next conditional put raises the same error.
-        return
+        return commit
+    return commit
 
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
@@ -163,8 +164,12 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
         raise chain_pruned_error(commit.snapshot)
 
 
-def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
-    """Return if this commit is stored; else raise the error for the stored document, or CommitIndeterminateError."""
+def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> Commit:
+    """Return the operation's stored commit; else raise the error for the document, or CommitIndeterminateError.
+
+    If the operation was resumed, it may be the commit of the process that seemed dead, with another cut.
+    """
+    found = [commit]
 
     def is_ours() -> bool:
         stored = read_turn(store, key)
@@ -172,6 +177,8 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
             raise operation_settled_error(commit.operation) from error
         if stored.operation != commit.operation:
             raise _name_taken_error(commit) from error
+        if stored.cut != commit.cut:
+            found[0] = stored
         return True
 
     # A truncated body is as inconclusive as a missing body.
@@ -183,6 +190,7 @@ def _check_stored(store: ObjectStore, key: str, commit: Commit, error: SnapshotE
             " operation)",
             details={"snapshot": commit.snapshot, "increment": commit.increment, "operation": commit.operation},
         ) from error
+    return found[0]
 
 
 def operation_settled_error(operation_id: str) -> OperationSettledError:

@@ -37,7 +37,9 @@ from cutline.snapshots.records.operation_records import (
     read_intent,
     read_outcome,
 )
-from cutline.snapshots.records.proven_chains import SnapshotMissingError, increment_label
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, find_place, increment_label
+from cutline.snapshots.records.tombstones import is_deleted
+from cutline.snapshots.records.unfinished_records import is_unfinished_base
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
@@ -73,6 +75,40 @@ def open_operation_ids(store: ObjectStore, documents: Mapping[str, Set[str]] | N
     ids = [one for one, names in listed.items() if seems_open(names)]
     # A listing may be out of date.
     return [operation for operation in ids if is_open(store, operation)]
+
+
+FAILURE = "failure.json"
+
+
+def is_resumable(store: ObjectStore, intent: Intent, names: Set[str]) -> bool:
+    """Whether an open operation is a full snapshot that has copied tables, and may still commit.
+
+    `names` are those of its documents. Not if a void has taken the place of its commit, or if it has ended and left
+    something on a node: then it is settled. Raises ManifestError.
+    """
+    if intent.kind != CREATE or intent.increment or FAILURE in names or not is_unfinished_base(names):
+        return False
+    if is_deleted(store, intent.snapshot):
+        return False
+    place = find_place(store, intent.snapshot, 0)
+    return place.commit is None and place.turn == intent.turn
+
+
+def resumable_creates(store: ObjectStore, documents: Mapping[str, Set[str]]) -> list[Intent]:
+    """Return the interrupted full snapshots that can be resumed, oldest first.
+
+    `documents` is the result of document_names. What can't be read is left to settling.
+    """
+    found: list[Intent] = []
+    for operation in open_operation_ids(store, documents):
+        if is_unfinished_base(documents[operation]):
+            try:
+                intent = read_intent(store, operation)
+                if is_resumable(store, intent, documents[operation]):
+                    found.append(intent)
+            except (ObjectMissingError, ManifestError):
+                continue
+    return found
 
 
 def document_names(store: ObjectStore) -> dict[str, set[str]]:
@@ -193,7 +229,7 @@ class OpenOperation:
 
     If a document can't be read, `problem` describes it; if that is the intent, `operation` is None. `sign` is the
     newest sign of life of the process. `is_running` is set if the process showed signs of life when the operation was
-    read.
+    read. `is_resumable` is set if it is a full snapshot that can be resumed if it is interrupted.
     """
 
     id: str
@@ -202,6 +238,7 @@ class OpenOperation:
     problem: str = ""
     sign: SignOfLife | None = None
     is_running: bool = False
+    is_resumable: bool = False
 
     @property
     def kind(self) -> str:
@@ -273,6 +310,8 @@ class OpenOperation:
         if intent.kind != CREATE:
             again = f"snapshot delete {intent.snapshot}" if intent.kind == "delete" else f"snapshot {intent.kind}"
             return f"to resume it: {again}"
+        if self.is_resumable:
+            return f"to resume it: snapshot create {intent.snapshot}   (with the options with which it began)"
         is_read_only = "; until then the fleet may refuse writes, unless you run: snapshot resume"
         return f"the next create, delete, prune or gc settles it{is_read_only if intent.is_terminal else ''}"
 
@@ -297,6 +336,7 @@ class OpenOperation:
             "servers": _servers_of(one) if one else [],
             "terminal": one.is_terminal if one else None,
             "committed": self.committed if one and one.kind in (CREATE, *IN_STORE) and not self.problem else None,
+            "resumable": self.is_resumable,
             "problem": self.problem or None,
         }
 
@@ -340,6 +380,7 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         operation = read_intent(store, operation_id)
         read_outcome(store, operation_id)
         committed = has_committed(store, operation)
+        resumable = is_resumable(store, operation, names)
     except ObjectMissingError:
         # A listing may be out of date.
         return None
@@ -349,8 +390,15 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
     with suppress(ManifestError):
         sign = newest_sign(store, operation_id, names)
     # A failure record means that a create has ended, but left something behind on a node.
-    is_running = "failure.json" not in names and shows_life(operation, sign, utc_now())
-    return OpenOperation(operation_id, operation, committed, sign=sign, is_running=is_running)
+    is_running = FAILURE not in names and shows_life(operation, sign, utc_now())
+    return OpenOperation(
+        operation_id,
+        operation,
+        committed,
+        sign=sign,
+        is_running=is_running,
+        is_resumable=resumable,
+    )
 
 
 @contextmanager

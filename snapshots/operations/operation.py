@@ -26,7 +26,13 @@ from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
 from cutline.fleet.record import Time
 from cutline.nodes.lock import FleetBusyError, FleetLock, lock_fleet
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.operations.committing import UndecidedError, decide, operation_settled_error, put_commit
+from cutline.snapshots.operations.committing import (
+    OperationSettledError,
+    UndecidedError,
+    decide,
+    operation_settled_error,
+    put_commit,
+)
 from cutline.snapshots.operations.majority import claim_majority
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
@@ -43,8 +49,17 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import increment_label
+from cutline.snapshots.records.unfinished_records import is_unfinished_base, resumption_name
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import IndeterminateError, SnapshotError, StoppedError, UnreachableError, find_behind
+from cutline.storage.errors import (
+    ChainEnd,
+    IndeterminateError,
+    RefusedError,
+    SnapshotError,
+    StoppedError,
+    UnreachableError,
+    find_behind,
+)
 from cutline.storage.ids import new_operation_id
 from cutline.storage.process_limits import find_used_up
 from cutline.storage.store import ObjectExistsError, ObjectStore
@@ -73,12 +88,15 @@ class Operation:
 
     `is_committing` is set before the process puts the commit. From then on, only the store shows whether the operation
     has committed. `is_idle` is true if the operation stored nothing but its intent and its commit. `details` are
-    additional fields of the outcome.
+    additional fields of the outcome. `is_resumable` is set once a full snapshot has stored what a repetition needs to
+    resume it. `resumption` is the number with which this process has resumed it; 0 if it began the operation.
     """
 
     intent: Intent
     is_committing: bool = False
     is_idle: bool = False
+    is_resumable: bool = False
+    resumption: int = 0
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
 
     @property
@@ -135,10 +153,12 @@ def record_operation(
     interrupt, a StoppedError says which of the two is the case, as far as it is known. If it is not known whether it
     has committed, no outcome is stored, and the next command settles the operation. The same holds if `undo` returns
     False because something is left; in that case, a failure record stores the reason. If the store is gone, nothing is
-    stored. An operation that is done does not fail if its outcome can't be stored.
+    stored. A full snapshot that can be resumed stays open, and nothing is undone.
+    An operation that is done does not fail if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
-    begin(store, intent)
+    if not operation.resumption:
+        begin(store, intent)
     try:
         progress.tell(Reading(0, operation=intent.id))
         yield
@@ -150,8 +170,15 @@ def record_operation(
         with suppress(SnapshotError):
             details = replace(operation.details, code=code_of(error))
             if operation.is_committing and decide(store, intent):
-                label = increment_label(intent.snapshot, intent.increment)
-                stopped = StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}")
+                stopped = _committed_error(intent)
+                record_outcome(store, intent, DONE, reason, details)
+            elif (left := _left_open(store, operation, error)) is not None:
+                stopped = left
+                if not isinstance(error, KeyboardInterrupt):
+                    progress.note(f"{left.message}; {left.hint}")
+            elif operation.resumption and decide(store, intent):
+                # The process that began the operation has committed it after all.
+                stopped = _committed_error(intent)
                 record_outcome(store, intent, DONE, reason, details)
             else:
                 is_undone = undo is None or undo()
@@ -187,6 +214,50 @@ def _stopped_error(intent: Intent, *, is_undone: bool) -> StoppedError:
     return StoppedError(left, hint=hint)
 
 
+def _committed_error(intent: Intent) -> StoppedError:
+    label = increment_label(intent.snapshot, intent.increment)
+    return StoppedError(f"{label} is committed", hint=f"to see it: snapshot show {intent.snapshot}")
+
+
+def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -> StoppedError | None:
+    """Return what an interrupted full snapshot leaves if it stays open, so that it can be resumed; None otherwise.
+
+    It is undone if somebody has cancelled it, or if the same error would follow again. It also stays open if another
+    process has resumed it, whose slots these are, or if the store does not answer.
+    """
+    if not operation.is_resumable or operation.is_committing:
+        return None
+    intent = operation.intent
+    details: dict[str, object] = {"snapshot": intent.snapshot, "operation": intent.operation}
+    with suppress(UnreachableError, IndeterminateError):
+        if _is_resumed(store, operation):
+            return StoppedError(
+                f"another process has resumed operation {intent.operation}",
+                hint="see: snapshot status",
+                details=details,
+            )
+        interrupt = find_behind(error, KeyboardInterrupt)
+        is_cancelled = interrupt is not None and len(interrupt.args) > 1
+        is_refusal = isinstance(error, SnapshotError) and (
+            error.ends_chain is not ChainEnd.NO or (operation.resumption > 0 and isinstance(error, RefusedError))
+        )
+        names = store.list_children(f"operations/{intent.operation}")
+        if is_cancelled or is_refusal or not is_unfinished_base(names):
+            return None
+    return StoppedError(
+        "nothing was committed; the tables that were copied are kept, and the nodes keep WAL for them",
+        hint=f"to resume it, repeat the command with the same name, {intent.snapshot}; to give it up:"
+        f" snapshot cancel {intent.operation}",
+        details=details,
+    )
+
+
+def _is_resumed(store: ObjectStore, operation: Operation) -> bool:
+    """Whether another process has resumed the operation, which seemed dead."""
+    later = operation_key(operation.id, resumption_name(operation.resumption + 1))
+    return operation.is_resumable and store.exists(later)
+
+
 def begin(store: ObjectStore, intent: Intent) -> None:
     """Store the intent."""
     write_operation_record(store, "intent", intent)
@@ -215,11 +286,13 @@ def code_of(error: BaseException) -> int:
     return exception.exit_code if isinstance(exception, SnapshotError) else BUG
 
 
-def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> None:
-    """Put the operation's commit; raises the errors of `put_commit`."""
+def commit_operation(store: ObjectStore, operation: Operation, commit: Commit) -> Commit:
+    """Put the operation's commit, and return the stored one; raises the errors of `put_commit`."""
     operation.details = replace(operation.details, volumes=dict(commit.counts), causes=commit.cut.causes)
     operation.is_committing = True
-    put_commit(store, commit, operation.intent.turn)
+    stored = put_commit(store, commit, operation.intent.turn)
+    operation.details = replace(operation.details, volumes=dict(stored.counts), causes=stored.cut.causes)
+    return stored
 
 
 def record_outcome(
@@ -326,13 +399,19 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
 
 
 def check_exclusive(lock: FleetLock, store: ObjectStore, operation: Operation) -> None:
-    """Right before the commit, check that the operation still holds the lock and was not settled as dead.
+    """Right before the commit, check that the operation still holds the lock, and was not settled or continued since.
 
     Raises FleetLockLostError, OperationSettledError.
     """
     lock.check_held()
     if lock.retaken and not is_open(store, operation.id):
         raise operation_settled_error(operation.id)
+    if lock.retaken and _is_resumed(store, operation):
+        raise OperationSettledError(
+            f"another process has resumed operation {operation.id}, which seemed dead",
+            hint="this process committed nothing; see: snapshot status",
+            details={"operation": operation.id},
+        )
 
 
 def _operation_of(store: ObjectStore, error: FleetBusyError) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import suppress
 
 from cutline.fleet.config import Fleet, Node
@@ -14,6 +14,8 @@ from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
+    document_names,
+    is_resumable,
     name_targets,
     open_operation_ids,
     read_open_operation,
@@ -46,7 +48,11 @@ from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
 
 
 def settle_operations(
-    store: ObjectStore, fleet: Fleet, progress: Progress, documents: Mapping[str, Set[str]] | None = None
+    store: ObjectStore,
+    fleet: Fleet,
+    progress: Progress,
+    documents: Mapping[str, Set[str]] | None = None,
+    given_up: Collection[str] = (),
 ) -> list[Intent]:
     """Record an outcome for every open create, and for every removal that ended before its mark.
 
@@ -56,10 +62,12 @@ def settle_operations(
     writable again. This decision is final, however late the operation's own put arrives. An operation stays open for
     the next command if a slot can't be dropped now, or if the operation can't be read or belongs to a different fleet;
     a note says so. An unreadable operation holds no lock, and only one of two commits with the same number can be
-    stored. `documents` is the result of document_names, if listed under the lock. Raises UndecidedError.
+    stored. A full snapshot that can be resumed stays as it is, unless its operation is in `given_up`. `documents` is
+    the result of document_names, if listed under the lock. Raises UndecidedError.
     """
     fleet_nodes = {node.id: node for node in fleet.nodes}
     restores: list[Intent] = []
+    documents = document_names(store) if documents is None else documents
     for operation_id in open_operation_ids(store, documents):
         try:
             operation = read_intent(store, operation_id)
@@ -80,6 +88,8 @@ def settle_operations(
                     f" copied here from another store; remove operations/{operation.id} from this store"
                 )
                 continue
+            if operation_id not in given_up and is_resumable(store, operation, documents[operation_id]):
+                continue
             committed = decide(store, operation)
         except ObjectMissingError:
             # gc removes the records of old operations, the intent first.
@@ -97,11 +107,22 @@ def settle_operations(
             continue
         progress.note(News(f"operation {operation.id} ended without committing {what}"))
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
+        if operation_id in given_up:
+            _note_unlisted(operation, nodes, progress)
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", _cause(store, operation))
             clear_signs(store, operation.id)
     return restores
+
+
+def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
+    """Note the nodes from which the slots of a snapshot can't be dropped, because fleet.toml lacks them now."""
+    if unlisted := sorted({*operation.nodes} - {node.id for node in nodes}):
+        progress.note(
+            f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
+            f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot_name(operation.id)}')"
+        )
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:

@@ -25,7 +25,7 @@ from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.operations.committing import has_committed
-from cutline.snapshots.operations.open_operations import has_failed
+from cutline.snapshots.operations.open_operations import has_failed, is_resumable
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
@@ -74,14 +74,16 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
 class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `is_failed` is set if the operation has failed, but made slots after another command had settled it and dropped its
-    slots. `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
+    `unfinished` is the snapshot of a create that was interrupted and can be resumed; "" otherwise. `is_failed`
+    is set if the operation has failed, but made slots after another command had settled it and dropped its slots.
+    `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
     """
 
     slot: str
     retained: tuple[Retained, ...]
     snapshot: str | None = None
     chain: str = ""
+    unfinished: str = ""
     is_failed: bool = False
     removal_text: str = ""
 
@@ -93,9 +95,11 @@ class KeptChain:
     @property
     def label(self) -> str:
         """The snapshot or slot for which the WAL is kept."""
-        return (
-            f"snapshot {self.snapshot}" if self.snapshot else f"slot {self.slot}, not part of a snapshot in this store,"
-        )
+        if self.snapshot:
+            return f"snapshot {self.snapshot}"
+        if self.unfinished:
+            return f"snapshot {self.unfinished}, which is not finished,"
+        return f"slot {self.slot}, not part of a snapshot in this store,"
 
 
 def guard_nodes(
@@ -197,6 +201,8 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
         # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
+        if is_resumable(store, operation, set(store.list_children(f"operations/{operation.id}"))):
+            return replace(kept, unfinished=operation.snapshot)
     except ObjectMissingError:
         return kept
     except ManifestError:
@@ -268,6 +274,8 @@ def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress)
 def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
+    if kept.unfinished:
+        remedy = f"; to resume it: snapshot create {kept.unfinished}"
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"
 
 

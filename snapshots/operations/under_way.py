@@ -23,6 +23,7 @@ from cutline.snapshots.operations.operation import is_publishing
 from cutline.snapshots.operations.signs import newest_request, newest_sign, shows_life, sign_numbers
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
+    CREATE,
     DRILL,
     OUTCOMES,
     CancelRequest,
@@ -149,7 +150,10 @@ class UnderWay:
             left = self.left_text if self.kind != WATCH else HANGING_WATCH
             return f"{left}; to forget it: snapshot cancel {self.id}"
         # A removal can't be undone once it has started to remove anything.
-        return f"{self.remedy}; to settle it now: snapshot cancel {self.id}" if self.kind == "create" else self.remedy
+        if self.kind != CREATE:
+            return self.remedy
+        ends = "give it up" if self.opened.is_resumable else "settle it now"
+        return f"{self.remedy}; to {ends}: snapshot cancel {self.id}"
 
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Return the operation for JSON output; unknown values are null."""
@@ -175,6 +179,7 @@ class UnderWay:
             "seconds_left_is_rough": sign.is_rough if sign else None,
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
+            "resumable": self.opened is not None and self.opened.is_resumable,
             "failure": self.failure.reason if self.failure else None,
             "remedy": self.settled_by(now) or None,
             "problem": "; ".join(self.problems) or None,

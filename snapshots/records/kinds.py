@@ -30,6 +30,7 @@ from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.snapshots.records.store_identity import BaselineRecord, StoreIdentity
 from cutline.snapshots.records.tombstones import Mark
+from cutline.snapshots.records.unfinished_records import CopiedRanges, Resumption, UnfinishedBase
 from cutline.storage.encryption.key_documents import KeyDocument
 from cutline.wal.segments.archive import SegmentMetadata
 
@@ -93,6 +94,9 @@ KINDS = (
     DocumentKind("merge", (Merge, Void)),
     DocumentKind("begin", (Begin,)),
     DocumentKind("merge-part", (MergePart,)),
+    DocumentKind("unfinished-base", (UnfinishedBase,)),
+    DocumentKind("copied-ranges", (CopiedRanges,)),
+    DocumentKind("resumption", (Resumption,)),
     DocumentKind("lost", (LostChain,)),
     DocumentKind("deleted", (Mark,)),
     DocumentKind("pin", (Pin, PinRelease)),

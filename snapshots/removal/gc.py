@@ -83,6 +83,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.snapshots.records.unfinished_records import is_copy_record
 from cutline.snapshots.removal.deletion import open_removals
 from cutline.snapshots.removal.earlier_objects import EarlierObjects
 from cutline.snapshots.removal.survey import SizeTotal
@@ -575,13 +576,14 @@ class RecordJudge:
             return [RecordFolder(folder, objects, None)]
         names = {stored_object: stored_object.key.split("/", 2)[2] for stored_object in objects}
         # A request without an operation is garbage, because no process answers it. An idle increment's intent that its
-        # process did not delete is garbage too.
+        # process did not delete is garbage too, and so is what a base copy stored in order to be resumed.
         is_alone = not {INTENT, *OUTCOMES} & set(names.values())
         is_idle = IDLE_OUTCOME in names.values()
         signs = tuple(
             stored_object
             for stored_object in objects
             if sign_numbers([names[stored_object]])
+            or is_copy_record(names[stored_object])
             or (is_alone and request_numbers([names[stored_object]]))
             or (is_idle and names[stored_object] == INTENT)
         )

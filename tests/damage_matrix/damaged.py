@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import zstandard
 from msgspec import structs
 
-from cutline.check.cuts import StoredEvents, _read_windows, _ShardArchive
+from cutline.check.cuts import StoredEvents, _end_windows, _read_windows, _ShardArchive
 from cutline.fleet.record import fields_of, from_json
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA
@@ -411,8 +411,7 @@ class Damaged:
             document["cut"] |= {name: getattr(cut, name) for name in CUT_TOTALS}
             document["cut"]["safe_at"] = str(safe_time_of_nodes(cut.nodes))
             again = structs.replace(commit, cut=structs.replace(commit.cut, nodes=cut.nodes))
-            for archive in archives:
-                archive.end_window(again)
+            _end_windows(archives, again)
         self.seal()
 
     def _seal_lists(self) -> None:

@@ -33,6 +33,9 @@ KEYS = {
     "merge": (merge_key("daily", 7), merge_key("daily", 7, turn=2)),
     "begin": (begin_key("daily", 7),),
     "merge-part": (operation_key("20261120T000000Z-0000000001", "merged-000000"),),
+    "unfinished-base": (operation_key("20261120T000000Z-0000000001", "base-1"),),
+    "copied-ranges": (operation_key("20261120T000000Z-0000000001", "copied-1-000000"),),
+    "resumption": (operation_key("20261120T000000Z-0000000001", "resumed-1"),),
     "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "pin": (

@@ -1,0 +1,192 @@
+"""Resume a full snapshot that was interrupted while it copied tables, when the same command is repeated.
+
+The repetition resumes the same operation: its slots still keep the WAL since the base copy's positions, and the
+tables that were copied completely are the base. All other tables are new to the first cut, which copies them as it
+copies tables that are created meanwhile (snapshots/create/prepare_tables.py). What has changed since is found as in an
+increment.
+
+A create keeps what it has copied if that is worth more than the WAL that the nodes retain meanwhile: from the size in
+`[copies] resume_from` on. Otherwise, or if the slots don't fit any more, the snapshot begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
+from cutline.fleet.own_process import own_label
+from cutline.fleet.progress import News, Progress
+from cutline.nodes.baseline import BaselineChangedError, check_baseline
+from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
+from cutline.nodes.sessions import Absence, Sessions, in_parallel
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
+from cutline.snapshots.create.context import CreateRequest, ResumedFull
+from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
+from cutline.snapshots.ddl.table_changes import TableSelection
+from cutline.snapshots.operations.open_operations import resumable_creates
+from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.records.unfinished_records import (
+    Resumption,
+    UnfinishedBase,
+    UnfinishedCopy,
+    read_unfinished,
+    read_unfinished_base,
+    resumption_name,
+)
+from cutline.storage.errors import RefusedError, UsageError
+from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
+from cutline.storage.storing import create_or_find
+from cutline.wal.drain.slots import check_slot, copy_slot_name, slot_name, slot_state
+from cutline.wal.segments.archive import archive_prefix, segment_key
+from cutline.wal.segments.segments import read_metadata
+
+
+class _BeginsAgainError(Exception):
+    """An interrupted snapshot can't be resumed; the text is the reason."""
+
+
+def find_resumable(
+    store: ObjectStore,
+    sessions: Sessions,
+    request: CreateRequest,
+    selection: TableSelection,
+    progress: Progress,
+    documents: Mapping[str, Set[str]],
+) -> ResumedFull | None:
+    """Return the interrupted operation that this create resumes; None if it begins again, noting the reason.
+
+    The caller holds the fleet's lock. `documents` is the result of document_names. Standbys that were not there when it
+    began are left out. Raises UsageError if the command has other options, so that nothing is given up by mistake, and
+    NodeUnreachableError if a standby is away whose rows are needed.
+    """
+    for intent in reversed(resumable_creates(store, documents)):
+        if intent.snapshot != request.name:
+            continue
+        try:
+            copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
+        except _BeginsAgainError as error:
+            progress.note(f"snapshot {request.name} begins again, because {error}")
+            return None
+        resumption = _resume(store, intent)
+        progress.reached(CrashPoint.RESUMED)
+        # A resumption that died while it copied tables leaves its slots.
+        drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
+        tables = sum(len(groups) for groups in copied.groups.values())
+        progress.note(
+            News(
+                f"operation {intent.operation}, which was interrupted, is resumed:"
+                f" {tables:,} of {sum(len(groups) for groups in copied.base.groups.values()):,} tables are copied"
+            )
+        )
+        return ResumedFull(intent, copied, resumption)
+    return None
+
+
+def _resume(store: ObjectStore, intent: Intent) -> int:
+    """Store a resumption, after which the earlier process can't commit; return its number."""
+    number = 1
+    while True:
+        ours = Resumption(intent.operation, own_label(intent.kind, intent.snapshot), current_time())
+        try:
+            create_or_find(store, operation_key(intent.operation, resumption_name(number)), seal(ours))
+        except ObjectExistsError:
+            number += 1
+        else:
+            return number
+
+
+def _check_fits(
+    store: ObjectStore,
+    sessions: Sessions,
+    request: CreateRequest,
+    selection: TableSelection,
+    intent: Intent,
+    names: Set[str],
+) -> UnfinishedCopy:
+    """Return what was copied; raise _BeginsAgainError unless nodes and slots are as they were."""
+    try:
+        base = read_unfinished_base(store, intent.operation, names)
+        _check_options(sessions, request, selection, intent, base)
+        without = _check_nodes(sessions, base)
+        copied = read_unfinished(store, base, names, without)
+    except (ObjectMissingError, ManifestError) as error:
+        raise _BeginsAgainError(f"what it had copied can't be read: {error}") from error
+    if not any(copied.groups.values()):
+        raise _BeginsAgainError("it had copied no table completely")
+    base = copied.base
+    try:
+        check_baseline({identity.node: identity for identity in base.baseline}, sessions.identities)
+        in_parallel(lambda node: _check_node(store, sessions, intent, node, base.positions[node]), base.nodes)
+    except (BaselineChangedError, RefusedError) as error:
+        raise _BeginsAgainError(error.message) from error
+    return copied
+
+
+def _check_options(
+    sessions: Sessions, request: CreateRequest, selection: TableSelection, intent: Intent, base: UnfinishedBase
+) -> None:
+    """Raise UsageError unless the command asks for what the interrupted one asked for."""
+    other = ""
+    if request.terminal or request.large_objects:
+        other = "--terminal and --large-objects"
+    elif base.rules != selection.rules:
+        other = "other tables, in [groups] of fleet.toml or by --group and --exclude-group"
+    elif base.global_id != sessions.fleet.global_id:
+        other = "another [cut] global_id in fleet.toml"
+    elif request.only_primary != base.is_only_primary:
+        other = "other nodes (--only-primary)"
+    if other:
+        raise UsageError(
+            f"snapshot {intent.snapshot} was interrupted, and can't be resumed with {other}",
+            hint=f"repeat the command as it was, or choose another name; to give up what was copied:"
+            f" snapshot cancel {intent.operation}",
+            details={"snapshot": intent.snapshot, "operation": intent.operation},
+        )
+
+
+def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
+    """Return the standbys that are away now, whose copies are given up; leave out those that were not there.
+
+    Raises _BeginsAgainError if a shard has come or gone, NodeUnreachableError if a standby is away that was read in the
+    place of its primary.
+    """
+    primaries = {identity.node for identity in base.baseline if identity.backup_of is None}
+    if primaries != sessions.primaries.keys():
+        others = ", ".join(sorted(primaries ^ sessions.primaries.keys()))
+        raise _BeginsAgainError(f"it had begun with other shards: {others}")
+    away = {*base.nodes} - {node.id for node in sessions.nodes}
+    if needed := sorted(away.intersection(base.readers.values())):
+        reader = needed[0]
+        if reader not in sessions.absent:
+            raise _BeginsAgainError(f"{reader}, on which tables were read, is not there any more")
+        raise NodeUnreachableError(
+            f"node {reader}: tables were read on it in the place of its primary, and it is away:"
+            f" {sessions.absent[reader].reason}",
+            hint=f"repeat the command when it is back; to give up what was copied: snapshot cancel {base.operation}",
+            details={"node": reader},
+        )
+    for node in sessions.nodes:
+        if node.id not in base.nodes:
+            if not sessions.may_leave_out(node):
+                raise _BeginsAgainError(f"{node.id}, which [copies] require demands, was not there when it began")
+            sessions.leave_out(node, Absence("it was not there when the snapshot began", has_ended=True))
+    return away
+
+
+def _check_node(store: ObjectStore, sessions: Sessions, intent: Intent, node: str, position: Lsn) -> None:
+    """Raise SlotLostError or WalDivergedError unless the node's slot continues the copy, or what is archived since."""
+    slot, end = slot_name(intent.operation), position
+    prefix, number = archive_prefix(intent.snapshot, node, intent.operation), 0
+    while store.exists(segment_key(prefix, number + 1)):
+        number += 1
+    if number:
+        end = read_metadata(store, segment_key(prefix, number), number).segment.through
+    with raising_unreachable(sessions.fleet.node(node)):
+        connection = sessions.connections[node]
+        state = slot_state(connection, slot)
+        (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
+    check_place(sessions.fleet.node(node), place, end)
+    check_slot(node, slot, state, end)

@@ -1,0 +1,407 @@
+"""Full snapshots that are interrupted while they copy tables, and resumed by a repetition of the command.
+
+The command is a process, which kills or interrupts itself once some tasks have ended. Expected rows come from the live
+servers (COPY).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.server import running_pid, stop_server
+from cutline.fleet.config import Fleet
+from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.listing.name_templates import new_name, resumable_name
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.unfinished_records import (
+    UnfinishedCopy,
+    is_unfinished_base,
+    read_unfinished,
+    read_unfinished_base,
+)
+from tests.commands.snapshot_runs import (
+    COMMAND_SECONDS_MAX,
+    configure_fleet,
+    dropping_slots,
+    run_command,
+    slots_of,
+    sorted_copies,
+)
+from tests.faults.awaited import await_none
+from tests.faults.signalled_command import ABOUT_TO_COMMIT
+
+KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
+SHARDS = ("s1", "s2")
+# `big` and `wide` take several tasks each, and the others share tasks.
+TABLES = {"big": 3000, "wide": 900, "small": 40, "bag": 30, "gone": 20}
+# The share of tasks after which the copy is interrupted, in percent.
+PERCENT = 75
+
+
+@dataclass(frozen=True)
+class Place:
+    servers: EmbeddedFleet
+    fleet: Fleet
+    target: Fleet
+
+    def execute(self, shard: str, *statements: str) -> None:
+        with psycopg.connect(self.fleet.node(shard).dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def run(self, *words: str) -> dict[str, Any]:
+        code, document = run_command(self.fleet, *words)
+        assert code == 0, json.dumps(document)
+        return document
+
+    def interrupt(self, name: str, number: signal.Signals, process: int = 0) -> subprocess.CompletedProcess[str]:
+        """Take a full snapshot; once most of its tasks have ended, it or a server's process gets a signal."""
+        words = [str(PERCENT), str(int(number)), str(process), "--fleet", str(self.fleet.path), "create", name]
+        return subprocess.run(
+            [sys.executable, "-m", "tests.commands.dying_copies", *words],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+
+    def unfinished(self) -> dict[str, UnfinishedCopy]:
+        """What interrupted snapshots have copied, by operation."""
+        store = self.fleet.store.open()
+        names = {one: store.list_children(f"operations/{one}") for one in store.list_children("operations")}
+        return {
+            one: read_unfinished(store, read_unfinished_base(store, one, names[one]), names[one])
+            for one in names
+            if is_unfinished_base(names[one])
+        }
+
+    def live(self) -> list[dict[str, bytes]]:
+        return [sorted_copies(self.fleet.node(shard).dsn) for shard in SHARDS]
+
+    def restored(self, name: str) -> list[dict[str, bytes]]:
+        self.run("restore", name, "--to", str(self.target.path), "--replace", "--yes")
+        return [sorted_copies(node.dsn) for node in self.target.primaries]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    folder = tmp_path_factory.mktemp("continued")
+    running = start_fleet(folder / "fleet", shards=2, backups=1)
+    try:
+        target = start_fleet(folder / "target", shards=2, backups=0)
+        try:
+            yield running, target
+        finally:
+            stop_fleet(folder / "target", delete=True)
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+@pytest.fixture
+def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path) -> Iterator[Place]:
+    running, other = servers
+    fleet = configure_fleet(running, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=KEPT)
+    target = configure_fleet(other, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    place = Place(running, fleet, target)
+    for number, shard in enumerate(SHARDS):
+        for table, rows in TABLES.items():
+            place.execute(
+                shard,
+                f"DROP TABLE IF EXISTS {table}, fresh",
+                f"CREATE TABLE {table} (id int, text text{'' if table == 'bag' else ', PRIMARY KEY (id)'})",
+                f"INSERT INTO {table} SELECT n, repeat('{table}{number}', 20) FROM generate_series(1, {rows}) n",
+            )
+        place.execute(shard, "ALTER TABLE bag REPLICA IDENTITY FULL")
+    with dropping_slots(fleet):
+        place.run("init")
+        yield place
+
+
+def change(place: Place) -> None:
+    """Change tables that are copied and tables that are not, some of them by DDL and by transactions on both shards."""
+    for shard in SHARDS:
+        place.execute(
+            shard,
+            "UPDATE big SET text = 'changed' WHERE id % 7 = 0",
+            "DELETE FROM big WHERE id % 11 = 0",
+            "ALTER TABLE big ADD COLUMN more int DEFAULT 7",
+            "INSERT INTO big VALUES (-1, 'new', 1)",
+            "UPDATE wide SET id = -id WHERE id % 5 = 0",
+            "DELETE FROM small WHERE id < 10",
+            "INSERT INTO bag SELECT 1, 'again' FROM generate_series(1, 3)",
+            "DROP TABLE gone",
+            "CREATE TABLE fresh (id int PRIMARY KEY, text text)",
+            "INSERT INTO fresh SELECT n, 'fresh' FROM generate_series(1, 25) n",
+        )
+    for shard in SHARDS:
+        place.execute(shard, "BEGIN", "UPDATE small SET text = 'pair' WHERE id = 20", "PREPARE TRANSACTION 'pair'")
+    for shard in SHARDS:
+        place.execute(shard, "COMMIT PREPARED 'pair'")
+
+
+def committed(place: Place, name: str) -> FullSnapshot:
+    return read_full(place.fleet.store.open(), name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_an_interrupted_full_snapshot_is_resumed(place: Place, number: signal.Signals) -> None:
+    """Tables that were copied are not copied again, whatever has changed since; the others join at the first cut."""
+    ended = place.interrupt("nightly", number)
+    assert ended.returncode == (-number if number == signal.SIGKILL else 130), ended.stderr
+    ((operation, copied),) = place.unfinished().items()
+    names = {shard: {group.name for group in groups} for shard, groups in copied.groups.items()}
+    assert all("public.wide" in found for found in names.values()), names
+    assert any("public.big" not in found for found in names.values()), names
+    if number == signal.SIGINT:
+        assert f"cancel {operation}" in ended.stderr, ended.stderr
+    # Another chain, and gc, leave the interrupted snapshot alone.
+    place.run("gc", "--yes")
+    (way,) = place.run("status")["operations"]
+    assert "create nightly" in way["remedy"], way
+    change(place)
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] == operation
+    commit = committed(place, "nightly")
+    kept = {stored.key for stored in copied.entries}
+    assert kept <= {stored.key for stored in commit.copied}
+    assert {group.name for group in commit.groups["s1"]} == names["s1"]
+    assert place.unfinished() == {}
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+    place.execute("s1", "UPDATE big SET text = 'later' WHERE id = 1", "INSERT INTO wide VALUES (5000, 'later')")
+    place.run("create", "nightly", "--incremental")
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+    # What remains of the interruption is garbage: objects of tables that were not complete.
+    place.run("gc", "--yes", "--grace", "0")
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
+# The effects of a resumed snapshot after which it is killed, in order.
+POINTS = (
+    CrashPoint.RESUMED,
+    CrashPoint.SLOT_MADE,
+    CrashPoint.BASE_COPIED,
+    CrashPoint.COPY_SLOTS_DROPPED,
+    CrashPoint.STARTS_WRITTEN,
+    CrashPoint.ARCHIVED,
+    CrashPoint.SEQUENCES_READ,
+    ABOUT_TO_COMMIT,
+    CrashPoint.COMMITTED,
+)
+
+
+def test_a_resumed_snapshot_is_killed_at_every_step(place: Place) -> None:
+    """Each repetition resumes the same operation, whatever the one before had archived and copied."""
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    change(place)
+    for number, point in enumerate(POINTS):
+        for shard in SHARDS:
+            place.execute(
+                shard,
+                f"INSERT INTO wide VALUES ({6000 + number}, 'before {point}')",
+                f"ALTER TABLE fresh ADD COLUMN after_{number} int DEFAULT {number}",
+                f"CREATE TABLE new_{number} AS SELECT n AS id FROM generate_series(1, 5) n",
+                f"ALTER TABLE new_{number} ADD PRIMARY KEY (id)",
+            )
+        # A slot that is left is found by its operation, so nothing but the operation must be open.
+        live = place.live()
+        killed = subprocess.run(
+            [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", point, "1", "--", "--fleet",
+             str(place.fleet.path), "create", "nightly"],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
+        (way,) = place.run("status")["operations"]
+        assert way["operation"] == operation
+
+    place.run("create", "nightly", "--incremental")
+
+    store = place.fleet.store.open()
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
+    assert len([name for name in store.list_children(f"operations/{operation}") if "resumed" in name]) == len(POINTS)
+    for increment in ("0", "1"):
+        place.run("restore", "nightly", "--increment", increment, "--to", str(place.target.path), "--replace", "--yes")
+        assert [sorted_copies(node.dsn) for node in place.target.primaries] == live, increment
+    assert place.run("check", "nightly")["result"] == "valid"
+    for node in place.fleet.nodes:
+        assert len(slots_of(node.dsn)) == 1
+    for shard in SHARDS:
+        place.execute(shard, *(f"DROP TABLE new_{number}" for number in range(len(POINTS))))
+
+
+def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) -> None:
+    """With `base = "prefer-standby"`, a table is complete if the standby that is read has been read."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace("[copies]", '[copies]\nbase = "prefer-standby"'))
+    place.interrupt("nightly", signal.SIGKILL)
+    ((_, copied),) = place.unfinished().items()
+    assert copied.base.readers == {"s1": "s1-b1", "s2": "s2-b1"}
+    assert all(copied.groups.values()), copied.groups
+    change(place)
+
+    place.run("create", "nightly")
+
+    commit = committed(place, "nightly")
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in commit.copied}
+    assert commit.shared_bases.keys() == {"s1", "s2"}
+    assert place.restored("nightly") == place.live()
+    code, document = run_command(place.fleet, "check", "nightly")
+    assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
+
+
+def test_a_watch_resumes_its_own_snapshot(place: Place) -> None:
+    """The name of an interrupted snapshot is chosen again if it has the form of the watch's names."""
+    name = new_name(place.fleet, "watch-{date}-{time}")
+    place.interrupt(name, signal.SIGKILL)
+
+    assert resumable_name(place.fleet, "watch-{date}-{time}") == name
+    assert resumable_name(place.fleet, "nightly-{date}") == ""
+    place.run("create", name)
+    assert resumable_name(place.fleet, "watch-{date}-{time}") == ""
+
+
+def test_a_snapshot_goes_on_after_the_crash_of_a_primary(place: Place) -> None:
+    """The command fails with what to do; slots and rows are still there when the server is back."""
+    server = place.servers.node("s2")
+    process = running_pid(server)
+    assert process is not None
+
+    ended = place.interrupt("nightly", signal.SIGQUIT, process)
+
+    assert ended.returncode == 6, ended.stderr
+    ((operation, copied),) = place.unfinished().items()
+    assert f"cancel {operation}" in ended.stderr, ended.stderr
+    await_none(lambda: running_pid(server))
+    place.servers.start_node(server)
+    change(place)
+    place.run("create", "nightly")
+    assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
+    assert place.restored("nightly") == place.live()
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
+def test_a_small_snapshot_is_undone(place: Place) -> None:
+    """Below `resume_from`, an interrupt leaves no slot."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace('"8 KiB"', '"10 GB"'))
+
+    ended = place.interrupt("nightly", signal.SIGINT)
+
+    # No task records anything, so nothing sends the signal.
+    assert ended.returncode == 0, ended.stderr
+    assert place.unfinished() == {}
+
+
+def test_an_interrupted_snapshot_is_given_up(place: Place) -> None:
+    """`cancel` and another full snapshot drop an interrupted one's slots; an increment of another chain does not."""
+    place.run("create", "daily")
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    place.execute("s1", "UPDATE big SET text = 'changed' WHERE id = 1")
+
+    place.run("create", "daily", "--incremental")
+    place.run("check", "daily")
+
+    assert list(place.unfinished()) == [operation]
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {2}
+    place.run("cancel", operation)
+    assert place.run("status")["operations"] == []
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {1}
+
+    place.interrupt("nightly", signal.SIGKILL)
+    place.run("create", "another")
+    assert place.run("status")["operations"] == []
+    assert {len(slots_of(node.dsn)) for node in place.fleet.nodes} == {2}
+
+
+def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) -> None:
+    """Past the limit, the next create drops its slots; a repetition begins again."""
+    place.interrupt("nightly", signal.SIGKILL)
+    path = place.fleet.path
+    path.write_text(path.read_text() + '\n[wal]\nmax_retained_wal = "1 MiB"\n')
+    place.execute("s1", "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+
+    document = place.run("create", "point", "--only-cut")
+
+    (note,) = [text for text in document["warnings"] if "more than its limit" in text]
+    assert "of WAL for snapshot nightly, which is not finished, more than its limit" in note
+    assert [slots_of(node.dsn) for node in place.fleet.nodes] == [[]] * len(place.fleet.nodes)
+    again = place.run("create", "nightly")
+    assert any("begins again" in text and "does not exist" in text for text in again["warnings"]), again["warnings"]
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_slot_that_is_another_one_is_not_used(place: Place) -> None:
+    """A slot of the same name at a later position has lost what was committed in between: the snapshot begins again."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    (slot,) = slots_of(place.fleet.node("s2").dsn)
+    place.execute(
+        "s2",
+        f"SELECT pg_drop_replication_slot('{slot}')",
+        "UPDATE big SET text = 'lost' WHERE id = 3",
+        f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)",
+    )
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] != operation
+    (note,) = [text for text in document["warnings"] if "begins again" in text]
+    assert "another process advanced the slot" in note
+    assert place.run("status")["operations"] == []
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_command_with_other_options_gives_up_nothing(place: Place) -> None:
+    """It is refused, and says how to resume or to give up; a restore point does not take the name either."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+
+    for words in (["--exclude-group", "public.small"], ["--large-objects"], ["--only-primary"], ["--only-cut"]):
+        code, document = run_command(place.fleet, "create", "nightly", *words)
+        assert code == 2, (words, document)
+        assert f"cancel {operation}" in document["hint"] or "create nightly" in document["hint"], (words, document)
+
+    plan = place.run("create", "nightly", "--dry-run")
+    assert plan["snapshot"] == "nightly"
+    assert list(place.unfinished()) == [operation]
+    assert place.run("create", "nightly")["operation"] == operation
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_standby_that_is_away_does_not_give_up_the_others(place: Place) -> None:
+    """The snapshot is resumed without its copy, and the next increment copies it."""
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    standby = place.servers.node("s1-b1")
+    stop_server(standby)
+    try:
+        change(place)
+        document = place.run("create", "nightly")
+    finally:
+        place.servers.start_node(standby)
+
+    assert document["operation"] == operation
+    commit = committed(place, "nightly")
+    assert "s1-b1" not in commit.parts
+    assert {stored.node for stored in commit.copied} <= {"s1", "s2", "s2-b1"}
+    assert {stored.key for stored in copied.entries if stored.node != "s1-b1"} <= {
+        stored.key for stored in commit.copied
+    }
+    assert place.restored("nightly") == place.live()
+    place.run("create", "nightly", "--incremental")
+    assert place.run("check", "nightly")["result"] == "valid"

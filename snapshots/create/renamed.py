@@ -66,7 +66,9 @@ def find_renamed(
         ids |= _ids_of_standbys(fleet, chain, known, shard, listed, has_slot)
     used = {node.id for node in fleet.nodes}
     found = {one: listed for one, listed in ids.items() if one != listed}
-    return found | {one: name for one, name in chain.renamed.items() if one not in ids and name not in used}
+    left = {one: name for one, name in chain.renamed.items() if one not in ids}
+    # A shard that was retired does not come back, whichever of its ids the file lists.
+    return found | {one: name for one, name in left.items() if name not in used or chain.shard_of(one) in chain.retired}
 
 
 def _ids_of_shards(
@@ -112,8 +114,10 @@ def _ids_of_standbys(
     left = [node for node in standbys if node not in ids]
     new = [node for node in own if node.id not in known and node.id not in chain.all_nodes] if left else []
     slots = {node.id: has_slot(node) for node in new}
-    # Those that can't be asked come last.
-    likely = [node for node in slots if slots[node]] + [node for node in slots if slots[node] is None]
+    likely = [node for node in slots if slots[node]]
+    if known.get(listed) != shard:
+        # The shard itself has a new id, so the standbys that can't be asked probably have one, too.
+        likely += [node for node in slots if slots[node] is None]
     return ids | dict(zip(left, likely, strict=False))
 
 

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -83,9 +83,9 @@ class Place(ChangingFleet):
         listed = {node.dsn for node in self.fleet.primaries}
         return {node.id: node.dsn for node in self.whole.primaries if node.dsn in listed}
 
-    def next(self) -> Increment:
+    def next(self, **options: Any) -> Increment:
         self.write()
-        commit = self.increment()
+        commit = self.increment(**options)
         assert isinstance(commit, Increment)
         self.held[commit.increment] = {server: sorted_copies(dsn) for server, dsn in self.servers_now().items()}
         return commit
@@ -162,5 +162,270 @@ def test_a_renamed_shard_goes_on_and_nothing_is_copied_again(place: Place) -> No
     assert shown.count("is called east in fleet.toml, before s3") == 1
 
 
-def test_x(place: Place) -> None:
-    pass
+def test_a_renamed_shard_is_retired_under_its_new_id(place: Place) -> None:
+    place.runs.full("chain")
+    place.name(EAST)
+    place.next()
+    place.name(EAST, more='retired = ["east"]')
+    left = place.next()
+    assert left.retired == ("s3",)
+    assert left.renamed == EAST
+    for node in place.servers.nodes:
+        assert len(slots_of(node.dsn())) == (0 if node.id in EAST else 1)
+    place.name(EAST, shards=("s1", "s2"))
+    place.next()
+    place.name(EAST)
+    with pytest.raises(FleetTopologyError, match="s3: the chain had a shard with this id"):
+        place.increment()
+    for increment in (1, 3):
+        assert place.check(increment).result == VALID
+    # The newest commit still knows which shard that was.
+    place.check_held(1, 3, ids=EAST)
+
+
+def test_all_shards_are_renamed_and_get_their_ids_back(place: Place) -> None:
+    """The lock needs no `init --forget-nodes`: the recorded servers are the same."""
+    full = place.runs.full("chain")
+    place.name(ALL)
+    place.runs.init()
+    first = place.next()
+    assert (first.renamed, first.renewed) == (ALL, {})
+    # A full snapshot has the ids of the file, and none of the chain's.
+    other = place.runs.full("other")
+    assert {node.node for node in other.cut.nodes} == {"north", "south", "east"}
+    twice = {**ALL, "s3": "west", "s3-b1": "west-b1"}
+    place.name(twice)
+    second = place.next()
+    assert (second.renamed, second.renewed) == (twice, {})
+    place.name({"s1": "north"})
+    third = place.next()
+    assert (third.renamed, third.renewed) == ({"s1": "north"}, {})
+    place.name({})
+    fourth = place.next()
+    assert (fourth.renamed, fourth.renewed) == ({}, {})
+    for name in ("chain", "other"):
+        assert place.check(name=name).result == VALID
+    place.check_held(1, 4, ids={})
+    between = cut_time(full) + (cut_time(first) - cut_time(full)) / 2
+    moment = between.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    into = str(place.into({}).path)
+    code, plan = run_here(
+        place.fleet, "restore", "chain", "--at", moment, "--exact", "--to", into, "--replace", "--dry-run"
+    )
+    assert code == 0, plan
+
+
+def test_a_standby_under_another_id_is_recognised_by_its_slot(place: Place) -> None:
+    place.runs.full("chain")
+    place.name({"s2-b1": "replica"})
+    first = place.next()
+    assert (first.renamed, first.renewed, first.absent) == ({"s2-b1": "replica"}, {}, {})
+    assert place.next().renamed == first.renamed
+    # Without the slot, it is one that was added, and the other was removed.
+    place.name({"s2-b1": "another"})
+    (slot,) = slots_of(place.fleet.node("another").dsn)
+    with psycopg.connect(place.fleet.node("another").dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    third = place.next()
+    assert third.renewed.keys() == {"another"}
+    assert third.absent.keys() == {"s2-b1"}
+    assert third.renamed == {"s2-b1": "replica"}
+    assert place.next().renewed == {}
+    assert place.check(2).result == VALID
+    # The copy that has ended is named as left out.
+    assert not place.check().conflicts
+    place.check_held(4, ids={})
+
+
+def test_ids_that_are_exchanged_or_given_to_another_shard_are_refused(place: Place) -> None:
+    full = place.runs.full("chain")
+    place.next()
+    exchanged = {"s1": "s2", "s1-b1": "s2-b1", "s2": "s1", "s2-b1": "s1-b1"}
+    place.name(exchanged)
+    match = "its server and database are those of s[12], and the chain has another shard with the id s[12]"
+    with pytest.raises(FleetTopologyError, match=match) as refused:
+        place.increment()
+    assert refused.value.ends_chain is ChainEnd.PERHAPS
+    assert "--replaced" in refused.value.hint
+    with pytest.raises(FleetTopologyError, match="s1: it has the id of a shard of the chain that is called s2 now"):
+        place.increment(replaced=("s1",))
+    # A cycle, and an id that another shard left.
+    place.name({"s1": "s2", "s2": "s3", "s3": "s4"})
+    with pytest.raises(FleetTopologyError, match=match.replace("[12]", "[123]")):
+        place.increment()
+    assert read_chain(place.fleet.store.open(), "chain").last.increment == 1
+    # Whoever insists gets both copied under their new ids.
+    place.name(exchanged)
+    second = place.next(replaced=("s1", "s2"))
+    assert second.renewed.keys() == {"s1", "s1-b1", "s2", "s2-b1"}
+    assert second.renamed == {}
+    assert place.check().result == VALID
+    place.check_held(1, ids={})
+    place.check_held(2, ids=exchanged)
+    assert full.increment == 0
+
+
+def test_an_added_shard_can_not_have_the_id_that_another_had(place: Place) -> None:
+    place.name({}, shards=("s1", "s2"))
+    place.runs.full("chain")
+    # s2 is called east, and another server has its id.
+    place.name({"s2": "east", "s2-b1": "east-b1", "s3": "s2", "s3-b1": "s2-b1"})
+    with pytest.raises(FleetTopologyError, match="node s2: it has the id of a shard of the chain that is called east"):
+        place.increment()
+    place.name({"s2": "east", "s2-b1": "east-b1", "s3": "west", "s3-b1": "west-b1"})
+    first = place.next()
+    assert first.renamed == {"s2": "east", "s2-b1": "east-b1"}
+    assert first.renewed.keys() == {"west", "west-b1"}
+    # The shard that has joined is renamed, too.
+    ids = {"s2": "east", "s2-b1": "east-b1", "s3": "north", "s3-b1": "north-b1"}
+    place.name(ids)
+    second = place.next()
+    assert second.renamed == {"s2": "east", "s2-b1": "east-b1", "west": "north", "west-b1": "north-b1"}
+    assert second.renewed == {}
+    place.next()
+    assert place.check().result == VALID
+    place.check_held(1, 3, ids=ids)
+
+
+def test_a_retired_shard_with_another_id_is_copied_again_as_the_file_says(place: Place) -> None:
+    place.runs.full("chain")
+    place.next()
+    place.name(EAST, more='retired = ["s3"]')
+    second = place.next()
+    assert second.retired == ("s3",)
+    assert second.renewed.keys() == {*EAST.values()}
+    assert second.renamed == {}
+    place.name(EAST)
+    place.next()
+    for increment in (1, 3):
+        assert place.check(increment).result == VALID
+    for node in place.servers.nodes:
+        assert len(slots_of(node.dsn())) == 1
+    place.check_held(1, ids={})
+    place.check_held(3, ids=EAST)
+
+
+def test_a_chain_with_renamed_nodes_is_merged_copied_drilled_and_contradictions_are_refused(place: Place) -> None:
+    spark = place.runs.spark.running
+    place.runs.full("chain")
+    place.next()
+    place.name(EAST)
+    second = place.next()
+    check_contradictions(place, second)
+    place.next()
+    assert run_here(place.fleet, "merge", "chain", "--to", "3", spark=spark)[0] == 0
+    place.next()
+    assert place.check().result == VALID
+    second_store = place.folder / "second.toml"
+    text = re.sub(r"(?m)^store = .*$", f'store = "file://{place.folder}/second"', place.fleet.path.read_text())
+    second_store.write_text(text)
+    code, copied = run_here(place.fleet, "copy", "chain", "--to", str(second_store))
+    assert code == 0, copied
+    place.check_held(2, 4, ids=EAST)
+    own, place.runs = place.runs, Runs(load_fleet(second_store), place.runs.spark)
+    place.check_held(4, ids=EAST)
+    place.runs = own
+    # An assertion has the id of the file, whatever the snapshot has.
+    own.fleet.path.write_text(
+        own.fleet.path.read_text()
+        + '\n[[drill.assertion]]\nnode = "east"\nsql = "SELECT count(*) > 0 FROM seen"\nexpected = true\n'
+    )
+    code, drilled = run_here(own.fleet, "drill", "chain", "--to", str(place.into(EAST).path), spark=spark)
+    assert [one["holds"] for one in drilled["assertions"]] == [True], drilled
+    assert code == 0
+    code, live = run_here(own.fleet, "check", "chain", "--live", spark=spark)
+    assert (code, live["result"]) == (0, VALID), live
+
+
+def check_contradictions(place: Place, commit: Increment) -> None:
+    """Commits whose ids could mean two nodes, or none, are refused."""
+    store, path = place.fleet.store.open(), place.folder / "store" / commit_key("chain", commit.increment)
+    whole = path.read_bytes()
+    for renamed, message in (
+        ({"s3": "s1"}, "the id of another node: s1"),
+        ({"s3": "east", "s2": "east"}, "contains id 'east' twice"),
+        ({"s9": "east"}, "names s9, which is not in the snapshot"),
+        ({"s3": ""}, "renamed"),
+    ):
+        path.write_bytes(seal(structs.replace(commit, renamed=renamed)))
+        with pytest.raises(ManifestError, match=message):
+            read_chain(store, "chain", commit.increment)
+        path.write_bytes(whole)
+    read_chain(store, "chain")
+
+
+def test_a_create_that_is_killed_under_new_ids_leaves_nothing(place: Place) -> None:
+    """Its operation has the ids of the file; whoever settles it may have others by then."""
+    place.runs.full("chain")
+    place.name(EAST)
+    (slot,) = slots_of(place.fleet.node("east").dsn)
+    with psycopg.connect(place.fleet.node("east").dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    for point, ids in ((CrashPoint.INTENT_STORED, EAST), (CrashPoint.SLOT_MADE, ALL)):
+        place.name(ids)
+        program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), "1", "--"]
+        words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
+        done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    # Another command than an increment settles it, under still other ids.
+    place.name({**ALL, "s3": "west", "s3-b1": "west-b1"})
+    place.runs.full("other")
+    assert not read_open_operations(place.fleet.store.open())
+    first = place.next()
+    assert first.renewed.keys() == {"s3"}
+    assert place.check().result == VALID
+    for node in place.servers.nodes:
+        assert len(slots_of(node.dsn())) == 2
+    place.check_held(1, ids={})
+
+
+def test_a_shard_gets_another_id_and_fails_over_at_the_same_time(tmp_path: Path, spark: SparkSession) -> None:
+    """The database is identified on the promoted standby, and the chain goes on with it without a gap."""
+    try:
+        source = start_fleet(tmp_path / "fleet", shards=2, backups=1)
+        target = start_fleet(tmp_path / "target", shards=3, backups=0, like_shared=True)
+        fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+        into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+        place = Place(source, into, Runs(fleet, Ready(spark)), tmp_path, whole=fleet, text=fleet.path.read_text())
+        for node in fleet.primaries:
+            place.execute(node.id, "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)")
+        place.await_replay("s1-b1")
+        place.runs.init()
+        place.runs.full("chain")
+        place.next()
+        place.await_replay("s1-b1")
+        place.stop("s1")
+        place.execute("s1-b1", "SELECT pg_promote(true, 60)")
+        place.name({"s1": "east", "s1-b1": "east-b1"})
+        place.promoted["east"] = "east-b1"
+        place.write()
+        second = place.increment()
+        assert isinstance(second, Increment)
+        assert second.renamed == {"s1": "east", "s1-b1": "east-b1"}
+        assert (second.renewed, second.timelines) == ({}, {"s1": 2})
+        assert second.absent.keys() == {"s1-b1"}
+        assert not place.check().conflicts
+        place.runs.restore("chain", place.into({"s1": "east"}), 2)
+        restored = {node.id: sorted_copies(node.dsn) for node in place.target.primaries}
+        assert [restored["s1"], restored["s2"]] == place.states[2]
+    finally:
+        stop_fleet(tmp_path / "fleet", delete=True)
+        stop_fleet(tmp_path / "target", delete=True)
+
+
+def test_a_shard_that_may_be_another_is_not_guessed_while_it_is_away(place: Place) -> None:
+    place.runs.full("chain")
+    place.name(EAST)
+    place.fleet.path.write_text(re.sub(r"/s3(-b1)?&", r"/nowhere\1&", place.fleet.path.read_text()))
+    place.runs = Runs(load_fleet(place.fleet.path), place.runs.spark)
+    with pytest.raises(NodeUnreachableError, match="east: it can't be reached, and may be a shard of the chain"):
+        place.increment()
+    with pytest.raises(NodeUnreachableError):
+        archive_ahead(place.fleet, "chain", Silent())
+    place.name({}, shards=("s1", "s2"))
+    with pytest.raises(BaselineChangedError, match="s3: it is a shard of the chain, but not in fleet"):
+        place.increment()
+    place.name(EAST)
+    assert archive_ahead(place.fleet, "chain", Silent()).needs_increment
+    assert place.next().renewed == {}
+    assert not archive_ahead(place.fleet, "chain", Silent()).needs_increment

@@ -24,6 +24,7 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
 from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
@@ -377,6 +378,36 @@ def test_a_create_that_is_killed_under_new_ids_leaves_nothing(place: Place) -> N
     for node in place.servers.nodes:
         assert len(slots_of(node.dsn())) == 2
     place.check_held(1, ids={})
+
+
+def test_a_killed_restore_is_resumed_and_undone_under_either_id(place: Place) -> None:
+    """The records in its databases have the ids of the snapshot."""
+    spark = place.runs.spark.running
+    place.runs.full("chain")
+    place.name(EAST)
+    place.next()
+    into = {str(ids): place.into(ids).path.rename(place.folder / f"{len(ids)}.toml") for ids in ({}, EAST)}
+    before = {node.id: sorted_copies(node.dsn) for node in place.target.primaries}
+    program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(RestoreCrashPoint.CLOSED), "1"]
+    words = [
+        "--",
+        "--fleet",
+        str(place.fleet.path),
+        "restore",
+        "chain",
+        "--replace",
+        "--yes",
+        "--to",
+        str(into[str(EAST)]),
+    ]
+    for command, other in (("restore-abandon", {}), ("restore-abandon", EAST), ("restore-resume", EAST)):
+        done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        options = ["--yes"] if command == "restore-abandon" else []
+        code, document = run_here(place.fleet, command, "chain", "--to", str(into[str(other)]), *options, spark=spark)
+        assert code == 0, document
+        now = {node.id: sorted_copies(node.dsn) for node in place.target.primaries}
+        assert now == (before if command == "restore-abandon" else place.held[1])
 
 
 def test_a_shard_gets_another_id_and_fails_over_at_the_same_time(tmp_path: Path, spark: SparkSession) -> None:

@@ -19,6 +19,7 @@ needs.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -491,11 +492,13 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
     """
     shards = {node.id: node.shard for node in (*fleet.nodes, *fleet.retired_nodes)}
     left: dict[str, str] = {}
+    # A node may have another id now.
+    new = Counter(primaries.get(shard, "") for node, shard in shards.items() if node not in nodes)
     for node, was in nodes.items():
-        if node not in shards:
-            # A server that is the primary of another id now is still there.
-            if was not in primaries.values():
-                left[node] = node
+        if node not in shards and was and new[was]:
+            new[was] -= 1
+        elif node not in shards:
+            left[node] = node
         elif was and primaries.get(shards[node], was) != was:
             left[node] = f"the earlier server of {node}"
     return left

@@ -380,6 +380,17 @@ def test_a_create_that_is_killed_under_new_ids_leaves_nothing(place: Place) -> N
     place.check_held(1, ids={})
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_chain_is_deleted_under_new_ids_and_leaves_no_slot(place: Place, *, is_recorded: bool) -> None:
+    place.runs.full("chain")
+    place.name({"s2-b1": "replica", **EAST})
+    if is_recorded:
+        place.next()
+    code, deleted = run_here(place.fleet, "delete", "chain", "--force", "--yes")
+    assert (code, deleted["slots_unknown"], deleted["slots_left"]) == (0, [], []), deleted
+    assert not any(slots_of(node.dsn()) for node in place.servers.nodes)
+
+
 def test_a_killed_restore_is_resumed_and_undone_under_either_id(place: Place) -> None:
     """The records in its databases have the ids of the snapshot."""
     spark = place.runs.spark.running

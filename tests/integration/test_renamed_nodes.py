@@ -362,12 +362,15 @@ def test_a_create_that_is_killed_under_new_ids_leaves_nothing(place: Place) -> N
     (slot,) = slots_of(place.fleet.node("east").dsn)
     with psycopg.connect(place.fleet.node("east").dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-    for point, ids in ((CrashPoint.INTENT_STORED, EAST), (CrashPoint.SLOT_MADE, ALL)):
+    # The slot of the chain, then the slots that export the rows.
+    for point, count, ids in ((CrashPoint.INTENT_STORED, 1, EAST), (CrashPoint.SLOT_MADE, 3, ALL)):
         place.name(ids)
-        program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), "1", "--"]
+        program = [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", str(point), str(count), "--"]
         words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
         done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
+    left = slots_of(place.fleet.node("east").dsn)
+    assert len(left) > 1
     # Another command than an increment settles it, under still other ids.
     place.name({**ALL, "s3": "west", "s3-b1": "west-b1"})
     place.runs.full("other")

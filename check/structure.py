@@ -152,7 +152,7 @@ def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: Snaps
     if number < last and not lost.restore:
         detail = f"the chain was lost after {point_label(number)} according to its mark, but increment {last} follows"
         report.conflicts.append(Conflict("mark", detail, object=key))
-    unknown = sorted({lost.node, *lost.nodes} - chain.parts.keys() - {""})
+    unknown = sorted({lost.node, *lost.nodes} - chain.parts.keys() - {*map(chain.listed_id, chain.parts)} - {""})
     if unknown:
         detail = f"the mark of the lost chain names {list_some(unknown, NAMED_MAX)}, which is no node of the snapshot"
         why = "it has got another name in the fleet file or a copy of the slot, or somebody changed the store"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,6 +36,7 @@ from cutline.check.structure import check_structure, names_to_check
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
+from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_late_clock
@@ -117,7 +118,6 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     checks = RecordedChecks(store, operations)
     names, points = _names_to_check(checks, request, unread)
     recorded = points.commits
-    known_as = {name: node.id for node in (*fleet.primaries, *fleet.retired_nodes) for name in node.known_as}
     reports: list[SnapshotReport] = []
     fulls: list[FullSnapshot] = []
     for name in names:
@@ -136,7 +136,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
         if chain is not None:
             check = ChainCheck(
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,
-                store_digest(fleet.store, fleet_id), fleet.reread_seconds, known_as,
+                store_digest(fleet.store, fleet_id), fleet.reread_seconds, _names_of_shards(fleet, chain),
             )  # fmt: skip
             check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
@@ -190,6 +190,12 @@ class _Point:
 
     increment: int | None
     exact: ExactPoint | None = None
+
+
+def _names_of_shards(fleet: Fleet, chain: Chain) -> Mapping[str, str]:
+    """Return the further names of shards in fleet.toml, an id that the chain does not have included."""
+    fleet = with_chain_ids(fleet, chain.renamed)
+    return {name: node.id for node in (*fleet.primaries, *fleet.retired_nodes) for name in node.known_as}
 
 
 def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:

@@ -599,6 +599,8 @@ class Node:
     restore_bytes_per_second: int | None = None
     # Other names that distributed transactions have for the shard (fleet.participants).
     known_as: tuple[str, ...] = ()
+    # The id in fleet.toml, if the chain that a command works on knows the node by another (fleet.chain_ids).
+    listed_as: str = ""
     # None until a session has reached the server.
     server: KnownServer | None = field(default=None, compare=False)
 
@@ -606,6 +608,11 @@ class Node:
     def shard(self) -> str:
         """The id of the primary whose rows this node holds."""
         return self.backup_of or self.id
+
+    @property
+    def listed_id(self) -> str:
+        """The id of the node in fleet.toml."""
+        return self.listed_as or self.id
 
 
 def read_limit(nodes: Iterable[Node]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some
 from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
@@ -64,6 +65,21 @@ class Sessions:
     clocks: tuple[ClockReading, ...] = ()
     absent: dict[str, Absence] = field(default_factory=dict)
     promoted: Mapping[str, str] = field(default_factory=dict)
+
+    def with_chain_ids(self, renamed: Mapping[str, str]) -> Sessions:
+        """Return the nodes with the ids of a chain (fleet.chain_ids), for questions that the identities answer.
+
+        The connections and the watch have the ids of fleet.toml.
+        """
+        fleet = with_chain_ids(self.fleet, renamed)
+        ids = {node.listed_id: node.id for node in fleet.nodes}
+        return replace(
+            self,
+            fleet=fleet,
+            chosen=tuple(fleet.node(ids.get(node.id, node.id)) for node in self.chosen),
+            identities={ids.get(node, node): identity for node, identity in self.identities.items()},
+            absent={ids.get(node, node): absence for node, absence in self.absent.items()},
+        )
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -350,12 +366,18 @@ def _ask_promoted(
     return promoted
 
 
-def _identity_of(standby: Node) -> NodeIdentity | None:
+def _identity_of(node: Node) -> NodeIdentity | None:
     try:
-        with connect(replace(standby, server=None)) as connection:
-            return identify(standby, connection).identity
+        with connect(replace(node, server=None)) as connection:
+            return identify(node, connection).identity
     except NodeUnreachableError:
         return None
+
+
+def ask_identities(nodes: Sequence[Node]) -> dict[str, NodeIdentity]:
+    """Return the identities of the nodes that can be reached, without opening sessions for a command."""
+    found = in_parallel(_identity_of, nodes)
+    return {node.id: identity for node, identity in zip(nodes, found, strict=True) if identity is not None}
 
 
 def _identify_all(

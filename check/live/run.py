@@ -51,6 +51,7 @@ from cutline.check.live.report import (
 )
 from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.bytes_column import Ints
+from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress, Silent
@@ -157,7 +158,8 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
     """
     began = time.monotonic()
     report = LiveReport(allows_one_copy=fleet.allows_one_copy)
-    chain = _read_snapshot(fleet, request.name, report)
+    if (chain := _read_snapshot(fleet, request.name, report)) is not None:
+        fleet = with_chain_ids(fleet, chain.renamed)
     progress.step("connect", total=len(fleet.nodes), unit="nodes")
     with (
         open_sessions(fleet, fleet.nodes, needs_all=True, away=report.unreachable) as sessions,

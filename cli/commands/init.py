@@ -75,6 +75,7 @@ def init(
         "warnings": [warning.text for warning in report.warnings],
         "surroundings": [warning.to_json() for warning in report.warnings],
         "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
+        "renamed": to_builtins(report.renamed),
     }
     lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
     emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
@@ -124,6 +125,10 @@ def lines_of(
         ]
     lines += [f"warning: {warning.text}" for warning in report.warnings]
     lines += _copies_lines(report.to_copy)
+    lines += [
+        f"{one.listed} is {one.node} in {one.snapshot}: its increments go on with it under that id"
+        for one in report.renamed
+    ]
     return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,7 +28,7 @@ from cutline.cli.output.exact_point import exact_document, exact_lines
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.recovery import plan_lines, transaction_lines
-from cutline.cli.output.renewed import renewed_document, renewed_lines, retired_shards
+from cutline.cli.output.renewed import renamed_nodes, renewed_document, renewed_lines, retired_shards
 from cutline.cli.output.results import answer
 from cutline.cli.output.shared_bases import shared_base_lines
 from cutline.cli.output.tables import (
@@ -283,6 +284,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "left_out": to_builtins(chain.left_out),
         "renewed": [renewed_document(commit) for commit in chain.commits],
         "retired": [retired_shards(commit) for commit in chain.commits],
+        "renamed": [renamed_nodes(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
         "repairs": to_builtins(chain.applied.repairs),
     }
@@ -309,6 +311,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         _cuts(chain),
         *_comments(chain),
         *_timelines(chain),
+        *_renamed(chain),
         *_absent_copies(chain),
         *_causes(chain),
         *_changes(chain),
@@ -374,6 +377,17 @@ def _timelines(chain: Chain) -> list[str | RenderableType]:
                     " standby was promoted"
                 )
                 known[node] = timeline
+    return lines
+
+
+def _renamed(chain: Chain) -> list[str | RenderableType]:
+    """Return a line for every node that has another id in fleet.toml than at the commit before."""
+    lines: list[str | RenderableType] = []
+    for before, commit in pairwise(chain.commits):
+        for node in sorted({*before.renamed, *commit.renamed}):
+            was, now = (one.renamed.get(node, node) for one in (before, commit))
+            if was != now:
+                lines.append(f"increment {commit.increment}: node {node} is called {now} in fleet.toml, before {was}")
     return lines
 
 

@@ -27,6 +27,11 @@ def retired_shards(commit: Commit) -> list[str]:
     return [] if isinstance(commit, FullSnapshot) else list(commit.retired)
 
 
+def renamed_nodes(commit: Commit) -> dict[str, str]:
+    """Return the ids in fleet.toml of the nodes that the chain knows by others."""
+    return {} if isinstance(commit, FullSnapshot) else dict(commit.renamed)
+
+
 def renewed_lines(commit: Commit) -> list[str]:
     """Return a line for each of these nodes, and for each shard that leaves."""
     last = point_label(commit.increment - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ from cutline.restore.run.restore import restore_fleet
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.operation_records import DRILL, FAILED
-from cutline.snapshots.records.proven_chains import read_all_shards
+from cutline.snapshots.records.proven_chains import read_all_shards, read_renamed
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS
 from cutline.spark.spark_jobs import SparkSource
@@ -81,7 +81,8 @@ def run_drill(
     request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
     plan = plan_restore(source, own or without_servers(source, read_all_shards(store, request.name)), request)
     shards = plan.chain.primaries
-    if own and (lacking := [shard for shard in shards if shard not in {node.id for node in own.primaries}]):
+    listed = {node.id for node in plan.target_fleet.primaries}
+    if own and (lacking := [shard for shard in shards if shard not in listed]):
         raise UsageError(
             f"a drill needs a server for each shard: {own.path} has no primaries with the ids {', '.join(lacking)}",
             hint=f"it must list primaries with the ids {', '.join(shards)}; several shards may share a server",
@@ -102,7 +103,7 @@ def run_drill(
     with made as place:
 
         def verify(restored: RestoreReport) -> int:
-            results.extend(_ask_all(source, place, progress))
+            results.extend(_ask_all(source, place, read_renamed(store, request.name), progress))
             return EXIT_CODES[verdict_of(results, restored)]
 
         with naming:
@@ -113,15 +114,20 @@ def run_drill(
     return DrillReport(restored, tuple(results), time.monotonic() - began)
 
 
-def _ask_all(source: Fleet, place: DrillPlace, progress: Progress) -> Iterator[AssertionResult]:
+def _ask_all(
+    source: Fleet, place: DrillPlace, renamed: Mapping[str, str], progress: Progress
+) -> Iterator[AssertionResult]:
+    """Ask the assertions of the fleet's file, which may have other ids for the snapshot's shards (`renamed`) now."""
     progress.step("ask assertions", total=len(source.drill.assertion), unit="assertions")
     readers, ended = {target.shard: place.make_reader(target) for target in place.plan.targets}, set[str]()
+    ids = {new: known for known, new in renamed.items()}
     for table in source.drill.assertion:
-        if table.node in ended:
+        shard = ids.get(table.node, table.node)
+        if shard in ended:
             yield AssertionResult(table, holds=None, why=NOT_ASKED)
-        elif table.node in readers:
-            result = ask(table, readers[table.node])
-            ended |= {table.node} if result.has_ended_server else set()
+        elif shard in readers:
+            result = ask(table, readers[shard])
+            ended |= {shard} if result.has_ended_server else set()
             yield result
         else:
             yield AssertionResult(table, holds=None, why=f"the snapshot has no shard {table.node}")

@@ -24,6 +24,7 @@ from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
 from cutline.restore.plan.request import RestoreRequest, check_routable
 from cutline.restore.plan.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
 from cutline.restore.scope.scope import TableMove, choose_nodes, warn_of_nodes
+from cutline.restore.targets.chain_ids import in_ids_of
 from cutline.restore.targets.databases import DatabaseRecord
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Connections, Superusers, Target, find_targets
@@ -211,7 +212,14 @@ class RestorePlan:
             moved=[f"{target.node.id}: {move.label}" for target in self.targets for move in self.moves(target)],
             routes=self.topology.shown(self.groups[self.targets[0].shard]) if self.topology else [],
             scope=self.request.scope,
-            remarks=self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else [],
+            remarks=[
+                *(self.topology.remarks(self.chain, self.groups[self.targets[0].shard]) if self.topology else []),
+                *(
+                    f"{target.node.id} is called {target.node.listed_as} in {self.target_fleet.path.name}"
+                    for target in self.targets
+                    if target.node.listed_as
+                ),
+            ],
             cut_at=cut_time(self.chain.last),
             safe_at=safe_time(self.chain.last),
             exact=self.exact,
@@ -317,6 +325,8 @@ def plan_restore(
         chain = chain_at(whole, request.at) if request.at and not request.exact else whole
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
+    target, nodes = in_ids_of(store, request.name, target, request.scope.nodes, chain.primaries)
+    request = replace(request, scope=structs.replace(request.scope, nodes=nodes))
     exact = find_exact_point(store, whole, request.exact_at) if request.exact_at else None
     chain = exact.chain if exact else chain
     # The shards at that time: others may have joined the chain or left it since.

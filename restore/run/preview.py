@@ -41,6 +41,7 @@ from cutline.restore.plan.roles import missing_roles
 from cutline.restore.run.loading import check_existing
 from cutline.restore.run.rehearsal import refuse, rehearse
 from cutline.restore.run.run import RestoreRun, running
+from cutline.restore.targets.chain_ids import in_ids_of
 from cutline.restore.targets.databases import (
     Phase,
     find_busy,
@@ -175,9 +176,10 @@ def preview_resumed(
 
     Raises any error of check_restore and find_resumable.
     """
-    provisional = provisional_targets(target, request.scope.nodes)
+    store = source.store.open()
+    target, nodes = in_ids_of(store, request.name, target, request.scope.nodes)
+    provisional = provisional_targets(target, nodes)
     with lock_targets(provisional) as locked:
-        store = source.store.open()
         resumable = find_resumable(store, request.name, provisional, locked, progress, settles=False)
         check_whole(resumable, provisional, locked, store)
         plan = _plan_shown(source, target, resumable)

@@ -42,6 +42,7 @@ from cutline.restore.run.preview import (
 )
 from cutline.restore.run.refused import DdlRefusedError
 from cutline.restore.run.run import RestoreRun, running
+from cutline.restore.targets.chain_ids import in_ids_of
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, clear_records, end_chains, find_owner_changes
 from cutline.restore.targets.swap import close_databases, publish_database
 from cutline.restore.targets.target import (
@@ -116,8 +117,9 @@ def resume_restore(
     Raises UnfinishedRestoreError if no restore is unfinished, or if it can only be undone.
     """
     began = time.monotonic()
-    provisional = provisional_targets(target, request.scope.nodes)
     store = source.store.open()
+    target, nodes = in_ids_of(store, request.name, target, request.scope.nodes)
+    provisional = provisional_targets(target, nodes)
     with ExitStack() as stack:
         watch = stack.enter_context(watch_nodes(shard_target.maintenance for shard_target in provisional))
         locked = stack.enter_context(lock_targets(provisional))

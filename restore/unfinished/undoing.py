@@ -16,6 +16,7 @@ from cutline.nodes.problems import quote
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.rows.filling import Filling
+from cutline.restore.targets.chain_ids import in_ids_of
 from cutline.restore.targets.databases import (
     Phase,
     RestoreCrashPoint,
@@ -85,7 +86,9 @@ def hold_undoable(
 ) -> Iterator[Undoable]:
     """Lock the targets and find the restores that can be undone there; raise any error of abandon_restore."""
     progress.step("find unfinished restores")
-    targets, store = provisional_targets(target, nodes), source.store.open()
+    store = source.store.open()
+    target, nodes = in_ids_of(store, name, target, nodes)
+    targets = provisional_targets(target, nodes)
     with (
         watch_nodes(one.maintenance for one in targets) as watch,
         lock_targets(targets) as connections,

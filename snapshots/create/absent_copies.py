@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from cutline.fleet.chain_ids import renamed_nodes
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import name_nodes
@@ -272,6 +273,18 @@ def never_copied(sessions: Sessions) -> tuple[LeftOut, ...]:
         for node in sessions.chosen
         if node.id in sessions.absent
     )
+
+
+def renamed_of(chain: Chain, sessions: Sessions, renewed: Collection[str]) -> dict[str, str]:
+    """Return the ids in fleet.toml of the nodes that the chain knows by others, as the next commit has them.
+
+    A node that is no longer listed keeps the id that it had there, unless another node has that id now.
+    """
+    now, listed = renamed_nodes(sessions.fleet), {node.listed_id for node in sessions.fleet.nodes}
+    known = {*chain.all_nodes, *renewed, *(node.id for node in sessions.fleet.nodes)}
+    earlier = {node: name for node, name in chain.renamed.items() if name not in listed}
+    earlier = {node: name for node, name in earlier.items() if all(node != one.id for one in sessions.fleet.nodes)}
+    return {node: name for node, name in sorted({**earlier, **now}.items()) if node in known and name not in known}
 
 
 def timelines_of(chain: Chain, sessions: Sessions, renewed: Collection[str]) -> dict[str, int]:

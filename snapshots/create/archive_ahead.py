@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
+from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
@@ -23,6 +24,7 @@ from cutline.snapshots.create.absent_copies import (
 )
 from cutline.snapshots.create.context import CreateContext, CreateRequest
 from cutline.snapshots.create.continuable import check_continuable, check_fleet_file
+from cutline.snapshots.create.renamed import ask_renamed, missing_shards
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_not_lost
@@ -59,6 +61,10 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
     check_takes_snapshots(identity, store)
     chain = read_newest_part(store, name)
     check_of_fleet(chain, identity)
+    fleet, listed = with_chain_ids(fleet, chain.renamed), fleet
+    if missing_shards(fleet, chain) and not missing_shards(with_chain_ids(listed, ask_renamed(listed, chain)), chain):
+        # An increment records the ids.
+        return ArchivedAhead(needs_increment=True)
     with open_sessions(
         fleet,
         [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts],

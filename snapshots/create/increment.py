@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET, structs
 
+from cutline.fleet.chain_ids import naming_listed_ids
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
@@ -38,6 +39,7 @@ from cutline.snapshots.create.absent_copies import (
     note_removed,
     note_retired,
     note_servers,
+    renamed_of,
     retired_shards,
     standby_wait_seconds,
     timelines_of,
@@ -50,6 +52,7 @@ from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.remains import naming_remains
+from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
 from cutline.snapshots.create.renewal import drop_left_out, renew_copies
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -157,6 +160,7 @@ def take_increment(
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
         timelines=timelines_of(chain, sessions, renewed),
+        renamed=renamed_of(chain, sessions, renewed),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, sessions.primaries, cut.copied_tables),
@@ -248,18 +252,48 @@ class IncrementPlan:
 
 
 def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
-    """Take the next increment of the snapshot and return its commit."""
-    began, progress = time.monotonic(), StepTimes(progress)
-    progress.step("check the chain")
+    """Take the next increment of the snapshot and return its commit.
+
+    If the chain knows nodes by other ids than fleet.toml has, the work is done on the fleet with the chain's ids.
+    """
+    began, steps, listed = time.monotonic(), StepTimes(progress), fleet
+    steps.step("check the chain")
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
     full = read_continued_full(store, request.name)
-    chain = Chain(full)
-    check_of_fleet(chain, identity)
-    check_has_rows(chain, ANOTHER)
-    nodes = _find_nodes(store, fleet, full)
+    check_of_fleet(Chain(full), identity)
+    check_has_rows(Chain(full), ANOTHER)
+    fleet = in_chain_ids(store, fleet, full, request.replaced)
     check_not_pruned(store, request.name)
+    while True:
+        try:
+            with naming_listed_ids(fleet):
+                return _create_increment(fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began)
+        except NodesRenamedError as renamed:
+            fleet = renamed.fleet
+
+
+def _with_chain_ids(request: CreateRequest, fleet: Fleet) -> CreateRequest:
+    ids = {node.listed_id: node.id for node in fleet.nodes}
+    return replace(request, replaced=tuple(ids.get(shard, shard) for shard in request.replaced))
+
+
+def _create_increment(
+    fleet: Fleet,
+    listed: Fleet,
+    full: FullSnapshot,
+    request: CreateRequest,
+    spark: SparkSource,
+    progress: StepTimes,
+    began: float,
+) -> Commit:
+    """Take the next increment. `fleet` has the chain's ids as far as they are known, and `listed` those of the file.
+
+    Raises NodesRenamedError if the servers show that they are others.
+    """
+    store, chain = fleet.store.open(), Chain(full)
+    nodes = _find_nodes(store, fleet, full)
     with ExitStack() as stack:
         sessions = stack.enter_context(
             open_sessions(
@@ -279,7 +313,9 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
         progress.reached(CrashPoint.SETTLED)
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, full)
+        check_chain_ids(sessions, fleet, listed, chain, request.replaced)
         check_fleet_file(fleet, chain)
+        note_renamed(fleet, chain, progress)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
         check_free_connections(sessions.by_node)
@@ -331,13 +367,15 @@ def _new_operation(
     store: ObjectStore, chain: Chain, request: CreateRequest, continuable: Continuable, progress: StepTimes
 ) -> Operation:
     number = chain.last.increment + 1
-    intent = new_operation("create", request.name, number, tuple(node.id for node in continuable.nodes))
+    # An operation has the ids of the file: any command settles it.
+    ids = {node.id: node.listed_id for node in continuable.nodes}
+    intent = new_operation("create", request.name, number, tuple(ids.values()))
     intent = structs.replace(
         intent,
         turn=free_turn(store, request.name, number),
         terminal=request.terminal or UNSET,
         fleet_id=chain.full.fleet_id,
-        renews=tuple(continuable.to_renew) or UNSET,
+        renews=tuple(ids.get(node, node) for node in continuable.to_renew) or UNSET,
     )
     return Operation(intent, details=OutcomeDetails(times=progress))
 
@@ -391,12 +429,26 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     store = fleet.store.open()
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
-    chain = read_continued(store, request.name)
+    chain, listed = read_continued(store, request.name), fleet
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
+    fleet = in_chain_ids(store, fleet, chain.full, request.replaced)
+    while True:
+        try:
+            with naming_listed_ids(fleet):
+                return _preview_increment(store, fleet, listed, chain, _with_chain_ids(request, fleet), progress)
+        except NodesRenamedError as renamed:
+            fleet = renamed.fleet
+
+
+def _preview_increment(
+    store: ObjectStore, fleet: Fleet, listed: Fleet, chain: Chain, request: CreateRequest, progress: Progress
+) -> IncrementPlan:
     with open_sessions(
         fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=lambda: chain.system_identifiers
     ) as sessions:
+        check_chain_ids(sessions, fleet, listed, chain, request.replaced)
+        note_renamed(fleet, chain, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         check_free_connections(sessions.by_node)

@@ -71,6 +71,15 @@ class CopyToRenew:
 
 
 @dataclass(frozen=True, slots=True)
+class RenamedNode:
+    """A node that `snapshot` knows by another id than fleet.toml, which gives it the id `listed`."""
+
+    snapshot: str
+    node: str
+    listed: str
+
+
+@dataclass(frozen=True, slots=True)
 class InitReport:
     """The results of init.
 
@@ -78,7 +87,8 @@ class InitReport:
     refuses to delete objects, "" if it deletes them. `encryption_key` names the key of an encrypted store, "" if the
     store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
     standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
-    `to_copy` lists the copies that the next increments begin again.
+    `to_copy` lists the copies that the next increments begin again, and `renamed` the nodes that their chains know by
+    other ids.
     """
 
     store: StoreIdentity
@@ -94,6 +104,7 @@ class InitReport:
     too_old: tuple[tuple[str, str], ...] = ()
     warnings: tuple[SurroundingsWarning, ...] = ()
     to_copy: tuple[CopyToRenew, ...] = ()
+    renamed: tuple[RenamedNode, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -143,7 +154,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         )
         kept = read_kept_chains(store, sessions, progress)
         note_unknown_slots(kept, progress)
-        to_copy = _find_copies_to_renew(store, sessions, kept)
+        to_copy, renamed = _find_copies_to_renew(store, sessions, kept)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)
         warnings = find_warnings(fleet, read_surroundings(sessions))
@@ -161,29 +172,40 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             too_old=tuple((node.shard, node.id) for node in sessions.too_old),
             warnings=tuple(warnings),
             to_copy=to_copy,
+            renamed=renamed,
         )
 
 
-def _find_copies_to_renew(store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain]) -> tuple[CopyToRenew, ...]:
+def _find_copies_to_renew(
+    store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain]
+) -> tuple[tuple[CopyToRenew, ...], tuple[RenamedNode, ...]]:
     """Return the copies that the next increments begin again because nodes have joined or were replaced.
+
+    Also returns the nodes that the chains know by other ids.
 
     The chains are those that have slots. An upgraded server may have lost them, so if one is not the recorded server,
     all chains are read. A chain that can't be read or continued is left to its next increment.
     """
     # Imported here because it imports Arrow.
     from cutline.snapshots.create.absent_copies import find_renewable
+    from cutline.snapshots.create.renamed import find_renamed_of
 
     names = {one.snapshot for one in kept if one.snapshot and not one.is_failed and not one.removal_text}
     if read_recorded_primaries(store).others(sessions.identities):
         names |= set(snapshot_names(store))
-    found: list[CopyToRenew] = []
+    found, renamed = list[CopyToRenew](), list[RenamedNode]()
     for name in sorted(names):
         with suppress(SnapshotError):
             continued = read_continued(store, name)
             if not continued.full.only_cut and not is_lost(store, name, continued.full.chain):
-                reasons = find_renewable(sessions, continued)
-                found += [CopyToRenew(name, node, reason) for node, reason in reasons.items()]
-    return tuple(found)
+                ids = find_renamed_of(sessions, sessions.fleet, continued)
+                in_chain = sessions.with_chain_ids(ids)
+                reasons = find_renewable(in_chain, continued)
+                found += [CopyToRenew(name, ids.get(node, node), reason) for node, reason in reasons.items()]
+                renamed += [
+                    RenamedNode(name, node.id, node.listed_as) for node in in_chain.fleet.nodes if node.listed_as
+                ]
+    return tuple(found), tuple(renamed)
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:

@@ -428,7 +428,8 @@ def _with_retained(entry: Entry, answers: RetainedAnswers) -> Entry:
 def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
     """Return the entry with the problems of its slots; `slots` has each slot's problem ("" if none), by node.
 
-    Nodes that did not answer are not in `slots`. The copy of a standby that has ended needs no slot.
+    The nodes in `slots` have the ids of fleet.toml; nodes that did not answer are missing. The copy of a standby that
+    has ended needs no slot.
     """
     chain = entry.chain
     if chain is None or chain.full.only_cut or replace(entry, slot_problems={}).state != COMPLETE:
@@ -436,9 +437,10 @@ def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
     own, problems = slot_name(chain.full.chain), dict[str, str]()
     for identity in chain.nodes:
         node, copy = identity.node, chain.absent.get(identity.node)
-        if node not in slots or (copy is not None and copy.has_ended):
+        of_node = slots.get(chain.listed_id(node))
+        if of_node is None or (copy is not None and copy.has_ended):
             continue
-        if problem := slots[node].get(own, slot_problem(own, None)):
+        if problem := of_node.get(own, slot_problem(own, None)):
             problems[node] = problem
     return replace(entry, slot_problems=problems)
 

@@ -367,10 +367,12 @@ def chains_by_cut(entries: Iterable[Entry]) -> list[Chain]:
 def archived_positions(chains: Iterable[Chain]) -> dict[str, Lsn]:
     """Return the position up to which each node's WAL is in the store; `chains` are in the order of their commits.
 
+    The nodes have the ids that fleet.toml had at the last commit.
+
     The newest position is not always the highest: a new server's WAL may start at a lower position than the WAL of the
     server it replaced.
     """
-    return {node: chain.archived_to(node) for chain in chains for node in chain.parts}
+    return {chain.listed_id(node): chain.archived_to(node) for chain in chains for node in chain.parts}
 
 
 def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
@@ -436,10 +438,10 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
     yield metrics.CLOCK_SKEW.of(commit.cut.skew_seconds)
     names = {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
     for standby in sorted(names | {identity.node for identity in chain.nodes if identity.backup_of is not None}):
-        yield metrics.ABSENT_COPY.of(int(standby in names), standby)
+        yield metrics.ABSENT_COPY.of(int(standby in names), chain.listed_id(standby))
     for node in commit.cut.nodes:
         if isinstance(node.last_commit_at, str):
-            yield metrics.NODE_LAST_COMMIT.of(moment_of(node.last_commit_at), node.node)
+            yield metrics.NODE_LAST_COMMIT.of(moment_of(node.last_commit_at), chain.listed_id(node.node))
 
 
 def _committed_ends(entries: Iterable[Entry]) -> Iterator[KindEnd]:

@@ -6,12 +6,13 @@ the first. Each record has more primaries than the previous record, or replaces 
 unless an operator requested the record (forget_nodes). The newest record counts.
 
 Commands exclude each other only if they lock at least one server in common. So a fleet whose nodes have the recorded
-ids but are different servers is refused.
+ids but are different servers is refused, and a recorded server counts even if fleet.toml has another id for it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,13 +46,32 @@ class RecordedPrimaries:
     primaries: tuple[str, ...]
     identifiers: Mapping[str, str] = field(default_factory=dict)
 
+    def recognise(self, nodes: Mapping[str, NodeIdentity]) -> dict[str, str]:
+        """Return the recorded ids of the nodes, by their ids now.
+
+        A node is the recorded primary with its system identifier, unless others have it too; otherwise the one with its
+        id. Nodes that are none are missing.
+        """
+        counts = Counter(self.identifiers.values()), Counter(one.system_identifier for one in nodes.values())
+        by_server = {known: node for node, known in self.identifiers.items()}
+        found = {
+            node: by_server[one.system_identifier]
+            for node, one in nodes.items()
+            if all(count[one.system_identifier] == 1 for count in counts)
+        }
+        taken = {*found.values()}
+        return found | {node: node for node in nodes if node in self.primaries and not {node} & {*found, *taken}}
+
     def others(self, nodes: Mapping[str, NodeIdentity]) -> list[str]:
-        """Return the nodes that are recorded with a different system identifier."""
-        return [
-            node
-            for node in self.primaries
-            if node in nodes and self.identifiers.get(node) not in (None, nodes[node].system_identifier)
-        ]
+        """Return the nodes that are recorded with a different system identifier, in the order of the record."""
+        return sorted(
+            (
+                node
+                for node, known in self.recognise(nodes).items()
+                if self.identifiers.get(known) not in (None, nodes[node].system_identifier)
+            ),
+            key=self.primaries.index,
+        )
 
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
@@ -97,7 +117,7 @@ def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdenti
     Raises OtherServersError if too many of them are different servers.
     """
     primaries = set(recorded.primaries)
-    held, needed = primaries & granted.keys(), len(primaries) // 2 + 1
+    held, needed = {*recorded.recognise(granted).values()}, len(primaries) // 2 + 1
     if not primaries or len(held) >= needed:
         check_servers(recorded, granted)
         return
@@ -117,7 +137,7 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     `nodes` are the nodes whose lock was granted, or all nodes that were asked.
     """
     others = recorded.others(nodes)
-    known = len([node for node in recorded.primaries if node in nodes]) - len(others)
+    known = len(recorded.recognise(nodes)) - len(others)
     # Another command may hold any majority of the recorded servers; this many nodes include at least one server of
     # every majority.
     needed = len(recorded.primaries) - len(recorded.primaries) // 2
@@ -140,17 +160,24 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
 def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> None:
     """Check the majority; record the primaries that granted their lock if they outnumber the newest record.
 
-    Also records primaries whose servers were replaced. The caller holds their locks. Raises MajorityMissingError and
-    OtherServersError.
+    Also records primaries whose servers were replaced, or that have other ids. The caller holds their locks. Raises
+    MajorityMissingError and OtherServersError.
     """
     while True:
         recorded = read_recorded_primaries(store)
         check_majority(recorded, granted)
         identifiers = _identifiers_of(granted)
         if recorded.number and len(granted) <= len(recorded.primaries):
-            if not recorded.others(granted):
+            found = recorded.recognise(granted)
+            left = {node: known for node, known in recorded.identifiers.items() if node not in {*found.values()}}
+            is_renamed = any(node != known for node, known in found.items()) and not left.keys() & found.keys()
+            if not recorded.others(granted) and not is_renamed:
                 return
-            identifiers = {node: identifiers.get(node, known) for node, known in recorded.identifiers.items()}
+            names = {known: node for node, known in found.items()} if is_renamed else {node: node for node in found}
+            identifiers = {
+                names.get(node, node): identifiers.get(names.get(node, node), known)
+                for node, known in recorded.identifiers.items()
+            }
         if _record(store, recorded.number + 1, identifiers, forgotten=()):
             return
 
@@ -162,7 +189,8 @@ def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> lis
     """
     while True:
         recorded = read_recorded_primaries(store)
-        forgotten = sorted({*(set(recorded.primaries) - granted.keys()), *recorded.others(granted)})
+        found = recorded.recognise(granted)
+        forgotten = sorted({*(set(recorded.primaries) - {*found.values()}), *recorded.others(granted)})
         if not forgotten or _record(store, recorded.number + 1, _identifiers_of(granted), tuple(forgotten)):
             return forgotten
 

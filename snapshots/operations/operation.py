@@ -391,7 +391,8 @@ def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: st
     """
     try:
         with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
-            claim_majority(store, {node: sessions.identities[node] for node in lock.granted})
+            listed = {node.id: node.listed_id for node in sessions.nodes}
+            claim_majority(store, {listed[node]: sessions.identities[node] for node in lock.granted})
             yield lock
     except FleetBusyError as error:
         error.details.setdefault("operation", _operation_of(store, error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Set
 from contextlib import suppress
 
+from cutline.fleet.chain_ids import in_listed_ids
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import News, Progress
@@ -65,7 +66,7 @@ def settle_operations(
     stored. A full snapshot that can be resumed stays as it is, unless its operation is in `given_up`. `documents` is
     the result of document_names, if listed under the lock. Raises UndecidedError.
     """
-    fleet_nodes = {node.id: node for node in fleet.nodes}
+    fleet_nodes = in_listed_ids(fleet)
     restores: list[Intent] = []
     documents = document_names(store) if documents is None else documents
     for operation_id in open_operation_ids(store, documents):
@@ -109,6 +110,9 @@ def settle_operations(
         nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
         if operation_id in given_up:
             _note_unlisted(operation, nodes, progress)
+        if len(nodes) < len(operation.nodes):
+            # The others may have other ids now. What the operation left has its own name on every node.
+            nodes = list(fleet.nodes)
         is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
         if is_writable and _drop_slots(store, operation, nodes, progress):
             record_outcome(store, operation, "failed", _cause(store, operation))
@@ -118,7 +122,7 @@ def settle_operations(
 
 def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
     """Note the nodes from which the slots of a snapshot can't be dropped, because fleet.toml lacks them now."""
-    if unlisted := sorted({*operation.nodes} - {node.id for node in nodes}):
+    if unlisted := sorted({*operation.nodes} - {node.listed_id for node in nodes}):
         progress.note(
             f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
             f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot_name(operation.id)}')"
@@ -167,8 +171,8 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
         return False
     left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
     if isinstance(operation.renews, tuple) and (chain := _read_chain_slot(store, operation)):
-        left_on[chain] = drop_slots([node for node in nodes if node.id in operation.renews], chain)
-        if unlisted := sorted({*operation.renews} - {node.id for node in nodes}):
+        left_on[chain] = drop_slots([node for node in nodes if node.listed_id in operation.renews], chain)
+        if unlisted := sorted({*operation.renews} - {node.listed_id for node in nodes}):
             progress.note(
                 f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the chain's slot"
                 f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{chain}')"

@@ -246,6 +246,15 @@ class Chain:
         return self.beginning.archives[node] if self.beginning else self.full.chain
 
     @property
+    def renamed(self) -> Mapping[str, str]:
+        """The ids in fleet.toml, at the last commit, of the nodes that the chain knows by others."""
+        return self.last.renamed
+
+    def listed_id(self, node: str) -> str:
+        """Return the node's id in fleet.toml at the last commit."""
+        return self.last.renamed.get(node, node)
+
+    @property
     def absent(self) -> Mapping[str, AbsentCopy]:
         """The standbys' copies that end before the last cut, by node."""
         return self.last.absent
@@ -277,6 +286,11 @@ class Chain:
     def all_system_identifiers(self) -> dict[str, str]:
         """The system identifiers of all nodes of which any commit has a copy, those of retired shards included."""
         return {node: identity.system_identifier for node, identity in self._identities.items()}
+
+    @property
+    def listed_system_identifiers(self) -> dict[str, str]:
+        """The same by the ids that the nodes have in fleet.toml."""
+        return {self.listed_id(node): identifier for node, identifier in self.all_system_identifiers.items()}
 
     def shard_of(self, node: str) -> str:
         """Return the primary whose rows `node` holds; raise KeyError if the chain contains no copy of the node.

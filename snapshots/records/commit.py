@@ -18,7 +18,7 @@ import msgspec
 import zstandard
 from msgspec import field, structs
 
-from cutline.fleet.config import GroupRules
+from cutline.fleet.config import NODE_ID, GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json
 from cutline.nodes.baseline import NodeIdentity
@@ -362,8 +362,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
     segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
     contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `timelines` holds the
-    timelines of the nodes that are no longer on that of the full snapshot, after promotions. `definition_changes`
-    is None if neither definitions nor DDL changed. `previous` is None in a
+    timelines of the nodes that are no longer on that of the full snapshot, after promotions. `renamed` holds the ids
+    in fleet.toml of the nodes that the chain knows by others (fleet/chain_ids.py), those of retired shards included.
+    `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
     full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
     not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
     `extension_rows` lists the objects with the rows of extension tables, one for each shard that has such rows; every
@@ -384,6 +385,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     idle: dict[str, Segment] = field(default_factory=dict)
     absent: dict[str, AbsentCopy] = field(default_factory=dict)
     timelines: dict[str, Count] = field(default_factory=dict)
+    renamed: dict[str, Annotated[str, msgspec.Meta(pattern=NODE_ID)]] = field(default_factory=dict)
     previous: Previous | None = None
     left_out: tuple[LeftOut, ...] = ()
     terminal: bool = False

@@ -187,6 +187,7 @@ KEPT = (
     "idle",
     "absent",
     "timelines",
+    "renamed",
     "left_out",
     "terminal",
     "databases",

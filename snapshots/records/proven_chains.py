@@ -67,7 +67,13 @@ from cutline.snapshots.records.documents import (
 )
 from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.records.repaired_chain import with_repairs
-from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_known_only_full, is_only_full
+from cutline.snapshots.records.tombstones import (
+    SnapshotDeletedError,
+    check_not_deleted,
+    is_deleted,
+    is_known_only_full,
+    is_only_full,
+)
 from cutline.storage.errors import ChainEnd, RefusedError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
 from cutline.wal.cut.cut_values import NodeCut
@@ -413,8 +419,8 @@ def _check_idle(commit: Commit) -> None:
 
 def _check_absent(commit: Commit) -> None:
     """Raise ValueError if the commit lists segments of absent nodes, or no earlier commit lists their last segments."""
-    if (commit.absent or commit.timelines) and isinstance(commit, FullSnapshot):
-        raise ValueError("absent or timelines is set in a full snapshot")
+    if (commit.absent or commit.timelines or commit.renamed) and isinstance(commit, FullSnapshot):
+        raise ValueError("absent, timelines or renamed is set in a full snapshot")
     for node, copy in commit.absent.items():
         if commit.segments.get(node) != () or node in commit.idle:
             raise ValueError(f"absent.{node}: the commit lists segments of this node, or does not list the node")
@@ -562,6 +568,7 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         _check_still_idle(chain, increment)
         _check_still_absent(chain, increment)
         _check_timelines(chain, increment)
+        _check_ids(chain, now, increment)
         check_counts(now, increment)
         # For a partial chain, read_newest_part compares only the digests.
         if not chain.is_partial and increment.history is not None and increment.history != chain.next_history:
@@ -624,6 +631,19 @@ def _check_timelines(chain: Chain, increment: Increment) -> None:
     for node, timeline in chain.last.timelines.items():
         if node in nodes and node not in increment.renewed and increment.timelines.get(node, 0) < timeline:
             raise ValueError(f"timelines.{node}: the previous commit has timeline {timeline}")
+
+
+def _check_ids(before: Chain, now: Chain, increment: Increment) -> None:
+    """Raise ValueError if an id in fleet.toml could mean two nodes, or belongs to a node that the chain never had."""
+    if not increment.renamed:
+        return
+    check_distinct("renamed", "id", increment.renamed.values())
+    if taken := {*increment.renamed.values()} & {*now.all_nodes}:
+        raise ValueError(f"renamed gives the id of another node: {_names(taken)}")
+    # A chain that begins with a merge has no copies of shards that were retired before it.
+    known = {*now.all_nodes, *before.renamed}
+    if not before.is_partial and (others := increment.renamed.keys() - known):
+        raise ValueError(f"renamed names {_names(others)}, which is not in the snapshot")
 
 
 def _check_renewed(before: Chain, now: Chain, increment: Increment) -> None:
@@ -1303,6 +1323,13 @@ def read_all_shards(store: ObjectStore, name: str) -> tuple[str, ...]:
         chain = read_readable_part(store, name)
     joined = (node for one in chain.increments for node, new in one.renewed.items() if new.identity.backup_of is None)
     return tuple(dict.fromkeys((*chain.full.primaries, *joined)))
+
+
+def read_renamed(store: ObjectStore, name: str) -> Mapping[str, str]:
+    """Return the ids in fleet.toml of the nodes that the snapshot knows by others; none if it can't be read."""
+    with suppress(ManifestError, SnapshotMissingError, SnapshotDeletedError):
+        return read_newest_part(store, name).renamed
+    return {}
 
 
 def read_part_at(store: ObjectStore, name: str, increment: int) -> Chain:

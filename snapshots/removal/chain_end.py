@@ -81,7 +81,7 @@ def end_chain(fleet: Fleet, name: str, progress: Progress, announce: Callable[[E
             problems = _problems(chain, plan.slot, plan.retained, plan.not_asked)
             mark = _mark(store, chain, own_label(COMMAND, name), "", problems)
         progress.step("drop slots")
-        nodes = with_retired(sessions, chain.all_system_identifiers)
+        nodes = with_retired(sessions, chain.listed_system_identifiers)
         return EndResult(plan, mark, drop_slots(nodes, plan.slot))
 
 
@@ -99,7 +99,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         answers, slot = RetainedQuery(fleet).answers(), slot_name(chain.full.operation)
         _mark(store, chain, "", successor, _problems(chain, slot, answers.of_slot(slot), answers.not_asked))
         progress.note(News(f"{name} will get no more increments: {successor} has taken its place"))
-        return drop_slots(with_retired(sessions, chain.all_system_identifiers), slot)
+        return drop_slots(with_retired(sessions, chain.listed_system_identifiers), slot)
 
 
 def _read(store: ObjectStore, fleet: Fleet, name: str) -> Chain:
@@ -120,7 +120,7 @@ def _problems(
 ) -> list[tuple[str, str]]:
     """Return the primaries that have answered and have a problem with the chain's slot, each with the problem."""
     found = {one.node: one.problem for one in retained}
-    primaries = [node for node in chain.primaries if node not in not_asked]
+    primaries = [node for node in map(chain.listed_id, chain.primaries) if node not in not_asked]
     problems = [(node, found.get(node, slot_problem(slot, None))) for node in primaries]
     return [(node, problem) for node, problem in problems if problem]
 

@@ -19,6 +19,7 @@ needs.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -441,7 +442,7 @@ def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Ch
         return ChainSlots((), (), surveyed.chain.full.chain if surveyed.chain else "")
     if surveyed.chain is not None:
         chain = surveyed.chain.full.chain
-        return ChainSlots((slot_name(chain),), surveyed.chain.all_nodes, chain)
+        return ChainSlots((slot_name(chain),), tuple(surveyed.chain.listed_system_identifiers), chain)
     # No commit can be read, so take the slots of every attempt under that name from the records of operations.
     slots: set[str] = set()
     nodes = {node.id for node in fleet.nodes}
@@ -472,7 +473,7 @@ def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:
 
 def servers_of(chain: Chain) -> dict[str, str]:
     """Return the system identifiers of the chain's nodes, as recorded when their copies began."""
-    return chain.all_system_identifiers
+    return chain.listed_system_identifiers
 
 
 def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:
@@ -491,8 +492,12 @@ def servers_left_behind(fleet: Fleet, nodes: Mapping[str, str], primaries: Mappi
     """
     shards = {node.id: node.shard for node in (*fleet.nodes, *fleet.retired_nodes)}
     left: dict[str, str] = {}
+    # A node may have another id now.
+    new = Counter(primaries.get(shard, "") for node, shard in shards.items() if node not in nodes)
     for node, was in nodes.items():
-        if node not in shards:
+        if node not in shards and was and new[was]:
+            new[was] -= 1
+        elif node not in shards:
             left[node] = node
         elif was and primaries.get(shards[node], was) != was:
             left[node] = f"the earlier server of {node}"
@@ -584,8 +589,17 @@ class FleetNodes:
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         sessions = self.lock.sessions
-        left = drop_slots([node for node in with_retired(sessions, nodes) if node.id in nodes], slot)
         primaries = {node: identity.system_identifier for node, identity in sessions.identities.items()}
+        # A node may have another id now.
+        servers = {*nodes.values()} - {""}
+        left = drop_slots(
+            [
+                node
+                for node in with_retired(sessions, nodes)
+                if node.id in nodes or primaries.get(node.shard) in servers
+            ],
+            slot,
+        )
         return left, list(servers_left_behind(sessions.fleet, nodes, primaries).values())
 
     def drop_publications(self, is_ours: Callable[[str], bool]) -> tuple[list[str], list[str]]:

@@ -178,3 +178,39 @@ def test_servers_that_are_replaced_one_by_one_are_recorded() -> None:
     assert len(read_records(store)) == 5
     with pytest.raises(OtherServersError):
         claim_majority(store, identities(*FOUR))
+
+
+def renamed(nodes: dict[str, NodeIdentity], ids: dict[str, str]) -> dict[str, NodeIdentity]:
+    return {ids.get(node, node): identity for node, identity in nodes.items()}
+
+
+def test_a_recorded_server_counts_under_another_id_and_is_recorded_with_it() -> None:
+    store = InMemoryStore("memory://baselines")
+    claim_majority(store, identities(*FOUR))
+    one = renamed(identities(*FOUR), {"s4": "east"})
+    claim_majority(store, one)
+    claim_majority(store, one)
+    assert read_records(store) == [set(FOUR), {"s1", "s2", "s3", "east"}]
+    # All of them at once, and two that exchange their ids.
+    every = {"s1": "a", "s2": "b", "s3": "c", "s4": "d"}
+    claim_majority(store, renamed(identities(*FOUR), every))
+    exchanged = renamed(identities(*FOUR), {**every, "s1": "b", "s2": "a"})
+    claim_majority(store, exchanged)
+    recorded = read_recorded_primaries(store)
+    assert recorded.identifiers == {node: one.system_identifier for node, one in exchanged.items()}
+    assert recorded.others(exchanged) == []
+    assert forget_nodes(store, exchanged) == []
+    # Half of them are not enough, whatever they are called.
+    with pytest.raises(MajorityMissingError):
+        claim_majority(store, renamed(identities("s1", "s2"), {"s1": "x", "s2": "y"}))
+
+
+def test_a_server_that_several_nodes_have_in_common_counts_by_its_id() -> None:
+    """As after the servers of a fleet were cloned from each other."""
+    store = InMemoryStore("memory://baselines")
+    alike = {node: structs.replace(one, system_identifier="7") for node, one in identities("s1", "s2", "s3").items()}
+    claim_majority(store, alike)
+    claim_majority(store, renamed(alike, {"s3": "east"}))
+    with pytest.raises(MajorityMissingError):
+        claim_majority(store, renamed(alike, {"s3": "east", "s2": "west"}))
+    assert len(read_records(store)) == 1

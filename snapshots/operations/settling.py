@@ -66,7 +66,6 @@ def settle_operations(
     stored. A full snapshot that can be resumed stays as it is, unless its operation is in `given_up`. `documents` is
     the result of document_names, if listed under the lock. Raises UndecidedError.
     """
-    fleet_nodes = in_listed_ids(fleet)
     restores: list[Intent] = []
     documents = document_names(store) if documents is None else documents
     for operation_id in open_operation_ids(store, documents):
@@ -107,17 +106,23 @@ def settle_operations(
             clear_signs(store, operation.id)
             continue
         progress.note(News(f"operation {operation.id} ended without committing {what}"))
-        nodes = [fleet_nodes[node] for node in operation.nodes if node in fleet_nodes]
-        if operation_id in given_up:
-            _note_unlisted(operation, nodes, progress)
-        if len(nodes) < len(operation.nodes):
-            # The others may have other ids now. What the operation left has its own name on every node.
-            nodes = list(fleet.nodes)
-        is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
-        if is_writable and _drop_slots(store, operation, nodes, progress):
+        if _clean_up(store, fleet, operation, progress, is_given_up=operation_id in given_up):
             record_outcome(store, operation, "failed", _cause(store, operation))
             clear_signs(store, operation.id)
     return restores
+
+
+def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Progress, *, is_given_up: bool) -> bool:
+    """Remove what a create has left on the nodes; return False if anything remains."""
+    listed = in_listed_ids(fleet)
+    nodes = [listed[node] for node in operation.nodes if node in listed]
+    if is_given_up:
+        _note_unlisted(operation, nodes, progress)
+    if len(nodes) < len(operation.nodes):
+        # The others may have other ids now. What the operation left has its own name on every node.
+        nodes = list(fleet.nodes)
+    is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
+    return is_writable and _drop_slots(store, operation, nodes, progress)
 
 
 def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:

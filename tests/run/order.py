@@ -34,6 +34,7 @@ LONG = (
     "tests/integration/test_absent_copies.py",
     "tests/integration/test_renewed_copies.py",
     "tests/integration/test_shards_come_and_go.py",
+    "tests/integration/test_renamed_nodes.py",
     "tests/integration/test_upgraded_shard.py",
     "tests/integration/test_shared_bases.py",
     "tests/integration/test_merge.py",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 # `init` comes first, because events that end a chain often remove tables from the publications as well. Repeating it is
 # safe.
@@ -65,6 +65,14 @@ def group_by_value(texts: Mapping[str, str]) -> dict[str, list[str]]:
     for key, text in texts.items():
         grouped.setdefault(text, []).append(key)
     return grouped
+
+
+def unlisted_text(nodes: Sequence[str], slot: str, name: str) -> str:
+    """Return what to do about slots that can't be dropped, because fleet.toml does not list their nodes."""
+    return (
+        f"{name_nodes(nodes)}: not in fleet.toml any more: if its server still runs, and is not listed under another"
+        f" id, drop {slot} there, for which it keeps WAL: SELECT pg_drop_replication_slot('{name}')"
+    )
 
 
 def list_some(names: Iterable[str], most: int) -> str:

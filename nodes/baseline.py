@@ -90,6 +90,11 @@ class NodeIdentity(Record, frozen=True):
     locale: str | None = None
     icu_rules: str | None = None
 
+    @property
+    def place(self) -> str:
+        """The database as `system identifier/oid`, which its renaming or another id in fleet.toml does not change."""
+        return f"{self.system_identifier}/{self.database_oid}"
+
 
 @dataclass(frozen=True, slots=True)
 class FoundNode:
@@ -180,7 +185,10 @@ def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node,
                 details={"node": node, "property": "presence"},
             )
         if was[node].backup_of != listed[node].backup_of:
-            raise _changed_error(was[node], "backup_of", was[node].backup_of, listed[node].backup_of)
+            error = _changed_error(was[node], "backup_of", was[node].backup_of, listed[node].backup_of)
+            # Ids may have been exchanged by mistake.
+            error.ends_chain = ChainEnd.PERHAPS
+            raise error
     return tuple(node for node in fleet.nodes if node.id in was)
 
 

@@ -129,11 +129,11 @@ class FleetLock:
         return sorted(self._taken)
 
     def take_all(self) -> None:
-        """Take the locks of all primaries: that of the first node id, then the others in parallel.
+        """Take the locks of all primaries: that of the first id in fleet.toml, then the others in parallel.
 
         So of two operations that begin at the same time, one takes no lock at all. Raises the errors of `take`.
         """
-        first, *others = sorted(self._primaries, key=lambda node: node.id)
+        first, *others = sorted(self._primaries, key=lambda node: node.listed_id)
         self.take(first)
         self._on_all(self.take, others)
 

@@ -386,7 +386,7 @@ def _renamed(chain: Chain) -> list[str | RenderableType]:
     for before, commit in pairwise(chain.commits):
         for node in sorted({*before.renamed, *commit.renamed}):
             was, now = (one.renamed.get(node, node) for one in (before, commit))
-            if was != now:
+            if was != now and node in commit.segments:
                 lines.append(f"increment {commit.increment}: node {node} is called {now} in fleet.toml, before {was}")
     return lines
 

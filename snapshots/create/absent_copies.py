@@ -17,7 +17,7 @@ from types import MappingProxyType
 from cutline.fleet.chain_ids import renamed_nodes
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import name_nodes
+from cutline.fleet.messages import name_nodes, unlisted_text
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
@@ -191,10 +191,7 @@ def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progr
     slot = slot_name(chain.full.operation)
     for node, copy in absent.items():
         if copy.reason == UNLISTED and node not in chain.absent:
-            progress.note(
-                f"{node} is no longer in fleet.toml: if its server still runs, drop the chain's slot there, for which"
-                f" it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
-            )
+            progress.note(unlisted_text([node], "the chain's slot", slot))
 
 
 def drop_retired(sessions: Sessions, chain: Chain, progress: Progress) -> None:
@@ -220,10 +217,7 @@ def note_retired(fleet: Fleet, chain: Chain, retired: Collection[str], progress:
         progress.note(News(f"shard {shard} has left the chain: it can be restored up to {point_label(last)}"))
         unlisted = [node for node, primary in chain.parts.items() if shard in (node, primary) and node not in listed]
         if unlisted:
-            progress.note(
-                f"{name_nodes(unlisted)}: no longer in fleet.toml: if its server still runs, drop the chain's slot"
-                f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{slot}')"
-            )
+            progress.note(unlisted_text(unlisted, "the chain's slot", slot))
 
 
 def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges | None) -> dict[str, AbsentCopy]:

@@ -334,7 +334,7 @@ def _create_increment(
             progress.reached(CrashPoint.SPARK_BEGUN)
         commit = None
         while commit is None:
-            operation = _new_operation(store, chain, request, continuable, progress)
+            operation = _new_operation(store, sessions, chain, request, continuable, progress)
             context = CreateContext(request, store, operation, lock)
             try:
                 commit = _run_operation(context, chain, continuable, spark, progress, began)
@@ -364,7 +364,12 @@ def _find_nodes(store: ObjectStore, fleet: Fleet, full: FullSnapshot) -> tuple[N
 
 
 def _new_operation(
-    store: ObjectStore, chain: Chain, request: CreateRequest, continuable: Continuable, progress: StepTimes
+    store: ObjectStore,
+    sessions: Sessions,
+    chain: Chain,
+    request: CreateRequest,
+    continuable: Continuable,
+    progress: StepTimes,
 ) -> Operation:
     number = chain.last.increment + 1
     # An operation has the ids of the file: any command settles it.
@@ -375,7 +380,10 @@ def _new_operation(
         turn=free_turn(store, request.name, number),
         terminal=request.terminal or UNSET,
         fleet_id=chain.full.fleet_id,
-        renews=tuple(ids.get(node, node) for node in continuable.to_renew) or UNSET,
+        renews={
+            ids[node]: sessions.identities[node].place for node in continuable.to_renew if node in sessions.identities
+        }
+        or UNSET,
     )
     return Operation(intent, details=OutcomeDetails(times=progress))
 

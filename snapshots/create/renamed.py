@@ -62,7 +62,7 @@ def find_renamed(
     ids = _ids_of_shards(fleet, chain, identities, known, {*recorded.retired}, replaced)
     for shard, listed in list(ids.items()):
         if listed != shard and listed in chain.all_nodes:
-            raise _exchanged_error(chain, shard, listed)
+            raise _exchanged_error(chain, shard, listed, fleet)
         ids |= _ids_of_standbys(fleet, chain, known, shard, listed, has_slot)
     used = {node.id for node in fleet.nodes}
     found = {one: listed for one, listed in ids.items() if one != listed}
@@ -121,15 +121,19 @@ def _ids_of_standbys(
     return ids | dict(zip(left, likely, strict=False))
 
 
-def _exchanged_error(chain: Chain, shard: str, listed: str) -> FleetTopologyError:
+def _exchanged_error(chain: Chain, shard: str, listed: str, fleet: Fleet) -> FleetTopologyError:
     is_shard = listed in chain.primaries or listed in chain.retired
+    again = ""
+    if listed in chain.primaries:
+        exchanged = [listed, *(node.id for node in fleet.primaries if node.id == shard)]
+        options = " ".join(f"--replaced {one}" for one in exchanged)
+        again = f"; or copy them again under their new ids: snapshot create {chain.name} --incremental {options}"
     return FleetTopologyError(
         f"node {listed}: its server and database are those of {shard}, and the chain has another"
         f" {'shard' if is_shard else 'standby'} with the id {listed}",
         hint=[
             "if the dsn is wrong, correct it in fleet.toml; if ids were exchanged, give each of these shards its old id"
-            " or one that the chain does not have; or copy them again under their new ids: snapshot create"
-            f" {chain.name} --incremental --replaced {listed} …",
+            f" or one that the chain does not have{again}",
             f"or {NEW_CHAIN}",
         ],
         ends_chain=ChainEnd.PERHAPS,
@@ -206,8 +210,8 @@ def in_chain_ids(store: ObjectStore, fleet: Fleet, full: FullSnapshot, replaced:
     """Return the fleet with the chain's ids, as far as fleet.toml, the commits and new nodes show them.
 
     Nodes are asked only if fleet.toml lacks shards of the chain, and no commit records their ids. The increments are
-    read only if fleet.toml has other nodes than the full snapshot. Raises
-    NodeUnreachableError if a shard that may be one of these can't be reached, and the errors of find_renamed.
+    read only if fleet.toml has other nodes than the full snapshot. Raises NodeUnreachableError if a shard that may be
+    one of these can't be reached, and the errors of find_renamed.
     """
     if not missing_shards(fleet, Chain(full)) and {node.id for node in fleet.nodes} <= full.parts.keys():
         return fleet
@@ -240,7 +244,7 @@ def note_renamed(fleet: Fleet, chain: Chain, progress: Progress) -> None:
     now = renamed_nodes(fleet)
     for known, listed in now.items():
         if chain.renamed.get(known) != listed:
-            progress.note(News(f"{known} is called {listed} in fleet.toml now: the chain goes on with it as {known}"))
+            progress.note(News(f"{known} is called {listed} in fleet.toml now: the chain still calls it {known}"))
     for known, listed in chain.renamed.items():
         if known not in now and any(node.id == known for node in fleet.nodes):
             progress.note(News(f"{listed} is called {known} in fleet.toml again"))

@@ -155,6 +155,7 @@ def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
     """
     primaries = {identity.node for identity in base.baseline if identity.backup_of is None}
     if primaries != sessions.primaries.keys():
+        _check_not_renamed(sessions, base, primaries)
         others = ", ".join(sorted(primaries ^ sessions.primaries.keys()))
         raise _BeginsAgainError(f"it had begun with other shards: {others}")
     away = {*base.nodes} - {node.id for node in sessions.nodes}
@@ -174,6 +175,19 @@ def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
                 raise _BeginsAgainError(f"{node.id}, which [copies] require demands, was not there when it began")
             sessions.leave_out(node, Absence("it was not there when the snapshot began", has_ended=True))
     return away
+
+
+def _check_not_renamed(sessions: Sessions, base: UnfinishedBase, primaries: Set[str]) -> None:
+    """Raise UsageError if a shard has another id in fleet.toml than when the snapshot began."""
+    places = {identity.place: identity.node for identity in base.baseline if identity.node in primaries}
+    for node in sorted(sessions.primaries.keys() - primaries):
+        if (known := places.get(sessions.identities[node].place)) and known not in sessions.primaries:
+            raise UsageError(
+                f"{known} is called {node} in fleet.toml now, and the snapshot was interrupted before that",
+                hint=f"call it {known} until the snapshot is finished; to give up what was copied:"
+                f" snapshot cancel {base.operation}",
+                details={"node": node, "operation": base.operation},
+            )
 
 
 def _check_node(store: ObjectStore, sessions: Sessions, intent: Intent, node: str, position: Lsn) -> None:

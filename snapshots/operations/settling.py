@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from cutline.fleet.chain_ids import in_listed_ids
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.messages import name_nodes
+from cutline.fleet.messages import unlisted_text
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
-from cutline.nodes.sessions import Sessions
+from cutline.nodes.sessions import Sessions, ask_identities
 from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
@@ -114,13 +114,13 @@ def settle_operations(
 
 def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Progress, *, is_given_up: bool) -> bool:
     """Remove what a create has left on the nodes; return False if anything remains."""
-    listed = in_listed_ids(fleet)
+    listed = in_listed_ids(fleet) | {node.listed_id: node for node in fleet.retired_nodes}
     nodes = [listed[node] for node in operation.nodes if node in listed]
     if is_given_up:
         _note_unlisted(operation, nodes, progress)
     if len(nodes) < len(operation.nodes):
         # The others may have other ids now. What the operation left has its own name on every node.
-        nodes = list(fleet.nodes)
+        nodes = [*fleet.nodes, *(node for node in nodes if node in fleet.retired_nodes)]
     is_writable = not operation.is_terminal or undo_freeze(nodes, operation.id, progress)
     return is_writable and _drop_slots(store, operation, nodes, progress)
 
@@ -128,10 +128,7 @@ def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Pro
 def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
     """Note the nodes from which the slots of a snapshot can't be dropped, because fleet.toml lacks them now."""
     if unlisted := sorted({*operation.nodes} - {node.listed_id for node in nodes}):
-        progress.note(
-            f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the slot there, for"
-            f" which it keeps WAL: SELECT pg_drop_replication_slot('{slot_name(operation.id)}')"
-        )
+        progress.note(unlisted_text(unlisted, "the slot", slot_name(operation.id)))
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:
@@ -175,13 +172,16 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
         progress.note(f"operation {operation.id} can't be settled: {why}")
         return False
     left_on = {name: drop_slots(nodes, name) for name in (slot, copy_slot_name(operation.id))}
-    if isinstance(operation.renews, tuple) and (chain := _read_chain_slot(store, operation)):
-        left_on[chain] = drop_slots([node for node in nodes if node.listed_id in operation.renews], chain)
-        if unlisted := sorted({*operation.renews} - {node.listed_id for node in nodes}):
-            progress.note(
-                f"{name_nodes(unlisted)}: not in fleet.toml any more: if its server still runs, drop the chain's slot"
-                f" there, for which it keeps WAL: SELECT pg_drop_replication_slot('{chain}')"
-            )
+    if isinstance(operation.renews, dict) and (chain := _read_chain_slot(store, operation)):
+        renewed = [node for node in nodes if node.listed_id in operation.renews]
+        # Another server may have the id by now, whose slot of the chain is in use.
+        databases = {node: identity.place for node, identity in ask_identities(renewed).items()}
+        replaced = {
+            node.listed_id for node in renewed if databases.get(node.id) not in (None, operation.renews[node.listed_id])
+        }
+        left_on[chain] = drop_slots([node for node in renewed if node.listed_id not in replaced], chain)
+        if unlisted := sorted({*operation.renews} - {node.listed_id for node in renewed} | replaced):
+            progress.note(unlisted_text(unlisted, "the chain's slot", chain))
     for name, left in left_on.items():
         if left:
             progress.note(f"slot {name} could not be dropped on {', '.join(left)}")

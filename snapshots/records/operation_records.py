@@ -84,10 +84,10 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     (fleet.own_process). If `terminal`, the operation may leave the fleet read-only.
 
     Only creates have `fleet_id`, the id of the store's fleet, `only_cut`, which marks a restore point, and `renews`,
-    the nodes on which an increment creates the chain's slot again. Only repairs have `repair`, the number of the repair
-    that they will store, if any. `expires_at` is the first expiry of the lease of a restore, repair or merge, or of a
-    prune with an increment: it gives up what lies before that increment. Only restores have the other fields.
-    `targets` are the databases that the restore creates, as `system identifier/name`.
+    the databases (system identifier/oid) on which an increment creates the chain's slot again, by node. Only repairs
+    have `repair`, the number of the repair that they will store, if any. `expires_at` is the first expiry of the lease
+    of a restore, repair or merge, or of a prune with an increment: it gives up what lies before that increment. Only
+    restores have the other fields. `targets` are the databases that the restore creates, as `system identifier/name`.
     `servers` are the addresses of their servers, as `host:port` or `folder of the socket:port`. `started` are the start
     times of these servers, because a physical copy of a server has the same system identifier. If `only_nodes`, the
     restore was limited to `nodes`.
@@ -110,7 +110,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     started: tuple[str, ...] | UnsetType = UNSET
     only_nodes: bool | UnsetType = UNSET
     only_cut: bool | UnsetType = UNSET
-    renews: tuple[str, ...] | UnsetType = UNSET
+    renews: dict[str, str] | UnsetType = UNSET
     process: str | UnsetType = UNSET
     repair: Count | UnsetType = UNSET
 

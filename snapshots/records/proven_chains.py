@@ -1329,6 +1329,8 @@ def read_renamed(store: ObjectStore, name: str) -> Mapping[str, str]:
     """Return the ids in fleet.toml of the nodes that the snapshot knows by others; none if it can't be read."""
     with suppress(ManifestError, SnapshotMissingError, SnapshotDeletedError):
         return read_newest_part(store, name).renamed
+    with suppress(ManifestError, SnapshotMissingError, SnapshotDeletedError):
+        return read_readable_part(store, name).renamed
     return {}
 
 

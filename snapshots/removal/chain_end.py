@@ -97,7 +97,13 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         chain = read_newest_part(store, name)
         check_of_fleet(chain, identity)
         answers, slot = RetainedQuery(fleet).answers(), slot_name(chain.full.operation)
-        _mark(store, chain, "", successor, _problems(chain, slot, answers.of_slot(slot), answers.not_asked))
+        listed = {node.listed_id for node in sessions.fleet.nodes}
+        problems = [
+            (node, problem)
+            for node, problem in _problems(chain, slot, answers.of_slot(slot), answers.not_asked)
+            if node in listed
+        ]
+        _mark(store, chain, "", successor, problems)
         progress.note(News(f"{name} will get no more increments: {successor} has taken its place"))
         return drop_slots(with_retired(sessions, chain.listed_system_identifiers), slot)
 

@@ -21,16 +21,18 @@ from msgspec import structs
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.crash_points import CrashPoint
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.create.archive_ahead import archive_ahead
-from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.operations.open_operations import is_open, read_open_operations
+from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.operation_records import VALID
-from cutline.snapshots.records.proven_chains import commit_key, cut_time, read_chain
+from cutline.snapshots.records.operation_records import VALID, write_operation_record
+from cutline.snapshots.records.proven_chains import commit_key, cut_time, free_turn, read_chain
 from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_as_text, run_here
@@ -145,7 +147,7 @@ def test_a_renamed_shard_goes_on_and_nothing_is_copied_again(place: Place) -> No
     assert "east is s3 in chain: its increments go on with it under that id" in shown
     code, document = run_here(place.fleet, "create", "chain", "--incremental", "--dry-run")
     assert code == 0
-    assert "s3 is called east in fleet.toml now: the chain goes on with it as s3" in " ".join(document["warnings"])
+    assert "s3 is called east in fleet.toml now: the chain still calls it s3" in " ".join(document["warnings"])
     second = place.next()
     assert (second.renamed, second.renewed, second.retired) == (EAST, {}, ())
     assert second.counts["rows"] == 0
@@ -474,3 +476,21 @@ def test_a_shard_that_may_be_another_is_not_guessed_while_it_is_away(place: Plac
     assert archive_ahead(place.fleet, "chain", Silent()).needs_increment
     assert place.next().renewed == {}
     assert not archive_ahead(place.fleet, "chain", Silent()).needs_increment
+
+
+def test_a_dead_increment_takes_no_slot_from_the_server_that_has_an_id_now(place: Place) -> None:
+    """It had begun the copy of a node whose id another server of the chain has by the time that it is settled."""
+    place.runs.full("chain")
+    store, s3 = place.fleet.store.open(), place.fleet.node("s3")
+    (slot,) = slots_of(s3.dsn)
+    own = read_chain(store, "chain").baseline["s3"].place
+    for renewed, left in (("7/5", [slot]), (own, [])):
+        dead = structs.replace(
+            new_operation("create", "chain", 1, ("s3",)), renews={"s3": renewed}, turn=free_turn(store, "chain", 1)
+        )
+        write_operation_record(store, "intent", dead)
+        noting = Noting(Silent())
+        settle_operations(store, place.fleet, noting)
+        assert slots_of(s3.dsn) == left
+        assert any("is not listed under another id" in note for note in noting.notes) == bool(left), noting.notes
+        assert not is_open(store, dead.operation)

@@ -74,7 +74,7 @@ def test_a_dead_increment_leaves_the_slots_of_the_one_that_was_committed_in_its_
     store, _ = new_store()
     chain = read_full(store, "old").operation
     committed, next_one = (
-        structs.replace(new_operation("create", "old", number, ("a",)), renews=("a",)) for number in (2, 3)
+        structs.replace(new_operation("create", "old", number, ("a",)), renews={"a": "7/5"}) for number in (2, 3)
     )
     assert _read_chain_slot(store, committed) == ""
     assert _read_chain_slot(store, next_one) == slot_name(chain)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ADD, DROP = "ALTER PUBLICATION {ours} ADD TABLE ONLY kept.{t}", "ALTER PUBLICATION {ours} DROP TABLE kept.{t}"
 TAKEN_OUT = "it was taken out of Cutline's publication"
-OTHER_FORM = "rows were written while its columns or labels of its types were different"
+OTHER_FORM = "it was rewritten, or rows were written while its columns or labels of its types were different"
 # By table (LIKE_PERSON creates all but "more"): the statements before each of two increments, and why the increment
 # copies the table again. "": its definition changes without a copy; None: the increment lists no definition of it.
 Step = tuple[list[str], str | None]

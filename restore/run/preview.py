@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,6 +85,9 @@ from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.storage.errors import SnapshotError
 from cutline.wal.segments.damage import ObjectDamagedError
 
+PLACE_QUERY = """
+SELECT (SELECT system_identifier::text FROM pg_control_system()) || '/' || oid FROM pg_database WHERE datname = %s
+"""
 LOADED_QUERY = "SELECT pg_database_size(oid) FROM pg_database WHERE datname = %s"
 
 OTHERS_MAX = 5
@@ -426,11 +430,20 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         return []
     lines: list[str] = []
     slots: set[str] = set()
+    baseline = [identity for identity in plan.chain.nodes if identity.backup_of is None]
+    counts = Counter(identity.place for identity in baseline)
+    shards = {identity.place: identity.node for identity in baseline if counts[identity.place] == 1}
     for target in targets:
         connection = locked.connections[target.shard]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} will be set aside as {target.aside}")
+        (place,) = connection.execute(PLACE_QUERY, (target.database,)).fetchone() or ("",)
+        if (shard := shards.get(place, target.shard)) not in (target.shard, *target.sources):
+            lines.append(
+                f"{target.node.id}: in the snapshot, this server and database are those of {shard}, and they will get"
+                f" the rows of {', '.join(target.sources) or target.shard}: check the ids in {plan.target_fleet.path.name}"
+            )
         slots.update(find_slots(connection, target.database))
     owners = read_slot_owners(plan.store.open())
     found = {slot: owners.owner_of(slot) for slot in slots}

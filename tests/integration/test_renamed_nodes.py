@@ -478,6 +478,19 @@ def test_a_shard_that_may_be_another_is_not_guessed_while_it_is_away(place: Plac
     assert not archive_ahead(place.fleet, "chain", Silent()).needs_increment
 
 
+def test_a_restore_to_exchanged_ids_says_so_before_anything_is_replaced(place: Place) -> None:
+    """The servers of s1 and s2 have each other's ids in the file of the target."""
+    place.runs.full("chain")
+    for ids, shards in (
+        ({"s1": "s2", "s2": "s1", "s1-b1": "s2-b1", "s2-b1": "s1-b1"}, {"s1": "s2", "s2": "s1"}),
+        ({}, {}),
+    ):
+        place.name(ids)
+        text = run_as_text(place.fleet, "restore", "chain", "--replace", "--dry-run")
+        found = re.findall(r"(s\d): in the snapshot, this server and database are those of (s\d)", text)
+        assert dict(found) == shards, text
+
+
 def test_a_dead_increment_takes_no_slot_from_the_server_that_has_an_id_now(place: Place) -> None:
     """It had begun the copy of a node whose id another server of the chain has by the time that it is settled."""
     place.runs.full("chain")

@@ -442,7 +442,8 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         if (shard := shards.get(place, target.shard)) not in (target.shard, *target.sources):
             lines.append(
                 f"{target.node.id}: in the snapshot, this server and database are those of {shard}, and they will get"
-                f" the rows of {', '.join(target.sources) or target.shard}: check the ids in {plan.target_fleet.path.name}"
+                f" the rows of {', '.join(target.sources) or target.shard}: check the ids in"
+                f" {plan.target_fleet.path.name}"
             )
         slots.update(find_slots(connection, target.database))
     owners = read_slot_owners(plan.store.open())

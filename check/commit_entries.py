@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Set
 from itertools import pairwise
 
@@ -30,6 +31,7 @@ from cutline.storage.ids import time_of_id
 from cutline.wal.segments.archive import Segment
 
 NAMED_MAX = 5
+RESUMED_RUN = re.compile(r"\.r[1-9]\d{0,8}\.")
 
 
 def check_entries(chain: Chain, findings: Findings) -> None:
@@ -71,7 +73,9 @@ def check_entries(chain: Chain, findings: Findings) -> None:
 def _check_cut(commit: Commit) -> Iterator[str]:
     """Yield the contradictions between the ids of a commit's cut, operation and chain."""
     expected = f"{commit.operation}.{commit.cut.attempts}"
-    if commit.cut.id != expected:
+    # A snapshot that was resumed has the number of the resumption in the ids of its cuts.
+    made = commit.cut.id if commit.increment else RESUMED_RUN.sub(".", commit.cut.id)
+    if made != expected:
         yield f"its cut is {commit.cut.id}, but attempt {commit.cut.attempts} of its operation made cut {expected}"
     if commit.increment == 0 and commit.chain != commit.operation:
         yield f"its chain is {commit.chain}, but the operation of a full snapshot is its chain: {commit.operation}"

@@ -15,6 +15,7 @@ pooler that does not reset sessions before it reuses them would pass ours on to 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -105,6 +106,10 @@ DUMP_SETTINGS = (
     "role",
 )
 OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
+
+
+# An interrupt ends sessions: what psycopg then says of them on stderr would look like the failure of a server.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class SessionState(NamedTuple):

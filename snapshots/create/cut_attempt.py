@@ -175,7 +175,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
     }
     return CutPlan(
         state.chain,
-        context.operation.id,
+        context.operation.run_id,
         tasks,
         state.last_cut,
         state.segments,

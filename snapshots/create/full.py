@@ -61,7 +61,7 @@ from cutline.snapshots.create.counters import check_append_only, states_to_compa
 from cutline.snapshots.create.cut_attempt import CutResult, take_cut
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
-from cutline.snapshots.create.resumed_full import find_resumable
+from cutline.snapshots.create.resumed_full import find_resumable, preview_resumable
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.dump import store_ddl
@@ -78,7 +78,6 @@ from cutline.snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
-from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -239,17 +238,8 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         note_readers(plan, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
-        _preview_resumable(store, request, progress)
+        preview_resumable(store, sessions, request, plan.selection, progress)
         return plan
-
-
-def _preview_resumable(store: ObjectStore, request: CreateRequest, progress: Progress) -> None:
-    """Note the interrupted snapshots that the create would resume or give up."""
-    for intent in resumable_creates(store, document_names(store)):
-        becomes = "resumed, if its slots still fit" if intent.snapshot == request.name else "given up"
-        progress.note(
-            News(f"operation {intent.operation} (create {intent.snapshot}), which was interrupted, will be {becomes}")
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,8 +187,9 @@ class LastCut:
 class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
-    `known` holds each node's committed segments, at least those that reach beyond the previous cut. `last_at` is the
-    time of the previous cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
+    `operation` is the id of the operation's run, from which those of cuts are made. `known` holds each node's committed
+    segments, at least those that reach beyond the previous cut. `last_at` is the time of the previous cut, if it
+    belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
     """
 
     chain: str

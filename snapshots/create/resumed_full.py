@@ -24,7 +24,7 @@ from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
 from cutline.snapshots.create.context import CreateRequest, ResumedFull
 from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
-from cutline.snapshots.operations.open_operations import resumable_creates
+from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import Intent, operation_key
@@ -74,15 +74,27 @@ def find_resumable(
         progress.reached(CrashPoint.RESUMED)
         # A resumption that died while it copied tables leaves its slots.
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
-        tables = sum(len(groups) for groups in copied.groups.values())
-        progress.note(
-            News(
-                f"operation {intent.operation}, which was interrupted, is resumed:"
-                f" {tables:,} of {sum(len(groups) for groups in copied.base.groups.values()):,} tables are copied"
-            )
-        )
+        progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
         return ResumedFull(intent, copied, resumption)
     return None
+
+
+def preview_resumable(
+    store: ObjectStore, sessions: Sessions, request: CreateRequest, selection: TableSelection, progress: Progress
+) -> None:
+    """Note what the create would do with interrupted snapshots; raise the errors of find_resumable."""
+    documents = document_names(store)
+    for intent in resumable_creates(store, documents):
+        what = f"operation {intent.operation} (create {intent.snapshot}), which was interrupted,"
+        if intent.snapshot != request.name:
+            progress.note(News(f"{what} will be given up"))
+            continue
+        try:
+            copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
+        except _BeginsAgainError as error:
+            progress.note(f"snapshot {request.name} will begin again, because {error}")
+        else:
+            progress.note(News(f"{what} will be resumed: {copied.share_text}"))
 
 
 def _resume(store: ObjectStore, intent: Intent) -> int:
@@ -141,8 +153,7 @@ def _check_options(
     if other:
         raise UsageError(
             f"snapshot {intent.snapshot} was interrupted, and can't be resumed with {other}",
-            hint=f"repeat the command as it was, or choose another name; to give up what was copied:"
-            f" snapshot cancel {intent.operation}",
+            hint=f"repeat the command as it was; to give up what was copied: snapshot cancel {intent.operation}",
             details={"snapshot": intent.snapshot, "operation": intent.operation},
         )
 

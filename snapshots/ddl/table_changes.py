@@ -24,7 +24,7 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import is_included, table_name
 from cutline.nodes.connections import raising_unreachable
@@ -256,6 +256,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint,
  WHERE {ORDINARY_TABLE}
 """
 PARTITION_ROWS = 1 << 18
+# Of more tables, only this many are named.
+TABLES_NAMED_MAX = 5
 LOCK_SECONDS_MIN = 5.0
 
 
@@ -490,9 +492,18 @@ def _archived_table(definition: Definition) -> TableBefore:
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
     """Report the tables that changed, and what the increment does with them."""
     for shard, shard_plan in plan.shards.items():
+        names: dict[str, list[str]] = {}
         for table in shard_plan.changed:
-            what = f"needs a new base copy: {table.reason}" if table.after is None else "has a new definition"
-            progress.note(News(f"node {shard}: table {table.table.group.name} {what}"))
+            what = f"a new base copy: {table.reason}" if table.after is None else ""
+            names.setdefault(what, []).append(table.table.group.name)
+        for what, tables in names.items():
+            if len(tables) > TABLES_NAMED_MAX:
+                does = f"need {what}" if what else "have a new definition"
+                some = list_some(tables, TABLES_NAMED_MAX)
+                progress.note(News(f"node {shard}: {len(tables):,} tables {does} ({some})"))
+                continue
+            for name in tables:
+                progress.note(News(f"node {shard}: table {name} {f'needs {what}' if what else 'has a new definition'}"))
 
 
 def add_to_publications(

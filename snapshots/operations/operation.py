@@ -49,7 +49,12 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import increment_label
-from cutline.snapshots.records.unfinished_records import is_unfinished_base, resumption_name
+from cutline.snapshots.records.unfinished_records import (
+    is_unfinished_base,
+    read_unfinished,
+    read_unfinished_base,
+    resumption_name,
+)
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import (
     ChainEnd,
@@ -103,6 +108,11 @@ class Operation:
     def id(self) -> str:
         """The operation's id."""
         return self.intent.operation
+
+    @property
+    def run_id(self) -> str:
+        """The operation's id; in a process that has resumed it, with the number of the resumption."""
+        return f"{self.id}.r{self.resumption}" if self.resumption else self.id
 
     @property
     def snapshot(self) -> str:
@@ -229,6 +239,7 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
         return None
     intent = operation.intent
     details: dict[str, object] = {"snapshot": intent.snapshot, "operation": intent.operation}
+    kept = "the tables that were copied are kept"
     with suppress(UnreachableError, IndeterminateError):
         if _is_resumed(store, operation):
             return StoppedError(
@@ -244,8 +255,12 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
         names = store.list_children(f"operations/{intent.operation}")
         if is_cancelled or is_refusal or not is_unfinished_base(names):
             return None
+        copied = read_unfinished(store, read_unfinished_base(store, intent.operation, names), names)
+        if not any(copied.groups.values()):
+            return None
+        kept = f"{copied.share_text} and kept"
     return StoppedError(
-        "nothing was committed; the tables that were copied are kept, and the nodes keep WAL for them",
+        f"nothing was committed; {kept}, and the nodes keep WAL for them",
         hint=f"to resume it, repeat the command with the same name, {intent.snapshot}; to give it up:"
         f" snapshot cancel {intent.operation}",
         details=details,

@@ -107,7 +107,8 @@ def settle_operations(
             continue
         progress.note(News(f"operation {operation.id} ended without committing {what}"))
         if _clean_up(store, fleet, operation, progress, is_given_up=operation_id in given_up):
-            record_outcome(store, operation, "failed", _cause(store, operation))
+            cause = "interrupted, and given up later" if operation_id in given_up else _cause(store, operation)
+            record_outcome(store, operation, "failed", cause)
             clear_signs(store, operation.id)
     return restores
 
@@ -116,7 +117,7 @@ def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Pro
     """Remove what a create has left on the nodes; return False if anything remains."""
     listed = in_listed_ids(fleet) | {node.listed_id: node for node in fleet.retired_nodes}
     nodes = [listed[node] for node in operation.nodes if node in listed]
-    if is_given_up:
+    if is_given_up and len(fleet.nodes) < len(operation.nodes):
         _note_unlisted(operation, nodes, progress)
     if len(nodes) < len(operation.nodes):
         # The others may have other ids now. What the operation left has its own name on every node.

@@ -135,6 +135,12 @@ class UnfinishedCopy:
     entries: tuple[NamedObject, ...]
     rewritten: Mapping[str, set[int]]
 
+    @property
+    def share_text(self) -> str:
+        """How many tables of how many are copied, as text."""
+        copied, wanted = (sum(map(len, groups.values())) for groups in (self.groups, self.base.groups))
+        return f"{copied:,} of {wanted:,} tables are copied"
+
 
 def base_name(attempt: int) -> str:
     """Return the name of the document with the plan of an attempt."""

@@ -211,7 +211,8 @@ def test_a_publication_that_may_miss_changes_ends_a_chain_and_the_hint_begins_an
     (error,) = errors
     assert error.message.startswith("node s1: ")
     assert re.search(what.format(ours=ours), error.message), error.message
-    assert error.hint == NEW_CHAIN
+    assert error.hint.startswith(NEW_CHAIN)
+    assert f"snapshot end {name}" in error.hint
     current.begin_new()
 
 

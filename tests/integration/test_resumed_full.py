@@ -233,6 +233,8 @@ def test_a_resumed_snapshot_is_killed_at_every_step(place: Place) -> None:
     store = place.fleet.store.open()
     assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
     assert len([name for name in store.list_children(f"operations/{operation}") if "resumed" in name]) == len(POINTS)
+    # No two processes of the operation write markers of the same cut.
+    assert committed(place, "nightly").cut.id == f"{operation}.r{len(POINTS)}.1"
     for increment in ("0", "1"):
         place.run("restore", "nightly", "--increment", increment, "--to", str(place.target.path), "--replace", "--yes")
         assert [sorted_copies(node.dsn) for node in place.target.primaries] == live, increment

@@ -186,13 +186,13 @@ def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node,
             )
         if was[node].backup_of != listed[node].backup_of:
             error = _changed_error(was[node], "backup_of", was[node].backup_of, listed[node].backup_of)
-            # Ids may have been exchanged by mistake.
-            error.ends_chain = ChainEnd.PERHAPS
-            error.hint = (
-                "put its backup_of back in fleet.toml; if ids were exchanged, give these nodes ids that the chain does"
-                f" not have; or {NEW_CHAIN}"
+            raise BaselineChangedError(
+                error.message,
+                hint="put its backup_of back in fleet.toml; if ids were exchanged, give these nodes ids that the chain"
+                f" does not have; or {NEW_CHAIN}",
+                ends_chain=ChainEnd.PERHAPS,
+                details=error.details,
             )
-            raise error
     return tuple(node for node in fleet.nodes if node.id in was)
 
 

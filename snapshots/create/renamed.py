@@ -125,9 +125,11 @@ def _exchanged_error(chain: Chain, shard: str, listed: str, fleet: Fleet) -> Fle
     is_shard = listed in chain.primaries or listed in chain.retired
     again = ""
     if listed in chain.primaries:
-        exchanged = [listed, *(node.id for node in fleet.primaries if node.id == shard)]
-        options = " ".join(f"--replaced {one}" for one in exchanged)
-        again = f"; or copy them again under their new ids: snapshot create {chain.name} --incremental {options}"
+        other = f" --replaced {shard}" if any(node.id == shard for node in fleet.primaries) else ""
+        again = (
+            f"; or copy them again under their new ids: snapshot create {chain.name} --incremental --replaced"
+            f" {listed}{other}"
+        )
     return FleetTopologyError(
         f"node {listed}: its server and database are those of {shard}, and the chain has another"
         f" {'shard' if is_shard else 'standby'} with the id {listed}",

@@ -59,6 +59,16 @@ def test_a_cut_belongs_to_the_operation_of_its_commit(made: MadeChain) -> None:
     assert fewer == ("cut", "it describes the databases of s1 instead of s1, s2")
 
 
+@pytest.mark.parametrize(("number", "expected"), [(0, 0), (1, 1)])
+def test_only_a_full_snapshot_is_resumed(made: MadeChain, number: int, expected: int) -> None:
+    """The id of a cut contains the number of the resumption."""
+
+    def change(commit: Any) -> Commit:
+        return structs.replace(commit, cut=structs.replace(commit.cut, id=f"{commit.operation}.r2.1"))
+
+    assert len(conflicts(made.with_commit(number, change))) == expected
+
+
 def test_objects_belong_to_the_operation_that_lists_them(made: MadeChain) -> None:
     """As if the DDL of the commit before had been listed again."""
     old = made.chain.full.copied

@@ -256,8 +256,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint,
  WHERE {ORDINARY_TABLE}
 """
 PARTITION_ROWS = 1 << 18
-# Of more tables, only this many are named.
-TABLES_NAMED_MAX = 5
+# Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
+ALONE_MAX, TABLES_NAMED_MAX = 20, 5
 LOCK_SECONDS_MIN = 5.0
 
 
@@ -497,7 +497,7 @@ def report_changes(plan: DdlPlan, progress: Progress) -> None:
             what = f"a new base copy: {table.reason}" if table.after is None else ""
             names.setdefault(what, []).append(table.table.group.name)
         for what, tables in names.items():
-            if len(tables) > TABLES_NAMED_MAX:
+            if len(tables) > ALONE_MAX:
                 does = f"need {what}" if what else "have a new definition"
                 some = list_some(tables, TABLES_NAMED_MAX)
                 progress.note(News(f"node {shard}: {len(tables):,} tables {does} ({some})"))

@@ -151,7 +151,7 @@ def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
         findings.conflict(Conflict(OPERATION, error.message, object=operation_key(operation, "intent")))
         return
     given, expected = _of_intent(intent), _of_commit(chain)
-    # A snapshot that was resumed goes on without the standbys that are away by then.
+    # A resumed snapshot continues without the standbys that are away by then.
     left_out = {out.name for out in chain.stored_full.left_out if out.kind == LeftOutKind.ABSENT_COPY}
     given["nodes"] = set(intent.nodes) - (left_out - set(chain.stored_full.parts))
     for what, value in given.items():

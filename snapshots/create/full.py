@@ -444,7 +444,7 @@ def _copy(
 ) -> CopiedTables:
     """Copy all rows in a Spark job, and dump the DDL of every shard at the same time.
 
-    From the dump on, the copy can be resumed by what is `unfinished`, if anything.
+    Once the DDL is dumped, the plan `unfinished`, if any, is stored, with which the copy can be resumed.
     """
     sessions, operation = context.sessions, context.operation
     attempt = unfinished.attempt if unfinished else 0

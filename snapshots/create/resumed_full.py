@@ -98,7 +98,7 @@ def preview_resumable(
 
 
 def _resume(store: ObjectStore, intent: Intent) -> int:
-    """Store a resumption, after which the earlier process can't commit; return its number."""
+    """Store a resumption and return its number; a process that had lost the fleet's lock then doesn't commit."""
     number = 1
     while True:
         ours = Resumption(intent.operation, own_label(intent.kind, intent.snapshot), current_time())
@@ -140,7 +140,7 @@ def _check_fits(
 def _check_options(
     sessions: Sessions, request: CreateRequest, selection: TableSelection, intent: Intent, base: UnfinishedBase
 ) -> None:
-    """Raise UsageError unless the command asks for what the interrupted one asked for."""
+    """Raise UsageError unless the command has the options of the interrupted command."""
     other = ""
     if request.terminal or request.large_objects:
         other = "--terminal and --large-objects"

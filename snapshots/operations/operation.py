@@ -26,6 +26,7 @@ from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
 from cutline.fleet.record import Time
 from cutline.nodes.lock import FleetBusyError, FleetLock, lock_fleet
 from cutline.nodes.sessions import Sessions
+from cutline.nodes.table_state import AppendOnlyChangedError
 from cutline.snapshots.operations.committing import (
     OperationSettledError,
     UndecidedError,
@@ -59,7 +60,6 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import (
     ChainEnd,
     IndeterminateError,
-    RefusedError,
     SnapshotError,
     StoppedError,
     UnreachableError,
@@ -249,11 +249,12 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
             )
         interrupt = find_behind(error, KeyboardInterrupt)
         is_cancelled = interrupt is not None and len(interrupt.args) > 1
-        is_refusal = isinstance(error, SnapshotError) and (
-            error.ends_chain is not ChainEnd.NO or (operation.resumption > 0 and isinstance(error, RefusedError))
+        # The counters of append-only tables, and altered publications, would be found again by every repetition.
+        is_repeated = isinstance(error, AppendOnlyChangedError) or (
+            isinstance(error, SnapshotError) and error.ends_chain is ChainEnd.FOR_GOOD
         )
         names = store.list_children(f"operations/{intent.operation}")
-        if is_cancelled or is_refusal or not is_unfinished_base(names):
+        if is_cancelled or is_repeated or not is_unfinished_base(names):
             return None
         copied = read_unfinished(store, read_unfinished_base(store, intent.operation, names), names)
         if not any(copied.groups.values()):

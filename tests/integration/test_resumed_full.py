@@ -117,7 +117,7 @@ def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path) -> Itera
         for table, rows in TABLES.items():
             place.execute(
                 shard,
-                f"DROP TABLE IF EXISTS {table}, fresh",
+                f"DROP TABLE IF EXISTS {table}, fresh, logged",
                 f"CREATE TABLE {table} (id int, text text{'' if table == 'bag' else ', PRIMARY KEY (id)'})",
                 f"INSERT INTO {table} SELECT n, repeat('{table}{number}', 20) FROM generate_series(1, {rows}) n",
             )
@@ -294,6 +294,47 @@ def test_a_snapshot_goes_on_after_the_crash_of_a_primary(place: Place) -> None:
     assert {stored.key for stored in copied.entries} <= {stored.key for stored in committed(place, "nightly").copied}
     assert place.restored("nightly") == place.live()
     assert place.run("check", "nightly")["result"] == "valid"
+
+
+def test_a_resumption_that_is_refused_can_be_repeated(place: Place) -> None:
+    """A transaction that stays open delays the slots of the remaining tables; the copied tables still count later."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    with psycopg.connect(place.fleet.node("s1").dsn) as connection:
+        connection.execute("INSERT INTO small VALUES (7000, 'open')")
+        code, document = run_command(place.fleet, "create", "nightly", "--wait", "2")
+        assert (code, document["error"]) == (3, "slot-wait"), document
+        assert list(place.unfinished()) == [operation]
+
+    assert place.run("create", "nightly")["operation"] == operation
+    assert place.restored("nightly") == place.live()
+
+
+def test_rows_of_an_append_only_table_that_changed_give_up_the_snapshot(place: Place) -> None:
+    """Every repetition would find the same counters, so the next one begins again."""
+    path = place.fleet.path
+    path.write_text(path.read_text() + '\n[groups]\nappend_only = ["public.logged"]\n')
+    for shard in SHARDS:
+        place.execute(
+            shard,
+            "DROP TABLE IF EXISTS logged",
+            "CREATE TABLE logged (text text)",
+            "INSERT INTO logged SELECT 'line' FROM generate_series(1, 20)",
+        )
+    place.run("init")
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    assert any(group.name == "public.logged" for group in copied.groups["s1"]), copied.groups
+    with psycopg.connect(place.fleet.node("s1").dsn, autocommit=True) as connection:
+        connection.execute("INSERT INTO logged VALUES ('appended')")
+        connection.execute("UPDATE logged SET text = 'changed' WHERE ctid = '(0,1)'")
+
+    code, document = run_command(place.fleet, "create", "nightly")
+
+    assert (code, document["error"]) == (3, "append-only-changed"), document
+    assert place.run("status")["operations"] == []
+    assert place.run("create", "nightly")["operation"] != operation
+    assert place.restored("nightly") == place.live()
 
 
 def test_a_small_snapshot_is_undone(place: Place) -> None:

@@ -37,7 +37,7 @@ from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import fleet_and_target, start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,14 +50,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("renamed")
-    try:
-        fleet = start_fleet(folder / "fleet", shards=3, backups=1)
-        target = start_fleet(folder / "target", shards=3, backups=0, like_shared=True)
-        yield fleet, target
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
+    with fleet_and_target(tmp_path_factory.mktemp("renamed"), shards=3) as fleets:
+        yield fleets
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
@@ -42,6 +42,7 @@ from tests.commands.snapshot_runs import (
 )
 from tests.faults.awaited import await_none
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
+from tests.servers.dealt import fleet_and_target
 
 KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
 SHARDS = ("s1", "s2")
@@ -95,16 +96,8 @@ class Place:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("continued")
-    running = start_fleet(folder / "fleet", shards=2, backups=1)
-    try:
-        target = start_fleet(folder / "target", shards=2, backups=0)
-        try:
-            yield running, target
-        finally:
-            stop_fleet(folder / "target", delete=True)
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
+    with fleet_and_target(tmp_path_factory.mktemp("resumed"), shards=2) as fleets:
+        yield fleets
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from tests.commands.snapshot_runs import (
     COMMAND_SECONDS_MAX,
@@ -25,6 +25,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.servers.dealt import fleet_and_target
 
 # As little as one row in ten is left when a copy begins, so the first pages of the new file have room for all of them.
 TABLE = (
@@ -43,16 +44,8 @@ REWRITES = {
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("rewritten")
-    running = start_fleet(folder / "fleet", shards=1, backups=1)
-    try:
-        target = start_fleet(folder / "target", shards=1, backups=0)
-        try:
-            yield running, target
-        finally:
-            stop_fleet(folder / "target", delete=True)
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
+    with fleet_and_target(tmp_path_factory.mktemp("rewritten"), shards=1) as fleets:
+        yield fleets
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.fleet import start_fleet as start_fleet_of_wheel
 from tests.run.units import unit_of
 from tests.servers.installed import MAJORS, SERVERS, Server
@@ -70,6 +71,18 @@ def start_fleet(
     return start_fleet_of_wheel(
         directory, shards=shards, backups=backups, settings=settings, schema=schema, programs=of_nodes
     )
+
+
+@contextmanager
+def fleet_and_target(folder: Path, shards: int) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    """Run a fleet whose shards have a standby each, and a fleet of the same version to restore into, in `folder`."""
+    with ExitStack() as stack:
+        fleets: list[EmbeddedFleet] = []
+        for name, backups in (("fleet", 1), ("target", 0)):
+            fleets.append(start_fleet(folder / name, shards=shards, backups=backups, like_shared=True))
+            stack.callback(stop_fleet, folder / name, delete=True)
+        fleet, target = fleets
+        yield fleet, target
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,10 +8,11 @@ from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
 from cutline.check.image_hashes import PartitionHashes
 from cutline.check.report import Conflict, Findings, Skipped
+from cutline.fleet.messages import list_some
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.records.proven_chains import point_label
 
-NAMED_MAX = 1000
+NAMED_MAX, TABLES_NAMED_MAX = 1000, 20
 EMPTY = (0, 0, 0, 0)
 EVENTS = 0
 
@@ -49,9 +50,24 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
                 f"they were read once, on {shared.standby}: the copies of {shard} and {shared.standby} begin with them"
             )
             findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
+    for shard in sorted(set(copies.shard.values())):
+        for standby, tables in _tables_read_once(copies, shard).items():
+            why = f"both copies of the tables were read on {standby} when an increment copied them"
+            what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
+            findings.skip(Skipped(what, why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():
         why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
         findings.skip(Skipped(f"the copy of {node}", why, is_absent=True))
+
+
+def _tables_read_once(copies: Copies, shard: str) -> dict[str, list[str]]:
+    """Return the names of the tables whose copies come from one reading of the shard's only standby, by standby."""
+    others, now = set(copies.same_shard(shard)) - {shard}, copies.chain.numbers_at_cut(shard)
+    found: dict[str, set[str]] = {}
+    for number, standby in copies.chain.tables_read_once(shard).items():
+        if number in now and others == {standby} and (name := copies.group_name(shard, now[number])):
+            found.setdefault(standby, set()).add(name)
+    return {standby: sorted(names) for standby, names in found.items()}
 
 
 def _compare_place(

@@ -61,7 +61,7 @@ reread = "30d"                       # how old a reading may be for `check --sin
 [copies]
 require = "any"                      # how many standbys of each shard a create needs: any, all, or a number
 wait = "10s"                         # how long a create waits for a standby that it may leave out
-base = "every-node"                  # where a full snapshot reads tables: also "prefer-standby"
+base = "every-node"                  # where tables are copied from: also "prefer-standby"
 resume_from = "10GB"                 # an interrupted full snapshot of so many bytes or more can be resumed
 
 [globals]

@@ -414,14 +414,15 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
 
 
 def _changes_document(commit: Commit) -> list[dict[str, Any]]:
-    """Return the definitions that the commit introduced, each with the number of the definition that it continues."""
+    """Return the definitions that the commit introduced: the number of the one that it continues, or the node read."""
     part = commit.definition_changes
     return [
         {
             "node": shard,
             "group": group.name,
             "number": group.number,
-            "after": part.successions.get(shard, {}).get(group.number),
+            "after": (after := part.successions.get(shard, {}).get(group.number)),
+            "read_on": part.readers.get(shard, shard) if after is None else None,
         }
         for shard, found in (part.groups if part else {}).items()
         for group in found

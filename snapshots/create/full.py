@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -24,8 +23,7 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NODES_NAMED_MAX, list_some
-from cutline.fleet.progress import News, Progress, StepTimes
+from cutline.fleet.progress import Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.free_connections import check_free_connections, task_sessions
@@ -43,7 +41,6 @@ from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
     check_exported,
     drop_copy_slots,
-    export_snapshots,
     find_prepared,
     insert_position,
 )
@@ -61,6 +58,7 @@ from cutline.snapshots.create.counters import check_append_only, states_to_compa
 from cutline.snapshots.create.cut_attempt import CutResult, take_cut
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.readers import choose_readers, export_readers_last, note_readers
 from cutline.snapshots.create.resumed_full import find_resumable, preview_resumable
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
@@ -123,7 +121,6 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, slot_name
-from cutline.wal.drain.waiting import await_standbys
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -198,26 +195,6 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     return FullPlan(sessions.nodes, node_tables, selection, left_out, choose_readers(sessions))
 
 
-def choose_readers(sessions: Sessions) -> dict[str, Node]:
-    """Return the standbys on which the tables of primaries are read, by primary: the first of each in fleet.toml."""
-    if not sessions.fleet.spares_primaries:
-        return {}
-    readers: dict[str, Node] = {}
-    for node in sessions.nodes:
-        if node.backup_of is not None:
-            readers.setdefault(node.shard, node)
-    return readers
-
-
-def note_readers(plan: FullPlan, sessions: Sessions, progress: Progress) -> None:
-    """Note the shards whose tables are read on the primary although fleet.toml prefers a standby."""
-    if not sessions.fleet.spares_primaries:
-        return
-    if alone := [shard for shard in plan.node_tables if shard not in plan.readers]:
-        names = list_some(alone, NODES_NAMED_MAX)
-        progress.note(News(f"no standby takes part of {names}: tables are read on the primary"))
-
-
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
     """Return the rules in fleet.toml, narrowed by --group and --exclude-group."""
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
@@ -235,7 +212,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
-        note_readers(plan, sessions, progress)
+        note_readers(plan.node_tables, plan.readers, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         preview_resumable(store, sessions, request, plan.selection, progress)
@@ -317,7 +294,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         try:
             with (
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
-                _export(context, now, slot, progress) as slots,
+                export_readers_last(context, now.nodes, now.readers, slot, progress) as slots,
             ):
                 slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
@@ -404,25 +381,6 @@ def _unfinished_base(
         fingerprints=plan.fingerprints,
         objects=(),
     )
-
-
-@contextmanager
-def _export(context: CreateContext, plan: FullPlan, slot: str, progress: Progress) -> Iterator[dict[str, ExportedSlot]]:
-    """Create the slots of all nodes as `export_snapshots` does, those of readers last.
-
-    A reader has then replayed the position of its primary's slot, so the primary's archive has all changes since the
-    reader's. Raises ReplayLagError if the reader does not replay it in time.
-    """
-    fleet, wait, readers = context.fleet, context.request.wait_seconds, {node.id for node in plan.readers.values()}
-    first = [node for node in plan.nodes if node.id not in readers]
-    last = [node for node in plan.nodes if node.id in readers]
-    with export_snapshots(fleet, first, slot, wait, progress) as slots:
-        if not last:
-            yield slots
-            return
-        await_standbys(last, {node: made.position for node, made in slots.items()}, wait, progress, "the base copy")
-        with export_snapshots(fleet, last, slot, wait, progress) as of_readers:
-            yield {**slots, **of_readers}
 
 
 def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
@@ -606,7 +564,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
-        note_readers(plan, sessions, progress)
+        note_readers(plan.node_tables, plan.readers, sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:

@@ -18,10 +18,11 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
-from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots, export_snapshots
+from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut
+from cutline.snapshots.create.readers import choose_readers, export_readers_last, note_readers
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.dump import read_roles, store_ddl
 from cutline.snapshots.ddl.table_changes import (
@@ -65,13 +66,15 @@ class PreparedTables:
     """The tables as the cut uses them.
 
     `last_segments` holds the number of each node's last archived segment. `entries` lists the new base copies.
-    `positions` holds, by node, the position from which changes to the copied tables count.
+    `positions` holds, by node, the position from which changes to the copied tables count. `readers` are the standbys
+    on which the copied tables of primaries were read, by primary.
     """
 
     plan: DdlPlan
     last_segments: Mapping[str, int]
     entries: tuple[NamedObject, ...] = ()
     positions: Mapping[str, Lsn] = field(default_factory=dict)
+    readers: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepare_tables(
@@ -139,18 +142,34 @@ def _copy_tables(
 ) -> PreparedTables:
     sessions, plan = context.sessions, prepared.plan
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
-    nodes = tuple(node for node in sessions.nodes if node.shard in tables)
-    spark.begin(context.executor_needs, progress, amount_to_copy(nodes, tables))
+    readers = {shard: reader for shard, reader in choose_readers(sessions).items() if shard in tables}
+    nodes = [node for node in sessions.nodes if node.shard in tables and node.id not in readers]
+    note_readers(tables, readers, sessions, progress)
+    # A reader's tables are read twice, so that the primary's copy and its own have objects of their own.
+    spark.begin(context.executor_needs, progress, amount_to_copy([*nodes, *readers.values()], tables))
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
 
-    with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:
+    with export_readers_last(context, nodes, readers, slot, progress) as slots:
         check_exported(nodes, slots, plan.fingerprints)
-        sources = [TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes]
+        sources = [
+            *(TableSource(node, slots[node.id].snapshot, tables[node.shard]) for node in nodes),
+            *(
+                TableSource(reader, slots[reader.id].snapshot, tables[shard], is_for_primary=True)
+                for shard, reader in readers.items()
+            ),
+        ]
         copied = copy_tables(sources, destination, sessions, spark, progress)
         check_not_rewritten(copied)
         positions = {node: exported.position for node, exported in slots.items()}
+        positions |= {shard: positions[reader.id] for shard, reader in readers.items()}
     drop_copy_slots(nodes, slot, progress)
-    return PreparedTables(plan, prepared.last_segments, tuple(copied.entries), positions)
+    return PreparedTables(
+        plan,
+        prepared.last_segments,
+        tuple(copied.entries),
+        positions,
+        {shard: reader.id for shard, reader in readers.items()},
+    )
 
 
 T = TypeVar("T")
@@ -183,6 +202,7 @@ def collect_definition_changes(
         tables=_drop_empty(states),
         objects=(*copied, *ddl),
         lists=lists,
+        readers=dict(prepared.readers),
         roles={shard: roles[shard] for shard in dumped},
         fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
     )

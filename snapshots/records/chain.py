@@ -74,8 +74,8 @@ class MergedBeginning:
 
     `commit` is that of the increment, and `original` that of the full snapshot, as stored. `archives` and `slots` are
     `archive` and `slot_position` of each node before the merge. Rows may still be stored under definitions that had
-    `ended` before the cut; `successions` and `copied_at` are those of all definitions, as `successions` and
-    `copy_positions` of a Chain. `ended` and `successions` are keyed by shard, `copied_at` by node.
+    `ended` before the cut; `successions`, `copied_at` and `read_once` are those of all definitions, as `successions`,
+    `copy_positions` and `tables_read_once` of a Chain. `copied_at` is keyed by node, the others by shard.
     """
 
     merge: Merge
@@ -86,6 +86,7 @@ class MergedBeginning:
     ended: Mapping[str, tuple[Group, ...]] = field(default_factory=dict)
     successions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     copied_at: Mapping[str, Mapping[int, Lsn]] = field(default_factory=dict)
+    read_once: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
 
 # No slots: a cached property needs a dictionary.
@@ -492,6 +493,17 @@ class Chain:
             for number, at in commit.definition_changes.begun.get(node, {}).items()
         }
         return {number: at for number, at in positions.items() if number not in successions}
+
+    def tables_read_once(self, shard: str) -> Mapping[int, str]:
+        """For tables that were copied again, and once for both copies, return the standby that was read, by number."""
+        earlier = self.beginning.read_once.get(shard, {}) if self.beginning and self._merge_of(shard) else {}
+        found = {number: standby for number, standby in earlier.items() if self._merge_of(standby)}
+        for commit in self.commits:
+            changes = commit.definition_changes
+            standby = changes.readers.get(shard) if changes else None
+            if changes and standby and commit.increment >= max(self.begun(shard), self.begun(standby)):
+                found |= dict.fromkeys(changes.copied.get(shard, {}), standby)
+        return found
 
     def tables(self, shard: str) -> Mapping[str, TableState]:
         """Return the states of the shard's tables at the last commit, keyed by name."""

@@ -300,7 +300,8 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     predecessor; the tables of all other new numbers were copied again, and `copied` counts the rows of their base
     copies, so that none can get lost. `begun` holds the position from which changes under each new number count.
     `tables` contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed.
-    `objects` lists the objects of base copies and DDL, and `lists` names additional base copy objects.
+    `objects` lists the objects of base copies and DDL, and `lists` names additional base copy objects. `readers` names
+    the standbys on which the copied tables of primaries were read, by primary.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -313,6 +314,7 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
     lists: tuple[ObjectList, ...] = ()
+    readers: dict[str, str] = field(default_factory=dict)
 
 
 class AbsentCopy(Record, frozen=True, omit_defaults=True):

@@ -209,9 +209,24 @@ def check_copied(parts: Mapping[str, str | None], commit: Commit) -> None:
             numbers = set()
         if changes.copied.get(node, {}) != {number: copied[node][number] for number in numbers}:
             raise ValueError(f"schema_changes.copied.{node} does not match the base copies of the new definitions")
+        if (reader := changes.readers.get(node)) is not None:
+            _check_reader(node, reader, parts, changes, set() if reader in commit.absent else numbers)
         for number, position in changes.begun.get(node, {}).items():
             if position > max(cut.position, cut.finish):
                 raise ValueError(f"schema_changes.begun.{node}.{number} is after the cut")
+
+
+def _check_reader(
+    primary: str, reader: str, parts: Mapping[str, str | None], changes: DefinitionChanges, numbers: Iterable[int]
+) -> None:
+    """Raise ValueError unless both copies of the tables with these `numbers` can come from the `reader`'s snapshot."""
+    where = f"schema_changes.readers.{primary}"
+    if parts.get(reader) != primary:
+        raise ValueError(f"{where}: {reader} is not a standby of {primary}")
+    for number in numbers:
+        places = [(changes.begun[node].get(number), changes.copied[node][number]) for node in (primary, reader)]
+        if places[0] != places[1]:
+            raise ValueError(f"{where}: the copies of {primary} and {reader} differ in table {number}")
 
 
 def _check_continued(where: str, old: Group, new: Group) -> None:
@@ -766,6 +781,7 @@ def _check_changes(chain: Chain, commit: Commit, changes: DefinitionChanges) -> 
         changes.tables,
         changes.roles,
         changes.fingerprints,
+        changes.readers,
     )
     if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= parts.keys():
         raise ValueError("schema_changes names a node that is not in the snapshot")

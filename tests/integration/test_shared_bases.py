@@ -32,8 +32,9 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.merge.running import plan_merge, run_merge
-from cutline.snapshots.records.commit import BASE, FullSnapshot, Increment, SharedBase
+from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, Increment, SharedBase
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, VALID
 from cutline.snapshots.records.proven_chains import check_commit
 from cutline.spark.driver_session import DriverSession
@@ -397,6 +398,135 @@ def test_without_a_standby_the_primary_is_read(two: ChangingFleet) -> None:
     assert isinstance(full, FullSnapshot)
     assert not full.shared_bases
     assert full.counts["rows"] == sum(rows.count(b"\n") for rows in two.live_state()[0].values())
+
+
+REWRITE = "ALTER TABLE seen ALTER COLUMN text TYPE varchar(90) USING text || ''"
+
+
+def copied_once(report: SnapshotReport) -> set[tuple[str, str]]:
+    """The tables, with their shards, whose copies a check could not compare because an increment read them once."""
+    found = (re.fullmatch(r"base rows of (\S+) in shard (\S+)", part.what) for part in report.skipped)
+    return {(match[1], match[2]) for match in found if match}
+
+
+def readers_of(commit: Commit) -> dict[str, str]:
+    return commit.definition_changes.readers if commit.definition_changes else {}
+
+
+def test_tables_that_an_increment_copies_are_read_on_standbys(mixed: ChangingFleet) -> None:
+    fleet, old = mixed.fleet, mixed.fleet.primaries[0].id
+    readers = {node.id: f"{node.id}-b1" for node in fleet.primaries[1:]}
+    mixed.runs.full("chain")
+    for node in fleet.primaries:
+        mixed.execute(node.id, REWRITE)
+    before = blocks_read(fleet)
+    commit = create_increment(fleet, CreateRequest("chain"), mixed.runs.spark, Silent())
+    after = blocks_read(fleet)
+    assert {node for node in after if after[node] > before[node]} == {old, *readers.values()}
+    assert readers_of(commit) == readers
+    mixed.states[1] = mixed.live_state()
+    shown = run_here(fleet, "show", "chain")[1]["schema_changes"][1]
+    assert {one["node"]: one["read_on"] for one in shown} == {old: old, **readers}
+    # Each copy has objects of its own: without those of the primary, the rows come from the standby's.
+    changed = {("public.seen", shard) for shard in readers}
+    assert copied_once(mixed.check()) == changed
+    mixed.write()
+    mixed.increment()
+    mixed.check_restores(1, 2)
+    mixed.check_restores_without("s2", 1, 2)
+    # A merge folds both copies from what was read once.
+    merge(mixed)
+    mixed.write()
+    mixed.increment()
+    assert copied_once(mixed.check()) == changed
+    mixed.check_restores(3)
+    # From now on, s2-b1 has rows that were read for it alone.
+    (slot,) = slots_of(fleet.node("s2-b1").dsn)
+    mixed.execute("s2-b1", f"SELECT pg_drop_replication_slot('{slot}')")
+    assert mixed.increment().absent == {}
+    assert copied_once(mixed.check()) == changed - {("public.seen", "s2")}
+    mixed.check_restores_without("s2", 4)
+
+
+def test_a_primary_that_begins_again_is_copied_from_its_standby(mixed: ChangingFleet) -> None:
+    fleet = mixed.fleet
+    mixed.runs.full("chain")
+    mixed.write()
+    mixed.increment()
+    (slot,) = slots_of(fleet.node("s2").dsn)
+    mixed.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
+    mixed.write()
+    before = blocks_read(fleet)
+    commit = create_increment(fleet, CreateRequest("chain"), mixed.runs.spark, Silent())
+    after = blocks_read(fleet)
+    assert {node for node in after if after[node] > before[node]} == {"s2-b1"}
+    assert isinstance(commit, Increment)
+    assert (commit.renewed.keys(), readers_of(commit)) == ({"s2"}, {"s2": "s2-b1"})
+    mixed.states[2] = mixed.live_state()
+    mixed.write()
+    mixed.increment()
+    assert {shard for _, shard in copied_once(mixed.check())} == {"s2"}
+    mixed.check_restores(1, 2, 3)
+    mixed.check_restores_without("s2", 2, 3)
+
+
+def test_no_transaction_is_lost_while_changed_tables_are_copied_from_late_standbys(mixed: ChangingFleet) -> None:
+    fleet = mixed.fleet
+    standbys = [node.id for node in fleet.nodes if node.backup_of is not None]
+    for standby in standbys:
+        mixed.execute(standby, "ALTER SYSTEM SET recovery_min_apply_delay = '400ms'", "SELECT pg_reload_conf()")
+    try:
+        with Traffic(fleet, 7):
+            mixed.runs.full("chain")
+            for node in fleet.primaries:
+                mixed.execute(node.id, REWRITE)
+            commit = create_increment(fleet, CreateRequest("chain", retries=20), mixed.runs.spark, Silent())
+            assert readers_of(commit)
+            time.sleep(0.5)
+            mixed.runs.increment("chain")
+        mixed.increment()
+        mixed.check_restores(3)
+        mixed.check_restores_without("s2", 3)
+        for number in (1, 2):
+            # An increment has each transaction on all shards or on none, and its effects in all tables.
+            mixed.runs.restore("chain", mixed.target, number)
+            journals = [set(sorted_copies(node.dsn)["public.journal"].split()) for node in mixed.target.primaries]
+            assert len({frozenset(gid for gid in gids if not gid.startswith(LOCAL.encode())) for gids in journals}) == 1
+        assert not mixed.check().conflicts
+    finally:
+        for standby in standbys:
+            mixed.execute(standby, "ALTER SYSTEM RESET recovery_min_apply_delay", "SELECT pg_reload_conf()")
+
+
+@dataclass
+class StoppingReader(Notes):
+    """Stops a standby as soon as the slot for its copy of tables exists."""
+
+    place: ChangingFleet | None = None
+
+    def reached(self, point: CrashPoint, *, node: str = "") -> None:
+        if self.place is not None and (point, node) == (CrashPoint.SLOT_MADE, "s1-b1"):
+            place, self.place = self.place, None
+            place.stop("s1-b1")
+
+
+def test_a_reader_that_fails_is_left_out_and_another_one_read(two: ChangingFleet) -> None:
+    two.runs.full("chain")
+    two.execute("s1", REWRITE)
+    notes = StoppingReader(place=two)
+    commit = create_increment(two.fleet, CreateRequest("chain"), two.runs.spark, notes)
+    two.states[1] = two.live_state()
+    assert (commit.absent.keys(), readers_of(commit)) == ({"s1-b1"}, {"s1": "s1-b2"})
+    two.check_restores(1)
+    two.start("s1-b1")
+    two.write()
+    commit = two.increment()
+    assert isinstance(commit, Increment)
+    assert commit.renewed.keys() == {"s1-b1"}
+    # The copy of s1-b1 was read on its own server.
+    assert two.check().result == VALID
+    two.check_restores(1, 2)
+    two.check_restores_without("s1", 2)
 
 
 DYING = """

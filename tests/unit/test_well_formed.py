@@ -96,6 +96,10 @@ def copied(**values: Any) -> DefinitionChanges:
         ({"copied": {"a": {3: 3}, "b": {3: 2}}}, "copied.b does not match"),
         ({"objects": (), "copied": {node: {3: 0} for node in "ab"}}, ""),
         ({"begun": {"a": {3: Lsn(101)}, "b": {3: Lsn(100)}}}, "begun.a.3 is after the cut"),
+        ({"readers": {"a": "b"}}, ""),
+        ({"readers": {"a": "a"}}, "readers.a: a is not a standby of a"),
+        ({"readers": {"a": "c"}}, "readers.a: c is not a standby of a"),
+        ({"readers": {"a": "b"}, "begun": {"a": {3: Lsn(100)}, "b": {3: Lsn(99)}}}, "readers.a: the copies of a and b"),
     ],
 )
 def test_every_new_table_was_copied_with_all_its_rows_before_the_cut(values: dict[str, Any], detail: str) -> None:
@@ -105,6 +109,11 @@ def test_every_new_table_was_copied_with_all_its_rows_before_the_cut(values: dic
         return
     with pytest.raises(ManifestError, match=f"schema_changes.{detail}"):
         read_chain(store, "daily")
+
+
+def test_only_primaries_have_readers() -> None:
+    with pytest.raises(ManifestError, match="names a node that is not in the snapshot"):
+        read_chain(chain_with(copied(readers={"b": "a"})), "daily")
 
 
 def test_a_table_that_continues_no_other_needs_a_copy() -> None:

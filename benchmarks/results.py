@@ -66,6 +66,7 @@ COMPARISONS = (
     Comparison("changes: restore of values left out", "changes: restore of updates", "seconds", None),
     Comparison("writers: p99.9 during create", "writers: p99.9 alone", "seconds", 1.1),
     Comparison("writers: p99.9 during increments", "writers: p99.9 alone", "seconds", 1.1),
+    Comparison("writers: p99.9 during create with a limit", "writers: p99.9 alone", "seconds", 1.1),
     Comparison("writers: p50 during create", "writers: p50 alone", "seconds", None),
     Comparison("writers: p50 during increments", "writers: p50 alone", "seconds", None),
     Comparison("cluster: create on one worker", "cluster: create on one core", "seconds", None),

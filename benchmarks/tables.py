@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks.parts import CUTLINE_DATABASE, PEER_DATABASE
+from benchmarks.parts import CUTLINE_DATABASE, PEER_DATABASE, take_turns
 from benchmarks.results import Results
 from benchmarks.shard import Shard
 from benchmarks.users import allow_one_copy, run_command
@@ -19,7 +19,7 @@ from cutline.embedded.fleet import start_fleet, stop_fleet
 from cutline.embedded.folder import DATABASE
 from cutline.nodes.programs import run_tool
 
-TABLES_PER_SCHEMA, ROWS, CHANGED, INCREMENTS = 100, 10, 20, 3
+TABLES_PER_SCHEMA, ROWS, CHANGED, INCREMENTS, REPEATS = 100, 10, 20, 3, 3
 # Dumps and restores lock every table in one transaction.
 SETTINGS = {"max_locks_per_transaction": "1024", "shared_buffers": "512MB", "autovacuum": "off"}
 SECONDS_MAX = 3600.0
@@ -69,9 +69,24 @@ def _measure(results: Results, shard: Shard, folder: Path, say: Callable[[str], 
         results.measure(f"tables: {name}", lambda: run_tool(name, *words, seconds_max=SECONDS_MAX))
 
     command("init", "init")
-    command("create", "create", "many")
     dump = folder / "tables-dump"
-    tool("pg_dump", "--format=directory", "--jobs=2", "--compress=1", f"--file={dump}", shard.dsn)
+
+    def create(number: int) -> None:
+        command("create", "create", "many" if number == REPEATS - 1 else f"many-{number}")
+        if number < REPEATS - 1:
+            run_command(
+                results,
+                "tables: delete",
+                shard.fleet.fleet_toml,
+                folder / "cache",
+                ("delete", f"many-{number}", "--yes"),
+            )
+
+    def take_dump(_: int) -> None:
+        shutil.rmtree(dump, ignore_errors=True)
+        tool("pg_dump", "--format=directory", "--jobs=2", "--compress=1", f"--file={dump}", shard.dsn)
+
+    take_turns(REPEATS, [create, take_dump])
     for number in range(INCREMENTS):
         with psycopg.connect(shard.dsn, autocommit=True) as connection:
             for table in range(1, CHANGED + 1):
@@ -80,9 +95,17 @@ def _measure(results: Results, shard: Shard, folder: Path, say: Callable[[str], 
     command("check", "check", "many")
     target = folder / "tables-target.toml"
     target.write_text(shard.fleet.fleet_toml.read_text().replace(shard.dsn, shard.primary.dsn(CUTLINE_DATABASE)))
-    command("restore", "restore", "many", "--to", str(target), "--yes")
-    shard.drop_database(CUTLINE_DATABASE)
-    dsn = shard.create_database(PEER_DATABASE)
-    tool("pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump))
-    shard.drop_database(PEER_DATABASE)
+
+    def restore(_: int) -> None:
+        command("restore", "restore", "many", "--to", str(target), "--yes")
+        shard.drop_database(CUTLINE_DATABASE)
+        shard.checkpoint()
+
+    def restore_dump(_: int) -> None:
+        dsn = shard.create_database(PEER_DATABASE)
+        tool("pg_restore", "--jobs=2", "--exit-on-error", f"--dbname={dsn}", str(dump))
+        shard.drop_database(PEER_DATABASE)
+        shard.checkpoint()
+
+    take_turns(REPEATS, [restore, restore_dump])
     shutil.rmtree(dump, ignore_errors=True)

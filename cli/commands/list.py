@@ -264,7 +264,9 @@ def lines_of(
         for database in listing.answers.old
     ]
     if not listing.entries:
-        return ["the store contains no snapshots; to take one: snapshot create NAME", *lines]
+        # An interrupted full snapshot is resumed by its own command, which its line names.
+        none = "complete snapshots" if listing.open_operations else "snapshots; to take one: snapshot create NAME"
+        return [f"the store contains no {none}", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 

@@ -81,7 +81,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             chain = read_continued(store, name)
             check_not_lost(store, chain)
             leave_out_ended(sessions, chain, progress)
-            nodes = tuple(node.id for node in sessions.nodes)
+            nodes = tuple(node.listed_id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
             is_archived = _archive(context, chain, progress)

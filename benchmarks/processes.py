@@ -13,7 +13,7 @@ from typing import IO
 
 from benchmarks.machine import PROCESSES, family
 
-# A sample takes about 10 ms, of which nothing may be noticed beside the peers, which are not sampled.
+# Sampling takes about 10 ms. Peers are not sampled, so it must not show in the times.
 SAMPLE_SECONDS, POLL_SECONDS = 0.5, 0.02
 SECONDS_MAX = 3600.0
 SHOWN_CHARACTERS = 2000

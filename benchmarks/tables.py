@@ -74,13 +74,7 @@ def _measure(results: Results, shard: Shard, folder: Path, say: Callable[[str], 
     def create(number: int) -> None:
         command("create", "create", "many" if number == REPEATS - 1 else f"many-{number}")
         if number < REPEATS - 1:
-            run_command(
-                results,
-                "tables: delete",
-                shard.fleet.fleet_toml,
-                folder / "cache",
-                ("delete", f"many-{number}", "--yes"),
-            )
+            command("delete", "delete", f"many-{number}", "--force", "--yes")
 
     def take_dump(_: int) -> None:
         shutil.rmtree(dump, ignore_errors=True)

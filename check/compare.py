@@ -52,7 +52,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
     for shard in sorted(set(copies.shard.values())):
         for standby, tables in _tables_read_once(copies, shard).items():
-            why = f"both copies of the tables were read on {standby} when an increment copied them"
+            why = f"both copies were read on {standby} when the tables were copied again"
             what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
             findings.skip(Skipped(what, why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():
@@ -62,12 +62,15 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
 
 def _tables_read_once(copies: Copies, shard: str) -> dict[str, list[str]]:
     """Return the names of the tables whose copies come from one reading of the shard's only standby, by standby."""
+    if not (read_once := copies.chain.tables_read_once(shard)):
+        return {}
     others, now = set(copies.same_shard(shard)) - {shard}, copies.chain.numbers_at_cut(shard)
+    names = {group.number: group.name for group in copies.chain.groups(shard)}
     found: dict[str, set[str]] = {}
-    for number, standby in copies.chain.tables_read_once(shard).items():
-        if number in now and others == {standby} and (name := copies.group_name(shard, now[number])):
-            found.setdefault(standby, set()).add(name)
-    return {standby: sorted(names) for standby, names in found.items()}
+    for number, standby in read_once.items():
+        if number in now and others == {standby}:
+            found.setdefault(standby, set()).add(names[now[number]])
+    return {standby: sorted(tables) for standby, tables in found.items()}
 
 
 def _compare_place(

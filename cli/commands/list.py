@@ -264,8 +264,9 @@ def lines_of(
         for database in listing.answers.old
     ]
     if not listing.entries:
-        # An interrupted full snapshot is resumed by its own command, which its line names.
-        none = "complete snapshots" if listing.open_operations else "snapshots; to take one: snapshot create NAME"
+        # The line of an interrupted full snapshot names the command that resumes it.
+        is_begun = any(one.is_resumable for one in listing.open_operations)
+        none = "complete snapshots" if is_begun else "snapshots; to take one: snapshot create NAME"
         return [f"the store contains no {none}", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]

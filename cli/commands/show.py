@@ -414,7 +414,10 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
 
 
 def _changes_document(commit: Commit) -> list[dict[str, Any]]:
-    """Return the definitions that the commit introduced: the number of the one that it continues, or the node read."""
+    """Return the definitions that the commit introduced, with the number of the one that each continues.
+
+    `read_on` is the node on which a table was read that was copied again, for the primary's copy.
+    """
     part = commit.definition_changes
     return [
         {
@@ -434,7 +437,8 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
     """Return a line for each definition that begins after the full snapshot, except where a whole shard was copied."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
-        + ("was copied again" if one["after"] is None else "has a new definition")
+        + ("has a new definition" if one["after"] is not None else "was copied again")
+        + (f", read on {one['read_on']}" if one["read_on"] not in (None, one["node"]) else "")
         for commit in chain.commits
         for one in _changes_document(commit)
         if isinstance(commit, FullSnapshot) or one["node"] not in commit.renewed

@@ -53,7 +53,7 @@ from cutline.restore.run.build import (
     finish_database,
 )
 from cutline.restore.run.refused import REFUSED_KEPT_MAX, report_refused
-from cutline.restore.run.rehearsal import is_worth_rehearsing, refuse, rehearse
+from cutline.restore.run.rehearsal import refuse, rehearse
 from cutline.restore.run.run import RestoreRun
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals
@@ -62,7 +62,6 @@ from cutline.restore.targets.target import Target, check_xml, databases, find_xm
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
-from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.spark.driver_session import cancel_jobs
@@ -383,11 +382,8 @@ def load_all(
                 run.enter(target, run.records[target.shard].phase, undoing=False)
     else:
         progress.step("create databases")
-        untried = make_databases(run, missing, server_globals, ddl)
+        make_databases(run, missing, server_globals, ddl)
         databases, runs = create_all_tables(run, ddl)
-        if not run.allows_refused:
-            found = {target: list(runs[target.shard].refusals.values()) for target in untried}
-            refuse(found, run.connections, run.plan.steps)
     with keeping_held(run), ending_early(runs):
         _load_and_finish(run, databases, runs, spark)
 
@@ -491,11 +487,10 @@ def make_databases(
     missing: Mapping[str, list[str]],
     server_globals: Mapping[str, ServerGlobals],
     ddl: Mapping[str, Ddl],
-) -> list[Target]:
+) -> None:
     """Create the empty databases and the missing roles, rehearse the DDL, and recreate the databases.
 
-    Returns the targets whose DDL was not rehearsed. Raises TargetUnfitError or SchemaLoadError listing the refused
-    statements, unless the request allows them.
+    Raises TargetUnfitError or SchemaLoadError listing the refused statements, unless the request allows them.
     """
     kept = {one.shard for one in run.shards_in(Phase.LOADING, Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED)}
     targets = [target for target in run.plan.targets if target.shard not in kept]
@@ -521,15 +516,10 @@ def make_databases(
         run.report.roles_created += created
         run.report.warnings += notes
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
-    entries = sum(len(ddl[target.shard].pre_data) + len(ddl[target.shard].post_data) for target in targets)
-    sources = {source for target in targets for source in target.sources or (target.shard,)}
-    if not is_worth_rehearsing(entries, amount_of_copies(run.plan.chain, sources)):
-        return targets
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:
         refuse(refused, run.connections, run.plan.steps)
     in_parallel(create, targets)
-    return []
 
 
 def _ending_of(ddl: Ddl) -> dict[str, Any]:

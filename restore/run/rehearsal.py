@@ -20,7 +20,6 @@ from cutline.restore.plan.report import describe_refusals
 from cutline.restore.targets.requirements import WITHOUT
 from cutline.restore.targets.target import Connections, Target, TargetUnfitError
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES
-from cutline.spark.amount import Amount
 
 UNKNOWN_SYNTAX = psycopg.errors.SyntaxError.sqlstate
 # pg_dump writes its statements for servers of its own version.
@@ -56,19 +55,6 @@ ROWS_LATER = (
     " statements, change the user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5
-
-
-# An entry of DDL takes about as long as rows with so many bytes of pages.
-ENTRIES_MIN, PAGE_BYTES_PER_ENTRY = 5000, 32 << 10
-
-
-def is_worth_rehearsing(entries: int, rows: Amount) -> bool:
-    """Whether to rehearse so many entries of DDL before the rows are loaded.
-
-    A rehearsal of thousands of entries takes longer than loading the rows of small tables. What the server refuses is
-    then found sooner without it.
-    """
-    return entries < ENTRIES_MIN or rows.page_bytes is None or rows.page_bytes > entries * PAGE_BYTES_PER_ENTRY
 
 
 def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:

@@ -51,6 +51,7 @@ from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
 from cutline.snapshots.create.renewal import drop_left_out, renew_copies
@@ -117,6 +118,8 @@ def take_increment(
     request, state = context.request, continuable.state
     new = renew_copies(context, state, chain, continuable.to_renew, spark, progress)
     state = new.state_after(state, operation.id, sessions)
+    if copied := continuable.plan.to_copy.keys() | new.slots_complete_at.keys() & new.positions.keys():
+        note_readers(sorted(copied), choose_readers(sessions), sessions, progress)
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
         await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")

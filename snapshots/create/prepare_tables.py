@@ -22,7 +22,7 @@ from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slo
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut
-from cutline.snapshots.create.readers import choose_readers, export_readers_last, note_readers
+from cutline.snapshots.create.readers import choose_readers, export_readers_last
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.dump import read_roles, store_ddl
 from cutline.snapshots.ddl.table_changes import (
@@ -144,7 +144,6 @@ def _copy_tables(
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     readers = {shard: reader for shard, reader in choose_readers(sessions).items() if shard in tables}
     nodes = [node for node in sessions.nodes if node.shard in tables and node.id not in readers]
-    note_readers(tables, readers, sessions, progress)
     # A reader's tables are read twice, so that the primary's copy and its own have objects of their own.
     spark.begin(context.executor_needs, progress, amount_to_copy([*nodes, *readers.values()], tables))
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)

@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cutline.fleet.config import Node
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.fleet.progress import News, Progress
-from cutline.nodes.sessions import Sessions
-from cutline.snapshots.base_copy.copy_slots import export_snapshots, insert_position
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.snapshots.base_copy.copy_slots import export_snapshots
 from cutline.snapshots.create.context import CreateContext
-from cutline.wal.drain.slots import ExportedSlot
+from cutline.wal.drain.slots import ExportedSlot, log_standby_snapshot
 from cutline.wal.drain.waiting import await_standbys
 
 
@@ -48,15 +50,23 @@ def export_readers_last(
     Raises ReplayLagError if a reader does not replay in time what its primary had written when the other slots had been
     created.
     """
-    sessions, wait, late = context.sessions, context.request.wait_seconds, {node.id for node in readers.values()}
-    first = [node for node in nodes if node.id not in late]
-    last = [node for node in nodes if node.id in late]
+    sessions, wait, reader_ids = context.sessions, context.request.wait_seconds, {node.id for node in readers.values()}
+    first = [node for node in nodes if node.id not in reader_ids]
+    last = [node for node in nodes if node.id in reader_ids]
+
+    def log_snapshot(primary: Node) -> Lsn:
+        with raising_unreachable(primary):
+            return log_standby_snapshot(sessions.connections[primary.id])
+
     with ExitStack() as stack:
         slots: dict[str, ExportedSlot] = {}
         if first:
             slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress))
         if last:
-            needed = sessions.ask_primaries(insert_position)
-            await_standbys(last, needed, context.standby_wait_seconds, progress, "the base copy")
+            # Not the current position, which may be after a page's header, or in what is not flushed for a long time.
+            needed = in_parallel(log_snapshot, [sessions.fleet.node(shard) for shard in readers])
+            await_standbys(
+                last, dict(zip(readers, needed, strict=True)), context.standby_wait_seconds, progress, "the base copy"
+            )
             slots |= stack.enter_context(export_snapshots(context.fleet, last, slot, wait, progress))
         yield slots

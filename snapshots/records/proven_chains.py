@@ -210,21 +210,22 @@ def check_copied(parts: Mapping[str, str | None], commit: Commit) -> None:
         if changes.copied.get(node, {}) != {number: copied[node][number] for number in numbers}:
             raise ValueError(f"schema_changes.copied.{node} does not match the base copies of the new definitions")
         if (reader := changes.readers.get(node)) is not None:
-            _check_reader(node, reader, parts, changes, set() if reader in commit.absent else numbers)
+            _check_reader(node, reader, parts, commit, numbers)
         for number, position in changes.begun.get(node, {}).items():
             if position > max(cut.position, cut.finish):
                 raise ValueError(f"schema_changes.begun.{node}.{number} is after the cut")
 
 
 def _check_reader(
-    primary: str, reader: str, parts: Mapping[str, str | None], changes: DefinitionChanges, numbers: Iterable[int]
+    primary: str, reader: str, parts: Mapping[str, str | None], commit: Commit, numbers: Iterable[int]
 ) -> None:
     """Raise ValueError unless both copies of the tables with these `numbers` can come from the `reader`'s snapshot."""
-    where = f"schema_changes.readers.{primary}"
-    if parts.get(reader) != primary:
-        raise ValueError(f"{where}: {reader} is not a standby of {primary}")
+    changes, where = commit.definition_changes or DefinitionChanges(), f"schema_changes.readers.{primary}"
+    if parts.get(reader) != primary or reader in commit.absent:
+        raise ValueError(f"{where}: {reader} is not a standby of {primary} that takes part")
+    found = [(changes.begun.get(node, {}), changes.copied.get(node, {})) for node in (primary, reader)]
     for number in numbers:
-        places = [(changes.begun[node].get(number), changes.copied[node][number]) for node in (primary, reader)]
+        places = [(begun.get(number), copied.get(number)) for begun, copied in found]
         if places[0] != places[1]:
             raise ValueError(f"{where}: the copies of {primary} and {reader} differ in table {number}")
 

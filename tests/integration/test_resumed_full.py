@@ -253,6 +253,11 @@ def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) ->
     commit = committed(place, "nightly")
     assert {stored.key for stored in copied.entries} <= {stored.key for stored in commit.copied}
     assert commit.shared_bases.keys() == {"s1", "s2"}
+    changes = commit.definition_changes
+    assert changes is not None
+    assert changes.readers
+    assert changes.readers.items() <= {"s1": "s1-b1", "s2": "s2-b1"}.items()
+    assert changes.readers.keys() == changes.copied.keys() & {"s1", "s2"}
     assert place.restored("nightly") == place.live()
     code, document = run_command(place.fleet, "check", "nightly")
     assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document

@@ -97,8 +97,9 @@ def copied(**values: Any) -> DefinitionChanges:
         ({"objects": (), "copied": {node: {3: 0} for node in "ab"}}, ""),
         ({"begun": {"a": {3: Lsn(101)}, "b": {3: Lsn(100)}}}, "begun.a.3 is after the cut"),
         ({"readers": {"a": "b"}}, ""),
-        ({"readers": {"a": "a"}}, "readers.a: a is not a standby of a"),
+        ({"readers": {"a": "a"}}, "readers.a: a is not a standby of a that takes part"),
         ({"readers": {"a": "c"}}, "readers.a: c is not a standby of a"),
+        ({"readers": {"a": "b"}, "copied": {"a": {3: 3}}}, "readers.a: the copies of a and b differ"),
         ({"readers": {"a": "b"}, "begun": {"a": {3: Lsn(100)}, "b": {3: Lsn(99)}}}, "readers.a: the copies of a and b"),
     ],
 )

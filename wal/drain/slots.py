@@ -228,8 +228,8 @@ class _SlotWait:
     def _look(self, primary: psycopg.Connection[Any]) -> None:
         if self._node.backup_of is not None:
             try:
-                row = primary.execute("SELECT pg_log_standby_snapshot()::text").fetchone()
-                self._needed = self._needed or (Lsn.parse(row[0]) if row else None)
+                position = log_standby_snapshot(primary)
+                self._needed = self._needed or position
             except psycopg.errors.InsufficientPrivilege:
                 role = read_role(self._primary, primary)
                 self._problem = unfit_error([lacks_function(self._primary.id, role, "pg_log_standby_snapshot()")])
@@ -248,6 +248,12 @@ class _SlotWait:
         self.behind = read_replay(self._node.id, standby, self._needed) if self._needed is not None else None
         if self.behind is not None:
             report_replay(self._replay_notes, self.behind, self._seconds_max)
+
+
+def log_standby_snapshot(primary: psycopg.Connection[Any]) -> Lsn:
+    """Log a primary's running transactions; return the end of the record, which is flushed within moments."""
+    (position,) = primary.execute("SELECT pg_log_standby_snapshot()::text").fetchone() or ("",)
+    return Lsn.parse(position)
 
 
 def slot_state(connection: psycopg.Connection[Any], name: str) -> SlotState | None:

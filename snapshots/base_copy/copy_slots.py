@@ -3,7 +3,7 @@
 A copy shows the transactions committed before its position. Changes committed later are decoded from that position on,
 except those made by a transaction that was prepared before the position and is decided after it: such a transaction is
 decoded at its PREPARE. Creating the copy's slot waits for all transactions in progress, so only transactions that begin
-while it waits are affected.
+while it waits are affected. The commit names those that changed the copied tables, and their changes count.
 
 A full snapshot keeps its slots for the chain's WAL. An increment drops the slots that it created to copy tables.
 """
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,23 +89,34 @@ def find_prepared(store: ObjectStore, segments: Iterable[Segment], position: Lsn
     return {Lsn(row["lsn"]): str(row["global_id"]) for row in rows}
 
 
+@dataclass(frozen=True, slots=True)
+class LateWriter:
+    """A transaction that a copy misses: its gid or global id, and the numbers of the groups that it changed."""
+
+    name: str
+    groups: frozenset[int]
+
+
 def find_late_writers(
     store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
-) -> list[str]:
-    """Return the gids or global ids of transactions that the copy misses and that changed the groups `numbers`.
+) -> dict[Lsn, LateWriter]:
+    """Return the transactions that the copy misses and that changed some of the groups `numbers`.
 
-    They had been prepared but not decided at `position`, the copy's position on the node.
+    They had been prepared but not decided at `position`, the copy's position on the node. They are keyed by the
+    positions of their PREPAREs, ascending.
     """
     segments = list(segments)
     late = find_prepared(store, segments, position)
     if not late:
-        return []
-    prepared_at: set[int] = set()
+        return {}
+    changed: dict[int, set[int]] = {}
     for segment in segments:
         if segment.changes:
             lsn, group = read_positions_and_groups(store, segment)
-            prepared_at.update(lsn[np.isin(group, list(numbers))].tolist())
-    return [name for lsn, name in late.items() if lsn in prepared_at]
+            chosen = np.isin(group, list(numbers)) & np.isin(lsn, list(late))
+            for at, number in np.unique(np.stack([lsn[chosen], group[chosen]]), axis=1).T.tolist():
+                changed.setdefault(at, set()).add(number)
+    return {lsn: LateWriter(name, frozenset(changed[lsn])) for lsn, name in late.items() if lsn in changed}
 
 
 @contextmanager

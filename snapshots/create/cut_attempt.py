@@ -112,11 +112,11 @@ def take_cut(
         cut = _make_cut(context.lock, plan, archiving, context.store, progress)
         if await_included_ddl(sessions, cut.record, context.request.wait_seconds, progress):
             check_unchanged(prepared.plan)
-        _check_copies(context.fleet, context.store, state.known, prepared, cut)
+        pending = _find_pending(context.fleet, context.store, state.known, prepared, cut)
         _check_printed(context, state.known, prepared, cut)
         sequences = latest_sequences(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
-        changes = collect_definition_changes(context, state.known, prepared, cut, progress)
+        changes = collect_definition_changes(context, state.known, prepared, cut, pending, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
         databases = sessions.ask_named_primaries(read_facts)
         roles = sessions.ask_primaries(read_roles)
@@ -228,17 +228,25 @@ def _check_printed(context: CreateContext, known: KnownTables, prepared: Prepare
             )
 
 
-def _check_copies(
+def _find_pending(
     fleet: Fleet, store: ObjectStore, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut
-) -> None:
-    """Raise ChangedError if a copied table was changed by a transaction prepared before the copy and decided later."""
+) -> dict[str, tuple[Lsn, ...]]:
+    """Return the transactions whose changes the copies of tables lack, although they were prepared before, by node.
+
+    Raises ChangedError if such changes were archived under the definition that the table had before it was copied.
+    """
+    found: dict[str, tuple[Lsn, ...]] = {}
     for node, position in prepared.positions.items():
         shard = fleet.node(node).shard
         plan = prepared.plan.shards[shard]
         oids = {table.oid for table in plan.to_copy}
         numbers = {table.group.number for table in plan.to_copy}
-        numbers |= {before.group.number for before in known.before(shard) if before.oid in oids}
-        if gids := find_late_writers(store, cut.segments[node], position, numbers):
+        earlier = {before.group.number for before in known.before(shard) if before.oid in oids}
+        late = find_late_writers(store, cut.segments[node], position, numbers | earlier)
+        if names := [writer.name for writer in late.values() if writer.groups & earlier]:
             raise ChangedError(
-                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(gids)}"
+                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(names)}"
             )
+        if late:
+            found[node] = tuple(late)
+    return found

@@ -175,9 +175,17 @@ T = TypeVar("T")
 
 
 def collect_definition_changes(
-    context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut, progress: Progress
+    context: CreateContext,
+    known: KnownTables,
+    prepared: PreparedTables,
+    cut: ArchivedCut,
+    pending: Mapping[str, tuple[Lsn, ...]],
+    progress: Progress,
 ) -> DefinitionChanges | None:
-    """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed."""
+    """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed.
+
+    `pending` are the transactions whose changes the copies lack, as in the result.
+    """
     sessions, plan = context.sessions, prepared.plan
     dumped = [shard for shard, fingerprint in plan.fingerprints.items() if fingerprint != known.fingerprints[shard]]
     copied, lists = split_entries(prepared.entries)
@@ -202,6 +210,7 @@ def collect_definition_changes(
         objects=(*copied, *ddl),
         lists=lists,
         readers=dict(prepared.readers),
+        pending=dict(pending),
         roles={shard: roles[shard] for shard in dumped},
         fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -122,9 +122,10 @@ class SchemaMapping:
     """The mapping of stored rows, by group number, to the schema at a cut.
 
     Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
-    rows are skipped. For a number in `since`, only changes at or after that position count: the base copy that was
-    taken there contains the earlier changes. If a copy begins with a merge or a shared base copy, changes of all tables
-    count from `counted_from` on, and so do those of the transactions at `pending`.
+    rows are skipped. For a number in `since`, only changes at or after that position count, and those of the
+    transactions at `pending_at_copies`: the base copy that was taken there contains the other earlier changes. If a
+    copy begins with a merge or a shared base copy, changes of all tables count from `counted_from` on, and so do those
+    of the transactions at `pending`.
     """
 
     unchanged: frozenset[int]
@@ -132,6 +133,7 @@ class SchemaMapping:
     since: Mapping[int, Lsn] = field(default_factory=dict)
     counted_from: Lsn = ORIGIN
     pending: frozenset[Lsn] = frozenset()
+    pending_at_copies: frozenset[Lsn] = frozenset()
 
     def number_of(self, stored: int) -> int | None:
         """Return the number at the cut for rows stored under `stored`; None if they are skipped."""
@@ -153,7 +155,7 @@ class SchemaMapping:
 def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> SchemaMapping:
     """Map the node's stored rows to the schema at the chain's last commit.
 
-    With other nodes in `among`, only changes after the base copies of all these nodes count.
+    With other nodes in `among`, only changes after the base copies of all these nodes count, without exceptions.
     """
     positions = dict(chain.copy_positions(node))
     for other in among:
@@ -161,6 +163,8 @@ def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> Schema
         theirs, base = chain.copy_positions(other), chain.bases[other]
         positions = {number: max(position, theirs.get(number, base)) for number, position in positions.items()}
     mapping = schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
+    if positions and not among:
+        mapping = replace(mapping, pending_at_copies=chain.pending_at_copies(node))
     counted_from, pending = chain.counted_from(node)
     return replace(mapping, counted_from=counted_from, pending=pending) if counted_from else mapping
 
@@ -210,11 +214,11 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     counts = now != _SKIPPED
     has_changes = "lsn" in table.column_names
     if has_changes and mapping.since:
-        counts &= to_numpy(table["lsn"]) >= lookup.since[group]
+        lsn = to_numpy(table["lsn"])
+        counts &= (lsn >= lookup.since[group]) | _are_at(lsn, mapping.pending_at_copies)
     if has_changes and mapping.counted_from:
         lsn = to_numpy(table["lsn"])
-        is_late = np.isin(lsn, np.fromiter(mapping.pending, np.int64)) if mapping.pending else False
-        counts &= (lsn >= mapping.counted_from) | is_late | (group == NO_GROUP)
+        counts &= (lsn >= mapping.counted_from) | _are_at(lsn, mapping.pending) | (group == NO_GROUP)
     if not mapping.conversions:
         yield _choose_rows(table, counts)
         return
@@ -235,6 +239,12 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
         chosen = table if is_whole else table.take(pa.array(rows[run]))
         for block in _blocks(chosen, conversion):
             yield _convert(block, conversion)
+
+
+def _are_at(lsn: Ints, positions: Collection[Lsn]) -> Flags:
+    if not positions:
+        return np.zeros(len(lsn), np.bool_)
+    return np.isin(lsn, np.fromiter(positions, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

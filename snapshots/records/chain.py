@@ -74,8 +74,9 @@ class MergedBeginning:
 
     `commit` is that of the increment, and `original` that of the full snapshot, as stored. `archives` and `slots` are
     `archive` and `slot_position` of each node before the merge. Rows may still be stored under definitions that had
-    `ended` before the cut; `successions`, `copied_at` and `read_once` are those of all definitions, as `successions`,
-    `copy_positions` and `tables_read_once` of a Chain. `copied_at` is keyed by node, the others by shard.
+    `ended` before the cut; the other fields are those of all definitions, as `successions`, `copy_positions`,
+    `tables_read_once` and `pending_at_copies` of a Chain. `copied_at` and the last are keyed by node, the others by
+    shard.
     """
 
     merge: Merge
@@ -87,6 +88,7 @@ class MergedBeginning:
     successions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     copied_at: Mapping[str, Mapping[int, Lsn]] = field(default_factory=dict)
     read_once: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    pending_at_copies: Mapping[str, frozenset[Lsn]] = field(default_factory=dict)
 
 
 # No slots: a cached property needs a dictionary.
@@ -493,6 +495,17 @@ class Chain:
             for number, at in commit.definition_changes.begun.get(node, {}).items()
         }
         return {number: at for number, at in positions.items() if number not in successions}
+
+    def pending_at_copies(self, node: str) -> frozenset[Lsn]:
+        """Return the positions of the transactions that count although they precede copies of tables that lack them."""
+        earlier = self.beginning.pending_at_copies.get(node, ()) if self.beginning and self._merge_of(node) else ()
+        return frozenset(earlier).union(
+            *(
+                commit.definition_changes.pending.get(node, ())
+                for commit in self.commits
+                if commit.definition_changes and commit.increment >= self.begun(node)
+            )
+        )
 
     def tables_read_once(self, shard: str) -> Mapping[int, str]:
         """For tables that were copied again, and once for both copies, return the standby that was read, by number."""

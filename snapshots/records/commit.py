@@ -295,13 +295,15 @@ class ChainHistory(Record, frozen=True, omit_defaults=True):
 class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     """The changes to definitions and DDL since the previous commit, or since the base copy of a full snapshot.
 
-    All mappings are keyed by shard, except `begun` and `copied`, which are keyed by node. `groups` lists new
+    All mappings are keyed by shard, except `begun`, `copied` and `pending`, which are keyed by node. `groups` lists new
     definitions, and `gone` lists the numbers of definitions that ended. `successions` maps a new number to its
     predecessor; the tables of all other new numbers were copied again, and `copied` counts the rows of their base
     copies, so that none can get lost. `begun` holds the position from which changes under each new number count.
     `tables` contains only tables that changed; `roles` and `fingerprints` contain only shards whose catalogs changed.
     `objects` lists the objects of base copies and DDL, and `lists` names additional base copy objects. `readers` names
-    the standbys on which the copied tables of primaries were read, by primary.
+    the standbys on which the copied tables of primaries were read, by primary. `pending` has the positions of the
+    transactions that were prepared before copies of tables and decided later: the copies lack their changes, which
+    count.
     """
 
     groups: dict[str, tuple[Group, ...]] = field(default_factory=dict)
@@ -315,6 +317,7 @@ class DefinitionChanges(Record, frozen=True, omit_defaults=True):
     fingerprints: dict[str, str] = field(default_factory=dict)
     lists: tuple[ObjectList, ...] = ()
     readers: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, tuple[Lsn, ...]] = field(default_factory=dict)
 
 
 class AbsentCopy(Record, frozen=True, omit_defaults=True):

@@ -159,6 +159,7 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         {shard: part.successions(shard) for shard in shards},
         {node: part.copy_positions(node) for node in nodes},
         {shard: part.tables_read_once(shard) for shard in shards},
+        {node: part.pending_at_copies(node) for node in nodes},
     )
     return Chain(full, beginning=beginning)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from msgspec import structs
 
-from cutline.fleet.lsn import ORIGIN
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Time
 from cutline.nodes.baseline import NodeIdentity
@@ -211,9 +211,18 @@ def check_copied(parts: Mapping[str, str | None], commit: Commit) -> None:
             raise ValueError(f"schema_changes.copied.{node} does not match the base copies of the new definitions")
         if (reader := changes.readers.get(node)) is not None:
             _check_reader(node, reader, parts, commit, numbers)
+        if node in changes.pending:
+            copied_at = [changes.begun.get(node, {}).get(number, ORIGIN) for number in numbers]
+            _check_pending(f"schema_changes.pending.{node}", changes.pending[node], max(copied_at, default=ORIGIN))
         for number, position in changes.begun.get(node, {}).items():
             if position > max(cut.position, cut.finish):
                 raise ValueError(f"schema_changes.begun.{node}.{number} is after the cut")
+
+
+def _check_pending(where: str, pending: tuple[Lsn, ...], position: Lsn) -> None:
+    """Raise ValueError unless these are positions of transactions that a copy at `position` may lack."""
+    if list(pending) != sorted({*pending}) or any(lsn >= position for lsn in pending):
+        raise ValueError(f"{where} is not ascending, or not before {position}")
 
 
 def _check_reader(
@@ -784,7 +793,7 @@ def _check_changes(chain: Chain, commit: Commit, changes: DefinitionChanges) -> 
         changes.fingerprints,
         changes.readers,
     )
-    if not set().union(*by_shard) <= primaries or not changes.begun.keys() <= parts.keys():
+    if not set().union(*by_shard) <= primaries or not changes.begun.keys() | changes.pending.keys() <= parts.keys():
         raise ValueError("schema_changes names a node that is not in the snapshot")
     for shard, states in changes.tables.items():
         check_states(f"schema_changes.tables.{shard}", states)
@@ -863,8 +872,7 @@ def _check_shared_bases(full: FullSnapshot) -> None:
         position = full.base[standby]
         if not full.base[primary] <= position <= full.cut.of(primary).start:
             raise ValueError(f"{where}: {position} is not between the base position and the cut")
-        if list(shared.pending) != sorted({*shared.pending}) or any(lsn >= position for lsn in shared.pending):
-            raise ValueError(f"{where}.pending is not ascending, or not before {position}")
+        _check_pending(f"{where}.pending", shared.pending, position)
         if standby in own:
             raise ValueError(f"{where}: object {own[standby]} is a base copy of {standby} itself")
 

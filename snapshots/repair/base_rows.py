@@ -276,9 +276,12 @@ def _together(own: Iterable[LocatedObject], groups: frozenset[int]) -> frozenset
 
 def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPositions:
     changes = commit.definition_changes
-    begun = changes.begun if changes else {}
+    begun, pending = (changes.begun, changes.pending) if changes else ({}, {})
     if number in begun.get(unit.node, {}):
-        return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
+        place = _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
+        if place.here_at != place.there_at and (unit.node in pending or unit.copy in pending):
+            raise NotRebuildableError("transactions were prepared before the table was copied and decided later")
+        return place
     here, there = (chain.bases[chain.base_read_on(node)] for node in (unit.node, unit.copy))
     return _CopyPositions(here, there, is_recopied=False)
 

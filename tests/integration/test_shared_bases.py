@@ -471,29 +471,40 @@ def test_a_primary_that_begins_again_is_copied_from_its_standby(mixed: ChangingF
     mixed.check_restores_without("s2", 2, 3)
 
 
-def test_no_transaction_is_lost_while_changed_tables_are_copied_from_late_standbys(mixed: ChangingFleet) -> None:
-    fleet = mixed.fleet
+def test_prepared_transactions_that_copies_of_tables_lack_count(mixed: ChangingFleet) -> None:
+    """Tables are copied in increments while transactions are prepared all the time: on primaries and late standbys."""
+    fleet, old = mixed.fleet, mixed.fleet.primaries[0].id
     standbys = [node.id for node in fleet.nodes if node.backup_of is not None]
     for standby in standbys:
         mixed.execute(standby, "ALTER SYSTEM SET recovery_min_apply_delay = '400ms'", "SELECT pg_reload_conf()")
     try:
-        with Traffic(fleet, 7):
-            mixed.runs.full("chain")
-            for node in fleet.primaries:
-                mixed.execute(node.id, REWRITE)
-            notes = Notes()
-            commit = create_increment(fleet, CreateRequest("chain", retries=20), mixed.runs.spark, notes)
-            assert readers_of(commit)
-            time.sleep(0.5)
-            mixed.runs.increment("chain")
-        mixed.increment()
-        mixed.check_restores(3)
-        for number in (1, 2):
-            # An increment has each transaction on all shards or on none, and its effects in all tables.
-            mixed.runs.restore("chain", mixed.target, number)
+        mixed.runs.full("chain")
+        pending: set[str] = set()
+        for number in range(3):
+            with Traffic(fleet, number):
+                time.sleep(0.5)
+                for node in fleet.primaries:
+                    mixed.execute(node.id, REWRITE)
+                commit = mixed.runs.increment("chain")
+                changes = commit.definition_changes
+                assert changes is not None
+                assert changes.readers
+                pending |= {node for node, positions in changes.pending.items() if positions}
+                time.sleep(0.5)
+                mixed.runs.increment("chain")
+            last = mixed.increment()
+            mixed.check_restores(last.increment)
+            # The increment has each transaction on all shards or on none.
+            mixed.runs.restore("chain", mixed.target, commit.increment)
             journals = [set(sorted_copies(node.dsn)["public.journal"].split()) for node in mixed.target.primaries]
             assert len({frozenset(gid for gid in gids if not gid.startswith(LOCAL.encode())) for gids in journals}) == 1
-        assert not mixed.check().conflicts
+            assert not mixed.check().conflicts
+            if number == 1:
+                merge(mixed)
+        # They are what this test is about: on a primary that was read itself, on others, and on standbys.
+        assert {old} < pending & {node.id for node in fleet.primaries}
+        assert pending & set(standbys)
+        assert not mixed.check(commit.increment).conflicts
     finally:
         for standby in standbys:
             mixed.execute(standby, "ALTER SYSTEM RESET recovery_min_apply_delay", "SELECT pg_reload_conf()")

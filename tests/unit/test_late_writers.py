@@ -1,4 +1,4 @@
-"""Prepared transactions that invalidate a base copy."""
+"""Prepared transactions that a base copy lacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ def find_in_archive(changes: Sequence[Row], events: Sequence[Row], split: int = 
         ).segment
         for number, part in enumerate(parts, start=1)
     ]  # fmt: skip
-    return find_late_writers(store, segments, Lsn(COPY), {COPIED})
+    late = find_late_writers(store, segments, Lsn(COPY), {COPIED})
+    assert all(writer.groups == {COPIED} for writer in late.values())
+    assert list(late) == sorted(late)
+    return [writer.name for writer in late.values()]
 
 
 CHANGE: Row = ("U", 100, 100, 7, COPIED)

@@ -96,6 +96,9 @@ def copied(**values: Any) -> DefinitionChanges:
         ({"copied": {"a": {3: 3}, "b": {3: 2}}}, "copied.b does not match"),
         ({"objects": (), "copied": {node: {3: 0} for node in "ab"}}, ""),
         ({"begun": {"a": {3: Lsn(101)}, "b": {3: Lsn(100)}}}, "begun.a.3 is after the cut"),
+        ({"pending": {"a": (Lsn(98), Lsn(99))}}, ""),
+        ({"pending": {"a": (Lsn(99), Lsn(98))}}, "pending.a is not ascending"),
+        ({"pending": {"b": (Lsn(98), Lsn(100))}}, "pending.b is not ascending, or not before 0/64"),
         ({"readers": {"a": "b"}}, ""),
         ({"readers": {"a": "a"}}, "readers.a: a is not a standby of a that takes part"),
         ({"readers": {"a": "c"}}, "readers.a: c is not a standby of a"),
@@ -112,9 +115,10 @@ def test_every_new_table_was_copied_with_all_its_rows_before_the_cut(values: dic
         read_chain(store, "daily")
 
 
-def test_only_primaries_have_readers() -> None:
+@pytest.mark.parametrize("values", [{"readers": {"b": "a"}}, {"pending": {"c": (Lsn(1),)}}])
+def test_only_primaries_have_readers_and_only_nodes_pending_transactions(values: dict[str, Any]) -> None:
     with pytest.raises(ManifestError, match="names a node that is not in the snapshot"):
-        read_chain(chain_with(copied(readers={"b": "a"})), "daily")
+        read_chain(chain_with(copied(**values)), "daily")
 
 
 def test_a_table_that_continues_no_other_needs_a_copy() -> None:

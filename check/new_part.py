@@ -88,7 +88,7 @@ class NewPart:
         return tuple(
             segment
             for segment in self.chain.segments(node)
-            if self.is_new(segment) or any(_contains(segment, lsn) for lsn in decided) or _reaches(segment, position)
+            if self.is_new(segment) or any(map(segment.contains, decided)) or _reaches(segment, position)
         )
 
     @cached_property
@@ -178,11 +178,6 @@ class NewPart:
             if any(at < position for number, at in begun.items() if number in positions):
                 return f"a table of {node} was copied at a position before the cut that was checked"
         return ""
-
-
-def _contains(segment: Segment, lsn: Lsn) -> bool:
-    """Whether the segment contains changes of the transaction at this position."""
-    return segment.after <= lsn < segment.through or (segment.open is not None and segment.open.lsn == lsn)
 
 
 def _reaches(segment: Segment, position: Lsn) -> bool:

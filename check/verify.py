@@ -29,6 +29,7 @@ from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.sequence_values import check_sequences, fed_groups
+from cutline.check.spanning import check_spanning
 from cutline.check.stored_entries import check_listing
 from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
@@ -326,6 +327,7 @@ def check_contents(
     check_markers(chain, streams.markers, findings, part.after)
     events = StoredEvents(streams.store.open(), streams.events or {}, streams.held)
     findings.report.compared.transactions += check_cuts(chain, events, findings, progress, after)
+    check_spanning(chain, streams.store.open(), findings, after)
     hashes = PartitionHashes.none()
     if part.has_copies:
         session = spark.session() if held is None else start_session(spark, progress)

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import pyarrow as pa
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import NodeUnreachableError, connect, refuse_views, unreachable_error
@@ -89,34 +88,26 @@ def find_prepared(store: ObjectStore, segments: Iterable[Segment], position: Lsn
     return {Lsn(row["lsn"]): str(row["global_id"]) for row in rows}
 
 
-@dataclass(frozen=True, slots=True)
-class LateWriter:
-    """A transaction that a copy misses: its gid or global id, and the numbers of the groups that it changed."""
+def find_changed_groups(
+    store: ObjectStore, segments: Sequence[Segment], prepared: Collection[Lsn], numbers: Collection[int]
+) -> dict[Lsn, frozenset[int]]:
+    """Return which of the groups `numbers` the transactions prepared at these positions changed.
 
-    name: str
-    groups: frozenset[int]
-
-
-def find_late_writers(
-    store: ObjectStore, segments: Iterable[Segment], position: Lsn, numbers: Collection[int]
-) -> dict[Lsn, LateWriter]:
-    """Return the transactions that the copy misses and that changed some of the groups `numbers`.
-
-    They had been prepared but not decided at `position`, the copy's position on the node. They are keyed by the
-    positions of their PREPAREs, ascending.
+    Transactions that changed none of them are omitted. The segments are those of `find_prepared`.
     """
-    segments = list(segments)
-    late = find_prepared(store, segments, position)
-    if not late:
-        return {}
-    changed: dict[int, set[int]] = {}
+    begin = min((segment.after for segment in segments), default=ORIGIN)
+    found: dict[Lsn, set[int]] = {}
     for segment in segments:
-        if segment.changes:
-            lsn, group = read_positions_and_groups(store, segment)
-            chosen = np.isin(group, list(numbers)) & np.isin(lsn, list(late))
-            for at, number in np.unique(np.stack([lsn[chosen], group[chosen]]), axis=1).T.tolist():
-                changed.setdefault(at, set()).add(number)
-    return {lsn: LateWriter(name, frozenset(changed[lsn])) for lsn, name in late.items() if lsn in changed}
+        # A transaction from before the archive was decoded when it was decided: it may be in any segment.
+        wanted = [lsn for lsn in prepared if segment.contains(lsn) or lsn < begin]
+        if not segment.changes or not wanted:
+            continue
+        lsn, group = read_positions_and_groups(store, segment)
+        of_numbers = np.isin(group, list(numbers))
+        for one in wanted:
+            if changed := np.unique(group[of_numbers & (lsn == one)]).tolist():
+                found.setdefault(one, set()).update(changed)
+    return {lsn: frozenset(groups) for lsn, groups in sorted(found.items())}
 
 
 @contextmanager

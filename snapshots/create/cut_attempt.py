@@ -22,7 +22,8 @@ from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.publications import publication_names
-from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_late_writers
+from cutline.nodes.sessions import in_parallel
+from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_changed_groups, find_prepared
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.counters import latest_sequences, read_sequences
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
@@ -233,20 +234,24 @@ def _find_pending(
 ) -> dict[str, tuple[Lsn, ...]]:
     """Return the transactions whose changes the copies of tables lack, although they were prepared before, by node.
 
-    Raises ChangedError if such changes were archived under the definition that the table had before it was copied.
+    Raises ChangedError if such changes were not archived under the definition with which the copy begins.
     """
-    found: dict[str, tuple[Lsn, ...]] = {}
-    for node, position in prepared.positions.items():
-        shard = fleet.node(node).shard
-        plan = prepared.plan.shards[shard]
-        oids = {table.oid for table in plan.to_copy}
-        numbers = {table.group.number for table in plan.to_copy}
+
+    def find(node: str) -> tuple[Lsn, ...]:
+        shard, segments = fleet.node(node).shard, cut.segments[node]
+        late = find_prepared(store, segments, prepared.positions[node])
+        if not late:
+            return ()
+        tables = prepared.plan.shards[shard].to_copy
+        oids, numbers = {table.oid for table in tables}, {table.group.number for table in tables}
         earlier = {before.group.number for before in known.before(shard) if before.oid in oids}
-        late = find_late_writers(store, cut.segments[node], position, numbers | earlier)
-        if names := [writer.name for writer in late.values() if writer.groups & earlier]:
+        changed = find_changed_groups(store, segments, late, numbers | earlier)
+        if lost := [gid for lsn, gid in late.items() if lsn in cut.dropped[node] or changed.get(lsn, set()) & earlier]:
             raise ChangedError(
-                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(names)}"
+                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(lost)}"
             )
-        if late:
-            found[node] = tuple(late)
-    return found
+        return tuple(changed)
+
+    nodes = list(prepared.positions)
+    found = dict(zip(nodes, in_parallel(find, nodes), strict=True))
+    return {node: positions for node, positions in found.items() if positions}

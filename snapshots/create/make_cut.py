@@ -206,13 +206,15 @@ class CutPlan:
 class ArchivedCut:
     """A consistent cut, and the segments that were added to each node's archive up to its finish marker.
 
-    `idle` holds the last segment of each idle node, that is, each node with nothing added to its archive.
+    `idle` holds the last segment of each idle node, that is, each node with nothing added to its archive. `dropped` has
+    by node the positions of transactions with changes that were not archived, as in a DrainReport.
     """
 
     record: CutRecord
     archived: Mapping[str, tuple[ArchivedSegment, ...]]
     ignored: int
     idle: Mapping[str, Segment]
+    dropped: Mapping[str, frozenset[int]]
 
     @property
     def segments(self) -> dict[str, tuple[Segment, ...]]:
@@ -253,6 +255,7 @@ def make_cut(
             {report.node: report.segments for report in reports},
             sum(report.ignored for report in reports),
             {report.node: last for report in reports if report.idle is not None and (last := tasks[report.node].last)},
+            {report.node: report.dropped for report in reports},
         )
     raise ValueError(f"{plan.retries} retries")
 

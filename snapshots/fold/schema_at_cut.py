@@ -155,7 +155,8 @@ class SchemaMapping:
 def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> SchemaMapping:
     """Map the node's stored rows to the schema at the chain's last commit.
 
-    With other nodes in `among`, only changes after the base copies of all these nodes count, without exceptions.
+    With other nodes in `among`, only changes after the base copies of all these nodes count; of tables that were copied
+    again, without exceptions.
     """
     positions = dict(chain.copy_positions(node))
     for other in among:
@@ -215,10 +216,10 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     has_changes = "lsn" in table.column_names
     if has_changes and mapping.since:
         lsn = to_numpy(table["lsn"])
-        counts &= (lsn >= lookup.since[group]) | _are_at(lsn, mapping.pending_at_copies)
+        counts &= _unless_at(lsn < lookup.since[group], lsn, mapping.pending_at_copies)
     if has_changes and mapping.counted_from:
         lsn = to_numpy(table["lsn"])
-        counts &= (lsn >= mapping.counted_from) | _are_at(lsn, mapping.pending) | (group == NO_GROUP)
+        counts &= _unless_at((lsn < mapping.counted_from) & (group != NO_GROUP), lsn, mapping.pending)
     if not mapping.conversions:
         yield _choose_rows(table, counts)
         return
@@ -241,10 +242,12 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
             yield _convert(block, conversion)
 
 
-def _are_at(lsn: Ints, positions: Collection[Lsn]) -> Flags:
-    if not positions:
-        return np.zeros(len(lsn), np.bool_)
-    return np.isin(lsn, np.fromiter(positions, np.int64))
+def _unless_at(early: Flags, lsn: Ints, pending: Collection[Lsn]) -> Flags:
+    """Return the rows that are not `early`, and those of the transactions that are `pending`."""
+    counts = ~early
+    if pending:
+        counts[early] = np.isin(lsn[early], np.fromiter(pending, np.int64))
+    return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -499,13 +499,16 @@ class Chain:
     def pending_at_copies(self, node: str) -> frozenset[Lsn]:
         """Return the positions of the transactions that count although they precede copies of tables that lack them."""
         earlier = self.beginning.pending_at_copies.get(node, ()) if self.beginning and self._merge_of(node) else ()
-        return frozenset(earlier).union(
-            *(
-                commit.definition_changes.pending.get(node, ())
-                for commit in self.commits
-                if commit.definition_changes and commit.increment >= self.begun(node)
-            )
-        )
+        changes = [
+            commit.definition_changes
+            for commit in self.commits
+            if commit.definition_changes and commit.increment >= self.begun(node)
+        ]
+        if not any(node in one.pending for one in changes):
+            return frozenset(earlier)
+        numbers = self.numbers_at_cut(node).keys()
+        still = (one.pending.get(node, ()) for one in changes if one.copied.get(node, {}).keys() & numbers)
+        return frozenset(earlier).union(*still)
 
     def tables_read_once(self, shard: str) -> Mapping[int, str]:
         """For tables that were copied again, and once for both copies, return the standby that was read, by number."""

@@ -159,9 +159,15 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         {shard: part.successions(shard) for shard in shards},
         {node: part.copy_positions(node) for node in nodes},
         {shard: part.tables_read_once(shard) for shard in shards},
-        {node: part.pending_at_copies(node) for node in nodes},
+        {node: _pending_at_copies(part, node, merge.copies[node]) for node in nodes},
     )
     return Chain(full, beginning=beginning)
+
+
+def _pending_at_copies(part: Chain, node: str, copy: MergedCopy) -> frozenset[Lsn]:
+    """Return `part.pending_at_copies` without the transactions that the base has."""
+    pending = part.pending_at_copies(node)
+    return pending if node in part.last.absent else pending.intersection(copy.pending)
 
 
 def count_base(merge: Merge, chain: Chain) -> dict[str, int]:
@@ -253,15 +259,11 @@ def needed_segments(
         (
             number
             for number, segment in enumerate(segments)
-            if _reaches(segment, copy.counted_from) or any(_contains(segment, lsn) for lsn in wanted)
+            if _reaches(segment, copy.counted_from) or any(map(segment.contains, wanted))
         ),
         len(segments) - 1,
     )
     return segments[max(first, 0) :]
-
-
-def _contains(segment: Segment, lsn: Lsn) -> bool:
-    return segment.after <= lsn < segment.through or (segment.open is not None and segment.open.lsn == lsn)
 
 
 def _reaches(segment: Segment, position: Lsn) -> bool:
@@ -280,7 +282,7 @@ def check_segments_of(part: Chain, node: str, segments: tuple[Segment, ...], cop
         raise ValueError(f"archived.{node}: segment {segments[-1].number} is not the last one of the archive")
     check_contiguous(node, segments[0].after, segments, ORIGIN, segments[0].number)
     for lsn in copy.pending:
-        if not any(_contains(segment, lsn) for segment in segments):
+        if not any(segment.contains(lsn) for segment in segments):
             raise ValueError(f"archived.{node} does not contain the transaction at {lsn}")
     reaches_back = segments[0].number == 1 or segments[0].after <= copy.counted_from
     if not reaches_back and segments[-1].through > copy.counted_from:

@@ -24,7 +24,8 @@ import pytest
 from msgspec import structs
 
 from cutline.check.merge_proof import prove_merge
-from cutline.check.report import SnapshotReport
+from cutline.check.report import Findings, SnapshotReport
+from cutline.check.spanning import check_spanning
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
@@ -36,7 +37,7 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, Increment, SharedBase
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, VALID
-from cutline.snapshots.records.proven_chains import check_commit
+from cutline.snapshots.records.proven_chains import check_commit, read_chain
 from cutline.spark.driver_session import DriverSession
 from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -565,7 +566,16 @@ def test_a_transaction_that_spans_the_copy_of_a_table_and_two_cuts_and_a_merge(m
     commit = mixed.increment()
     spanning.thread.join()
     assert commit.definition_changes is not None
-    assert len(commit.definition_changes.pending[node.id]) == 2
+    pending = commit.definition_changes.pending[node.id]
+    assert len(pending) == 2
+    store = mixed.fleet.store.open()
+    chain = read_chain(store, "chain")
+    for listed in (pending, pending[1:], (), (Lsn(1), *pending)):
+        changes = structs.replace(commit.definition_changes, pending={node.id: listed})
+        forged = structs.replace(chain.increments[0], definition_changes=changes)
+        findings = Findings(SnapshotReport("chain", 1))
+        check_spanning(replace(chain, increments=(forged,)), store, findings)
+        assert [one.node for one in findings.report.conflicts] == ([] if listed == pending else [node.id])
     mixed.write()
     mixed.increment()
     merge(mixed)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.fleet.lsn import Lsn
-from cutline.snapshots.base_copy.copy_slots import find_late_writers, find_prepared
+from cutline.snapshots.base_copy.copy_slots import find_changed_groups, find_prepared
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.segments.archive import SegmentRange
 from cutline.wal.segments.segments import SEGMENT_SCHEMA, create_segment
@@ -43,10 +43,11 @@ def find_in_archive(changes: Sequence[Row], events: Sequence[Row], split: int = 
         ).segment
         for number, part in enumerate(parts, start=1)
     ]  # fmt: skip
-    late = find_late_writers(store, segments, Lsn(COPY), {COPIED})
-    assert all(writer.groups == {COPIED} for writer in late.values())
-    assert list(late) == sorted(late)
-    return [writer.name for writer in late.values()]
+    prepared = find_prepared(store, segments, Lsn(COPY))
+    changed = find_changed_groups(store, segments, prepared, {COPIED})
+    assert all(groups == {COPIED} for groups in changed.values())
+    assert list(changed) == sorted(changed)
+    return [prepared[lsn] for lsn in changed]
 
 
 CHANGE: Row = ("U", 100, 100, 7, COPIED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -132,8 +132,10 @@ def base_rows(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], d
 
 
 @st.composite
-def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """The same for changes of every kind, and for events."""
+def changes(
+    draw: st.DrawFn, history: History, pending: frozenset[Lsn]
+) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """The same for changes of every kind, and for events; those at `pending` count although a copy follows them."""
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     fixed = {"end_lsn": 1, "xid": 1, "global_id": None}
     for seq in range(draw(st.integers(0, 10))):
@@ -162,7 +164,7 @@ def changes(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], dic
         stored = place | {"op": op, "group": number, "partition": part, "key": key, "row": row}
         path = history.path(number) if number != UNKNOWN_NUMBER else None
         now = None
-        if path and lsn >= history.since(number):
+        if path and (lsn >= history.since(number) or lsn in pending):
             row = history.line(number, values) if is_line else row
             part = partition(definition, key, row) if is_line else part
             now = stored | {"group": path[-1], "row": row, "partition": part}
@@ -191,12 +193,19 @@ def test_base_rows_are_converted_as_if_one_by_one(data: st.DataObject, history: 
 
 @given(st.data(), histories(), st.integers(1, 3), st.sampled_from([1, 64, 1 << 20]))
 def test_changes_are_converted_as_if_one_by_one(data: st.DataObject, history: History, chunks: int, block: int) -> None:
-    rows = data.draw(changes(history))
+    positions = st.frozensets(st.builds(Lsn, st.integers(0, 20)))
+    pending, in_base, counted_from = data.draw(positions), data.draw(positions), Lsn(data.draw(st.integers(0, 20)))
+    mapping = replace(history.mapping, pending_at_copies=pending, counted_from=counted_from, pending=in_base)
+    rows = data.draw(changes(history, pending))
     # Only the ends of transactions have a number of changes.
-    expected = [now | {"changes": None} for _, now in rows if now is not None]
+    expected = [
+        now | {"changes": None}
+        for _, now in rows
+        if now is not None and (now["group"] == 0 or now["lsn"] >= counted_from or now["lsn"] in in_base)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_BYTES", block)
-        found = read([row for row, _ in rows], SEGMENT_SCHEMA, history.mapping, chunks)
+        found = read([row for row, _ in rows], SEGMENT_SCHEMA, mapping, chunks)
     assert in_order(found) == in_order(expected)
 
 

@@ -132,6 +132,8 @@ def test_changes_before_a_new_copy_are_dropped_if_no_definition_matches_them() -
     ]
     found = decode_with(versions, *messages)
     assert ([row[:3] for row in lines(found)], found.ignored) == ([(200, "U", 2)], 3)
+    # If one of them was prepared, and decided after the copy, the copy lacks its changes.
+    assert found.dropped == {100, 199}
     with pytest.raises(SchemaMovedError) as raised:
         decode_with(versions, *transaction(199, MIDDLE_TABLE, OLD_ROW), *transaction(200, OLD_ROW))
     assert raised.value.details == {
@@ -144,6 +146,7 @@ def test_changes_of_a_table_that_is_gone_are_dropped_if_no_definition_matches_th
     messages = [*transaction(100, OLD_TABLE, OLD_ROW), *transaction(200, MIDDLE_TABLE, OLD_ROW)]
     found = decode_with([Definition(OID, OLD, is_gone=True)], *messages)
     assert ([row[:3] for row in lines(found)], found.ignored) == ([(100, "U", 1)], 1)
+    assert not found.dropped
 
 
 def test_an_unknown_description_without_rows_raises_no_error() -> None:

@@ -74,13 +74,18 @@ def refuse_long_lines(node: str, group: Group, part: ChangeColumns) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The content of a batch of messages. `through` is the end of its last transaction or event, 0 if it has none."""
+    """The content of a batch of messages. `through` is the end of its last transaction or event, 0 if it has none.
+
+    `ignored` counts the changes that are in no group. `dropped` has the positions of the transactions among them that
+    changed a table before it was copied, under a definition that is not known.
+    """
 
     changes: pa.Table
     events: pa.Table
     through: Lsn
     open: OpenTransactionHead | None
     ignored: int
+    dropped: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -125,14 +130,14 @@ class Decoder:
             check_nesting(messages, self.open)
             self.ended = Lsn(check_order(messages, self.ended))
             transactions = Transactions.of(messages, self.open, self.global_id_form)
-            changes, ignored = self._changes(messages, transactions)
+            changes, ignored, dropped = self._changes(messages, transactions)
             events, through = self._events(messages, transactions)
         except DecodingError as error:
             raise self._locate(error, messages.column) from error
         self.open = transactions.left_open
         self.read += len(messages)
         self.read_bytes += messages.data_bytes
-        return Decoded(changes, events, through, self.open, ignored)
+        return Decoded(changes, events, through, self.open, ignored, dropped)
 
     def _locate(self, error: DecodingError, column: BytesColumn) -> DecodingError:
         """Return the error with its location: the message's number among all that were read, and its transaction."""
@@ -152,22 +157,25 @@ class Decoder:
             details={"node": self.node, "message": self.read + number + 1, "lsn": str(lsn)},
         )
 
-    def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int]:
-        """Return the changes to tables in groups, and the number of other changes."""
+    def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int, frozenset[int]]:
+        """Return the changes to tables in groups, the number of other changes, and `Decoded.dropped`."""
         tables: list[pa.Table] = []
-        ignored = 0
+        ignored, dropped = 0, set[int]()
         moved: dict[int, TableDescription] = {}
         for description, numbers in self._by_description(messages):
             if description.group is not None:
                 tables += self._change_tables(messages, numbers, description.group, transactions)
                 continue
             ignored += len(numbers)
-            lsns = transactions.lsn[transactions.of_message[numbers]]
-            if description.dropped_before < EVERYWHERE and np.any(lsns >= description.dropped_before):
-                moved[description.oid] = description
+            if description.dropped_before < EVERYWHERE:
+                lsns = np.unique(transactions.lsn[transactions.of_message[numbers]])
+                if lsns[-1] >= description.dropped_before:
+                    moved[description.oid] = description
+                dropped.update(lsns.tolist())
         if moved:
             raise SchemaMovedError(node=self.node, moved=moved.values())
-        return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), ignored
+        changes = pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA)
+        return changes, ignored, frozenset(dropped)
 
     def _change_tables(
         self, messages: Messages, numbers: Ints, group: Group, transactions: Transactions

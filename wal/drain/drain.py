@@ -87,6 +87,7 @@ class _Archive:
     store: ObjectStore
     segments: list[ArchivedSegment] = field(default_factory=list)
     ignored: int = 0
+    dropped: set[int] = field(default_factory=set)
     grown_at: float = 0.0
     idle: pa.Table | None = None
     pace: RateLimit = field(init=False)
@@ -154,7 +155,14 @@ def drain(task: DrainTask) -> DrainReport:
             archive = archive or _Archive(task, task.store.open())
             _drain(task, archive)
             seconds = time.monotonic() - began
-            return DrainReport(task.node.id, tuple(archive.segments), archive.ignored, seconds, idle=archive.idle)
+            return DrainReport(
+                task.node.id,
+                tuple(archive.segments),
+                archive.ignored,
+                seconds,
+                idle=archive.idle,
+                dropped=frozenset(archive.dropped),
+            )
         except (SlotInUseError, DrainBusyError) as error:
             # A killed command or task may keep reading the slot, and even storing segments, until its process notices.
             # It stores the same segments that this drain would store, so wait and continue after the last of them.
@@ -342,6 +350,7 @@ class _Chunk:
             )
         changes = _after(decoded.changes, self.resumed)
         self.archive.ignored += decoded.ignored
+        self.archive.dropped |= decoded.dropped
         self.through = max(self.through, decoded.through)
         self.tables.append((changes, decoded.events))
         self.held_bytes += changes.nbytes + decoded.events.nbytes

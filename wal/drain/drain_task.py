@@ -64,8 +64,9 @@ class DrainTask:
 class DrainReport:
     """The result of a DrainTask: the segments after `DrainTask.last`, or the error that ended it.
 
-    `ignored` counts the changes to tables that are not in a group. `idle` holds the events of an idle node
-    (SEGMENT_SCHEMA, all of them markers), for which nothing was stored.
+    `ignored` counts the changes to tables that are not in a group, and `dropped` has the positions of transactions
+    with such changes, as in Decoded. `idle` holds the events of an idle node (SEGMENT_SCHEMA, all of them markers), for
+    which nothing was stored.
     """
 
     node: str
@@ -74,6 +75,7 @@ class DrainReport:
     seconds: float = 0.0
     problem: ErrorReport | None = None
     idle: pa.Table | None = None
+    dropped: frozenset[int] = frozenset()
 
 
 def archive_busy_error(task: DrainTask) -> DrainBusyError:

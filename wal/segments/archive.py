@@ -83,6 +83,10 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
     through: Lsn
     open: OpenTransaction | None
 
+    def contains(self, lsn: Lsn) -> bool:
+        """Whether it may contain changes of the transaction at this position."""
+        return self.after <= lsn < self.through or (self.open is not None and self.open.lsn == lsn)
+
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegment:

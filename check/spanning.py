@@ -1,0 +1,78 @@
+"""Compare the transactions that copies lack, as commits list them, with the archives.
+
+A transaction that was prepared before a copy of a table and decided after it is not in the copy, and its changes are
+before the copy's position. A commit lists such transactions, so that their changes count: for tables that were copied
+again, and for base copies that were read on a standby. An entry too many would count changes twice, and one too few
+would lose them, in all copies of the shard alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cutline.check.report import Conflict, Findings
+from cutline.fleet.lsn import Lsn
+from cutline.snapshots.base_copy.copy_slots import find_changed_groups, find_prepared
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.proven_chains import commit_key, point_label
+from cutline.storage.errors import report_of
+from cutline.storage.store import ObjectStore
+from cutline.wal.segments.damage import ObjectDamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedAtCopy:
+    """The transactions that a commit lists for a copy at `position`, in the archive of `node`.
+
+    Only those count that changed tables with the `numbers`; None means all.
+    """
+
+    node: str
+    position: Lsn
+    numbers: frozenset[int] | None
+    listed: tuple[Lsn, ...]
+
+
+def check_spanning(chain: Chain, store: ObjectStore, findings: Findings, after: int | None = None) -> None:
+    """Report a conflict for every list of a commit, after increment `after` if given, that the archive contradicts."""
+    for commit in chain.commits:
+        if after is not None and commit.increment <= after:
+            continue
+        for listed in _lists_of(chain, commit):
+            if listed.node in findings.damaged:
+                continue
+            try:
+                found = _find(store, commit, listed)
+            except ObjectDamagedError as error:
+                findings.damage(report_of(error))
+                continue
+            if wrong := {*found} ^ {*listed.listed}:
+                detail = (
+                    f"{point_label(commit.increment)} lists {len(listed.listed):,} transactions that span a copy of"
+                    f" tables of {listed.node}, but the archive has {len(found):,}; they differ at {min(wrong)}"
+                )
+                key = commit_key(chain.name, commit.increment)
+                findings.conflict(Conflict("commit", detail, node=listed.node, object=key))
+
+
+def _lists_of(chain: Chain, commit: Commit) -> Iterator[_ListedAtCopy]:
+    if isinstance(commit, FullSnapshot):
+        for primary, shared in commit.shared_bases.items():
+            yield _ListedAtCopy(primary, commit.base[shared.standby], None, shared.pending)
+    if (changes := commit.definition_changes) is None:
+        return
+    for node, copied in changes.copied.items():
+        if copied and commit.increment >= chain.begun(node):
+            # All tables of a node are copied at one position.
+            position = changes.begun[node][min(copied)]
+            yield _ListedAtCopy(node, position, frozenset(copied), changes.pending.get(node, ()))
+
+
+def _find(store: ObjectStore, commit: Commit, listed: _ListedAtCopy) -> set[Lsn]:
+    segments = commit.segments[listed.node]
+    prepared = find_prepared(store, segments, listed.position)
+    if listed.numbers is None:
+        return {*prepared}
+    return {*find_changed_groups(store, segments, prepared, listed.numbers)}

@@ -151,8 +151,9 @@ class NodeShares(Generic[Task]):
         return cls(progress, totals, shares_of, "bytes" if bytes_of else "tasks")
 
     def begin(self) -> None:
-        """Report the total amount of work."""
+        """Report the total amount of work, which may have changed since the last call."""
         with self._lock:
+            self._total = sum(self._totals.values())
             self._tell(self._totals)
 
     def end(self, tasks: Sequence[Task]) -> None:

@@ -100,10 +100,10 @@ def taken_is_an_answer() -> AbstractContextManager[object]:
     """Take a 412 for another operation's commit without reading the object."""
     real = committing._check_stored
 
-    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> Commit:
         if isinstance(error, ObjectExistsError):
             raise committing._name_taken_error(commit)
-        real(store, key, commit, error, at_once=at_once)
+        return real(store, key, commit, error, at_once=at_once)
 
     return patch.object(committing, "_check_stored", broken)
 
@@ -111,7 +111,7 @@ def taken_is_an_answer() -> AbstractContextManager[object]:
 def lost_is_failed() -> AbstractContextManager[object]:
     """Report a commit whose answer was lost as failed."""
 
-    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> Commit:
         raise StoreUnreachableError(url=store.url, reason="no answer")
 
     return patch.object(committing, "_check_stored", broken)
@@ -121,9 +121,10 @@ def lost_is_stored() -> AbstractContextManager[object]:
     """Report a commit whose answer was lost as stored."""
     real = committing._check_stored
 
-    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> None:
+    def broken(store: ObjectStore, key: str, commit: Commit, error: SnapshotError, *, at_once: bool) -> Commit:
         if not isinstance(error, AnswerLostError):
-            real(store, key, commit, error, at_once=at_once)
+            return real(store, key, commit, error, at_once=at_once)
+        return commit
 
     return patch.object(committing, "_check_stored", broken)
 

@@ -325,6 +325,9 @@ def _new_merge(chain: Chain, intent: Intent, parts: Sequence[MergePart]) -> Merg
 def _copy_of(chain: Chain, node: str) -> MergedCopy:
     if node not in chain.absent:
         return merged_copy(chain, node)
+    if chain.absent[node].has_ended:
+        # Nothing of it is read any more: the merge has no rows of it, and only the last segment of its archive.
+        return MergedCopy(base=chain.bases[node], counted_from=chain.absent[node].last.through)
     counted_from, pending = chain.counted_from(node)
     return MergedCopy(
         base=chain.bases[node],

@@ -410,6 +410,37 @@ def test_a_copy_that_the_increment_leaves_out_is_carried(place: ChangingFleet) -
     place.check_restores(2, 3)
 
 
+@pytest.mark.rest
+def test_a_copy_that_has_ended_is_left_out_of_every_later_merge(place: ChangingFleet) -> None:
+    """Its archive ends before the cut, and lacks the end of a transaction that an earlier merge left undecided."""
+    place.runs.full("chain")
+    place.execute("s1", "BEGIN", "INSERT INTO seen VALUES (7777, 'held')", "PREPARE TRANSACTION 'held'")
+    place.increment()
+    merge(place)
+    for _ in range(2):
+        place.write()
+        place.increment()
+    whole = place.runs
+    place.runs = Runs(
+        replace(whole.fleet, nodes=tuple(one for one in whole.fleet.nodes if one.id != "s1-b1")), whole.spark
+    )
+    place.execute("s1", "COMMIT PREPARED 'held'")
+    place.write()
+    last = place.increment()
+    assert last.absent["s1-b1"].has_ended
+    for _ in range(2):
+        merge(place)
+        assert not place.check().conflicts
+        place.check_restores(last.increment)
+        place.write()
+        last = place.increment()
+    place.runs = whole
+    assert not place.increment().absent
+    merge(place)
+    assert place.check().result == VALID
+    place.check_restores_without("s1", last.increment + 1)
+
+
 def test_damage_of_a_merged_base_is_repaired(place: ChangingFleet) -> None:
     make_chain(place, 2)
     operation = merge(place, 1).operation

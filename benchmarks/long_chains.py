@@ -23,7 +23,7 @@ from benchmarks.documents import AT, NAME, OPERATION, full_commit, next_commit
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, Increment, Previous, StoredObject
 from cutline.snapshots.records.documents import base_prefix, seal, unseal
-from cutline.snapshots.records.merge_records import Begin, Merge, begin_key, merge_key
+from cutline.snapshots.records.merge_records import COUNTS, Begin, Merge, begin_key, merge_key
 from cutline.snapshots.records.merged_chain import count_base, merged_copy, needed_segments
 from cutline.snapshots.records.proven_chains import commit_key, count_listed
 from cutline.storage.local import LocalStore
@@ -64,7 +64,7 @@ def _merge(store: ObjectStore, full: FullSnapshot, commit: Increment, chosen: ra
         objects=tuple(_base(node, operation, chosen) for node in copies),
         segments={node: needed_segments(commit.segments[node], copy) for node, copy in copies.items()}, proof="",
     )  # fmt: skip
-    merge = structs.replace(merge, counts=count_base(merge, part))
+    merge = structs.replace(merge, counts=dict.fromkeys(COUNTS, 0) | count_base(merge, part))
     digest = _put(store, merge_key(NAME, commit.increment), merge)
     begin = Begin(
         snapshot=NAME, chain=full.chain, increment=commit.increment, merge=digest, operation=operation, made_at=AT

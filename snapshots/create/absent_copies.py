@@ -31,7 +31,15 @@ from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
-from cutline.wal.drain.waiting import ReplayLagError, ReplayState, WaitNotes, read_replay, replay_error, report_replay
+from cutline.wal.drain.waiting import (
+    ReplayLagError,
+    ReplayState,
+    WaitNotes,
+    read_replay,
+    replay_error,
+    replay_state,
+    report_replay,
+)
 
 POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
@@ -107,6 +115,10 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
                         return replay_error(state, f"node {node.id}", waited)
                     report_replay(notes, state, wait_seconds)
                     time.sleep(POLL_SECONDS)
+                # Of a quiet primary it may have replayed everything, and yet will not replay what the command writes.
+                state = replay_state(node.id, sessions.connections[node.id], needed[node.shard])
+                if _is_hopeless(state, wait_seconds):
+                    return ReplayLagError(state.text, hint=state.remedies, details={"node": node.id})
         except NodeUnreachableError as error:
             return error
         return None

@@ -40,7 +40,7 @@ from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Increment, LostList, StoredObject, listed_objects
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
-from cutline.snapshots.records.merge_records import Merge, MergedCopy, MergePart, check_merge, find_merge
+from cutline.snapshots.records.merge_records import COUNTS, Merge, MergedCopy, MergePart, check_merge, find_merge
 from cutline.snapshots.records.merged_chain import begin_with, merged_copy, needed_segments, read_from_merge
 from cutline.snapshots.records.operation_records import MERGE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import check_has_rows, check_name, check_not_pruned, read_part_at
@@ -207,9 +207,6 @@ def _intent_of(store: ObjectStore, plan: MergePlan, progress: Progress) -> tuple
         progress.note(f"operation {resumed.operation}, which has died, is continued")
         return resumed, True
     return structs.replace(new_operation(MERGE, name, increment, plan.nodes), turn=turn), False
-
-
-COUNTS = ("rows", "objects", "bytes", "carried_objects", "carried_bytes")
 
 
 def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, proves: Proves, began: float) -> Merge:

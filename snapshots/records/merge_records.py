@@ -36,6 +36,7 @@ from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
 from cutline.wal.segments.archive import Segment
 
 MERGE_FORMAT, BEGIN_FORMAT, PART_FORMAT = "cutline/merge/1", "cutline/begin/1", "cutline/merge-part/1"
+COUNTS = ("rows", "objects", "bytes", "carried_objects", "carried_bytes")
 MERGE_FILE = re.compile(r"(\d{16})(?:\.\d+)?\.json")
 
 
@@ -190,6 +191,8 @@ def check_merge(merge: Merge) -> None:
     """Raise ValueError unless the merge's parts are consistent."""
     if not merge.increment:
         raise ValueError("a merge at the full snapshot replaces nothing")
+    if not merge.counts.keys() >= {*COUNTS}:
+        raise ValueError(f"counts lacks some of {', '.join(COUNTS)}")
     keys = [entry.key for entry in (*merge.entries, *_segments_of(merge))]
     if len({*keys}) < len(keys):
         raise ValueError("it lists an object twice")

@@ -265,13 +265,17 @@ class ReplayState:
 
 def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> ReplayState | None:
     """Return the state of the standby's replay; None once it has replayed everything up to `needed`."""
+    state = replay_state(node, connection, needed)
+    return state if state.replayed < needed else None
+
+
+def replay_state(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> ReplayState:
+    """Return the state of the standby's replay, also if it has replayed everything up to `needed`."""
     row = connection.execute(STATE_QUERY).fetchone()
     if row is None:
         raise RuntimeError("a query without a table returned no row")
     recovers, position, age_seconds, is_paused, delay, delay_seconds, receives, waits_for = row
     replayed = Lsn.parse(position or "0/0")
-    if replayed >= needed:
-        return None
     if not recovers:
         why = PROMOTED
     elif is_paused:
@@ -284,7 +288,7 @@ def read_replay(node: str, connection: psycopg.Connection[Any], needed: Lsn) -> 
         why = NOT_RECEIVING
     else:
         why = "delayed" if delay else "slow"
-    return ReplayState(node, replayed, needed - replayed, age_seconds, why, delay, delay_seconds)
+    return ReplayState(node, replayed, max(needed - replayed, 0), age_seconds, why, delay, delay_seconds)
 
 
 def replay_error(state: ReplayState, what: str, seconds: float) -> ReplayLagError:

@@ -46,13 +46,11 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
     for shard, shared in copies.chain.bases_read_once.items():
         others = set(copies.same_shard(shard)) - {shard}
         if others == {shared.standby}:
-            why = (
-                f"they were read once, on {shared.standby}: the copies of {shard} and {shared.standby} begin with them"
-            )
+            why = f"they were read once, on {shared.standby}, for the copies of {shard} and {shared.standby}"
             findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
     for shard in sorted(set(copies.shard.values())):
         for standby, tables in _tables_read_once(copies, shard).items():
-            why = f"both copies were read on {standby} when the tables were copied again"
+            why = f"both copies were read on {standby} when an increment copied the tables"
             what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
             findings.skip(Skipped(what, why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():

@@ -56,8 +56,8 @@ TAKE_NEW = (
 )
 
 STANDBY_BACK = (
-    "when the standby is back, the next increment continues its copy; if its copy has ended, the next full snapshot"
-    " copies it again: docs/fleet-file.md"
+    "when the standby is back, the next increment continues its copy, or copies it again if it has ended:"
+    " docs/fleet-file.md"
 )
 ALLOW_ONE_COPY = (
     "if shards are meant to have no standby, or no base copy of their own ([copies] base), let a check pass whose only"

@@ -437,7 +437,7 @@ def _changes(chain: Chain) -> list[str | RenderableType]:
     """Return a line for each definition that begins after the full snapshot, except where a whole shard was copied."""
     return [
         f"{f'increment {commit.increment}' if commit.increment else 'full'}: table {one['group']} on {one['node']} "
-        + ("has a new definition" if one["after"] is not None else "was copied again")
+        + ("has a new definition" if one["after"] is not None else "has a new base copy")
         + (f", read on {one['read_on']}" if one["read_on"] not in (None, one["node"]) else "")
         for commit in chain.commits
         for one in _changes_document(commit)

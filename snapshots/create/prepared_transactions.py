@@ -115,8 +115,13 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
             raise wait_error(what, notes.waited_seconds, left)
         notes.report_transactions(left)
         time.sleep(POLL_SECONDS)
-        prepared = {on_primary.key for on_primary in _on_primaries(sessions, _list_prepared)}
-        left = [transaction for transaction in awaited if transaction.key in prepared]
+        now = {one.key: one for one in _on_primaries(sessions, _list_prepared)}
+        # They have grown older.
+        left = [
+            replace(now[one.key], is_committed_elsewhere=one.is_committed_elsewhere)
+            for one in awaited
+            if one.key in now
+        ]
     return bool(awaited)
 
 

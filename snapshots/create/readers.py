@@ -38,7 +38,7 @@ def note_readers(shards: Collection[str], readers: Mapping[str, Node], sessions:
         return
     if alone := [shard for shard in shards if shard not in readers]:
         names = list_some(alone, NODES_NAMED_MAX)
-        progress.note(News(f"no standby takes part of {names}: tables are read on the primary"))
+        progress.note(News(f"no standby of {names} takes part: tables are read on the primary"))
 
 
 @contextmanager

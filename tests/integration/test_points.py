@@ -24,9 +24,11 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations import leases, object_lists
 from cutline.snapshots.operations.operation import Operation, new_operation, record_operation
 from cutline.snapshots.records.kinds import KINDS
+from cutline.snapshots.records.merge_records import Begin, Merge, MergePart
 from cutline.snapshots.records.operation_records import CancelRequest, Failure, SignOfLife
 from cutline.snapshots.records.pins import Pin, PinRelease
 from cutline.snapshots.records.repair_records import Repair, RepairVoid
+from cutline.snapshots.records.unfinished_records import CopiedRanges, Resumption, UnfinishedBase
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.storage.errors import IndeterminateError
@@ -265,6 +267,10 @@ def assert_every_document_type_is_stored(runs: Runs, effects: Effects, monkeypat
     stored -= {Pin.__name__, PinRelease.__name__}
     # Nothing is damaged here: tests/integration/damage/test_repaired.py.
     stored -= {Repair.__name__, RepairVoid.__name__}
+    # Nothing is merged here: tests/integration/test_merge.py.
+    stored -= {Merge.__name__, MergePart.__name__, Begin.__name__}
+    # No full snapshot is so large that it can be resumed: tests/integration/test_resumed_full.py.
+    stored -= {UnfinishedBase.__name__, CopiedRanges.__name__, Resumption.__name__}
     assert found.keys() == {SegmentMetadata.__name__, *stored}
 
 

@@ -152,7 +152,7 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     assert [target.shard for target in plan.targets] == ["s1", "s2"]
     shown = run_as_text(place.fleet, "show", "chain")
     assert shown.count("was copied: its shard joins the chain") == 2
-    assert f"table public.seen on {NEW} was copied again" not in shown
+    assert f"table public.seen on {NEW} has a new base copy" not in shown
 
 
 def check_contradictions(place: Place, joined: Increment, left: Increment) -> None:

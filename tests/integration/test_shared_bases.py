@@ -192,7 +192,7 @@ def test_tables_are_read_on_standbys_and_not_on_their_primaries(mixed: ChangingF
     # The standby of the oldest version can't decode: its primary is read, and the command says so.
     assert read == {old, *(f"{node.id}-b1" for node in fleet.primaries[1:])}
     assert [line for line in notes.lines if "read on the primary" in line] == [
-        f"no standby takes part of {old}: tables are read on the primary"
+        f"no standby of {old} takes part: tables are read on the primary"
     ]
     assert isinstance(full, FullSnapshot)
     assert {shard: shared.standby for shard, shared in full.shared_bases.items()} == plan["readers"]

@@ -16,7 +16,7 @@ DESCRIPTIVE = (
     r"cut\.(id|attempts|causes(\[\d+\])?|seconds|included_early|in_flight|made_at|skew_seconds)",
     r"cut\.nodes\[\d+\]\.(marked_at|last_commit_at)",
     r"databases.*|left_out.*|baseline\[\d+\]\.(system_identifier|timeline|database_oid|database|server_version)",
-    r"renewed\..*\.identity\.(system_identifier|timeline|database_oid|database|server_version)",
+    r"renewed\..*\.(reason|identity\.(system_identifier|timeline|database_oid|database|server_version))",
     # The next create compares them with the server's, and copies a table again where they differ.
     r"(schema_changes\.)?groups\..*\.columns\[\d+\]\.(type|type_oid|type_modifier|number)",
 )

@@ -89,6 +89,14 @@ class Decoded:
 
 
 @dataclass(slots=True)
+class _NotArchived:
+    """The changes that are in no group: `Decoded.ignored` and `Decoded.dropped`."""
+
+    ignored: int = 0
+    dropped: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Decoder:
     """Decodes the messages of `node`; `definitions` are all definitions that its tables have had.
 
@@ -130,14 +138,14 @@ class Decoder:
             check_nesting(messages, self.open)
             self.ended = Lsn(check_order(messages, self.ended))
             transactions = Transactions.of(messages, self.open, self.global_id_form)
-            changes, ignored, dropped = self._changes(messages, transactions)
+            changes, others = self._changes(messages, transactions)
             events, through = self._events(messages, transactions)
         except DecodingError as error:
             raise self._locate(error, messages.column) from error
         self.open = transactions.left_open
         self.read += len(messages)
         self.read_bytes += messages.data_bytes
-        return Decoded(changes, events, through, self.open, ignored, dropped)
+        return Decoded(changes, events, through, self.open, others.ignored, frozenset(others.dropped))
 
     def _locate(self, error: DecodingError, column: BytesColumn) -> DecodingError:
         """Return the error with its location: the message's number among all that were read, and its transaction."""
@@ -157,25 +165,24 @@ class Decoder:
             details={"node": self.node, "message": self.read + number + 1, "lsn": str(lsn)},
         )
 
-    def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, int, frozenset[int]]:
-        """Return the changes to tables in groups, the number of other changes, and `Decoded.dropped`."""
+    def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, _NotArchived]:
+        """Return the changes to tables in groups, and what there is of other changes."""
         tables: list[pa.Table] = []
-        ignored, dropped = 0, set[int]()
+        others = _NotArchived()
         moved: dict[int, TableDescription] = {}
         for description, numbers in self._by_description(messages):
             if description.group is not None:
                 tables += self._change_tables(messages, numbers, description.group, transactions)
                 continue
-            ignored += len(numbers)
+            others.ignored += len(numbers)
             if description.dropped_before < EVERYWHERE:
                 lsns = np.unique(transactions.lsn[transactions.of_message[numbers]])
                 if lsns[-1] >= description.dropped_before:
                     moved[description.oid] = description
-                dropped.update(lsns.tolist())
+                others.dropped.update(lsns.tolist())
         if moved:
             raise SchemaMovedError(node=self.node, moved=moved.values())
-        changes = pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA)
-        return changes, ignored, frozenset(dropped)
+        return pa.concat_tables(tables) if tables else pa.Table.from_batches([], SEGMENT_SCHEMA), others
 
     def _change_tables(
         self, messages: Messages, numbers: Ints, group: Group, transactions: Transactions

@@ -24,6 +24,7 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.programs import Programs, run_as, server_programs
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import list_store
+from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.snapshots.removal.deletion import DeletionPlan, delete_snapshot
 from cutline.storage.errors import SnapshotError
@@ -143,16 +144,21 @@ def test_a_shard_whose_slot_the_server_invalidated_is_copied_again(embedded: Emb
     begin_chain(runs)
 
 
-def test_a_recreated_database_ends_a_chain(embedded: EmbeddedFleet, runs: Runs) -> None:
+def test_a_recreated_database_is_copied_again_once_its_tables_are_published(
+    embedded: EmbeddedFleet, runs: Runs
+) -> None:
     chain = continue_chain(runs)
     primary = embedded.node("s1")
     execute(primary.dsn("postgres"), "DROP DATABASE bank WITH (FORCE)", "CREATE DATABASE bank")
     create_bank(primary.dsn(), shard=0)
     execute(primary.dsn(), ROWS_KEPT)
     await_standby(embedded)
-    assert_refused(
-        runs, chain.snapshot, "baseline-changed", "node s1: its database oid was .* dropped and created again"
-    )
+    with pytest.raises(SnapshotError, match=r"node s1: publication cutline_\w+ does not exist"):
+        runs.increment(chain.snapshot)
+    runs.init()
+    commit = runs.increment(chain.snapshot)
+    assert isinstance(commit, Increment)
+    assert commit.renewed["s1"].reason == "database bank was dropped and created again, or a restore replaced it"
     begin_chain(runs)
 
 
@@ -272,7 +278,7 @@ def create_cluster(programs: Programs, node: EmbeddedNode, *options: str) -> Non
         file.writelines(f"{name} = '{value}'\n" for name, value in DEFAULT_SETTINGS.items())
 
 
-def test_an_upgraded_server_ends_a_chain(
+def test_an_upgraded_server_is_copied_again_once_init_has_recorded_it(
     upgraded: tuple[EmbeddedNode, EmbeddedNode, Programs, Programs], runs: Runs, tmp_path: Path
 ) -> None:
     node, after, old, new = upgraded
@@ -294,6 +300,7 @@ def test_an_upgraded_server_ends_a_chain(
     start_server(new, after)
     upgraded_fleet = Runs(replace(before.fleet, nodes=(Node("s1", after.dsn()),)), runs.spark)
     assert_refused_until_recorded(upgraded_fleet, chain.snapshot)
-    what = r"node s1: its server version was 15\.\d+ at the full snapshot and is now 18\.\d+: the server was upgraded"
-    assert_refused(upgraded_fleet, chain.snapshot, "baseline-changed", what)
+    commit = upgraded_fleet.increment(chain.snapshot)
+    assert isinstance(commit, Increment)
+    assert commit.renewed["s1"].reason == "its server was upgraded from PostgreSQL 15 to 18"
     begin_chain(upgraded_fleet)

@@ -50,7 +50,7 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
             findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
     for shard in sorted(set(copies.shard.values())):
         for standby, tables in _tables_read_once(copies, shard).items():
-            why = f"both copies were read on {standby} when an increment copied the tables"
+            why = f"both copies were read on {standby} when the tables were copied"
             what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
             findings.skip(Skipped(what, why, is_one_copy=True))
     for node, absent in copies.chain.absent.items():

@@ -2,7 +2,7 @@
 
 A transaction that was prepared before a copy of a table and decided after it is not in the copy, and its changes are
 before the copy's position. A commit lists such transactions, so that their changes count: for tables that were copied
-again, and for base copies that were read on a standby. An entry too many would count changes twice, and one too few
+again, and for base copies that were read on a standby. An extra entry would count changes twice, and a missing entry
 would lose them, in all copies of the shard alike.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from cutline.check.report import Conflict, Findings
 from cutline.fleet.lsn import Lsn
+from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.base_copy.copy_slots import find_changed_groups, find_prepared
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, FullSnapshot
@@ -40,15 +42,11 @@ def check_spanning(chain: Chain, store: ObjectStore, findings: Findings, after: 
     for commit in chain.commits:
         if after is not None and commit.increment <= after:
             continue
-        for listed in _lists_of(chain, commit):
-            if listed.node in findings.damaged:
-                continue
-            try:
-                found = _find(store, commit, listed)
-            except ObjectDamagedError as error:
-                findings.damage(report_of(error))
-                continue
-            if wrong := {*found} ^ {*listed.listed}:
+        lists = [listed for listed in _lists_of(chain, commit) if listed.node not in findings.damaged]
+        for listed, found in zip(lists, in_parallel(partial(_find, store, commit), lists), strict=True):
+            if isinstance(found, ObjectDamagedError):
+                findings.damage(report_of(found))
+            elif wrong := {*found} ^ {*listed.listed}:
                 detail = (
                     f"{point_label(commit.increment)} lists {len(listed.listed):,} transactions that span a copy of"
                     f" tables of {listed.node}, but the archive has {len(found):,}; they differ at {min(wrong)}"
@@ -70,9 +68,12 @@ def _lists_of(chain: Chain, commit: Commit) -> Iterator[_ListedAtCopy]:
             yield _ListedAtCopy(node, position, frozenset(copied), changes.pending.get(node, ()))
 
 
-def _find(store: ObjectStore, commit: Commit, listed: _ListedAtCopy) -> set[Lsn]:
+def _find(store: ObjectStore, commit: Commit, listed: _ListedAtCopy) -> set[Lsn] | ObjectDamagedError:
     segments = commit.segments[listed.node]
-    prepared = find_prepared(store, segments, listed.position)
-    if listed.numbers is None:
-        return {*prepared}
-    return {*find_changed_groups(store, segments, prepared, listed.numbers)}
+    try:
+        prepared = find_prepared(store, segments, listed.position)
+        if listed.numbers is None:
+            return {*prepared}
+        return {*find_changed_groups(store, segments, prepared, listed.numbers)}
+    except ObjectDamagedError as error:
+        return error

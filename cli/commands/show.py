@@ -414,9 +414,9 @@ def _causes(chain: Chain) -> list[str | RenderableType]:
 
 
 def _changes_document(commit: Commit) -> list[dict[str, Any]]:
-    """Return the definitions that the commit introduced, with the number of the one that each continues.
+    """Return the definitions that the commit introduced, each with the number of the definition that it continues.
 
-    `read_on` is the node on which a table was read that was copied again, for the primary's copy.
+    `read_on` is the node on which the table was read for the primary's copy, if the commit has a new copy of it.
     """
     part = commit.definition_changes
     return [

@@ -63,7 +63,8 @@ def export_readers_last(
         if first:
             slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress))
         if last:
-            # Not the current position, which may be after a page's header, or in what is not flushed for a long time.
+            # The current position may be after a page's header, or not be flushed for a long time: replay would stop
+            # before it.
             needed = in_parallel(log_snapshot, [sessions.fleet.node(shard) for shard in readers])
             await_standbys(
                 last, dict(zip(readers, needed, strict=True)), context.standby_wait_seconds, progress, "the base copy"

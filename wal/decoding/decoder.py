@@ -90,7 +90,7 @@ class Decoded:
 
 @dataclass(slots=True)
 class _NotArchived:
-    """The changes that are in no group: `Decoded.ignored` and `Decoded.dropped`."""
+    """The facts about changes that are in no group: `Decoded.ignored` and `Decoded.dropped`."""
 
     ignored: int = 0
     dropped: set[int] = field(default_factory=set)
@@ -166,7 +166,7 @@ class Decoder:
         )
 
     def _changes(self, messages: Messages, transactions: Transactions) -> tuple[pa.Table, _NotArchived]:
-        """Return the changes to tables in groups, and what there is of other changes."""
+        """Return the changes to tables in groups, and the facts about all other changes."""
         tables: list[pa.Table] = []
         others = _NotArchived()
         moved: dict[int, TableDescription] = {}

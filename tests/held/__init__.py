@@ -1,1 +1,1 @@
-"""What is held on a fleet's nodes, by PostgreSQL's own views: locks, and WAL that slots retain."""
+"""What is held on a fleet's nodes: locks, WAL that slots retain, and transactions prepared before a table's copy."""

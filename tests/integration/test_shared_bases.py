@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.held.spanning_transactions import SpanningTransactions
 from tests.servers.dealt import start_fleet
 from tests.servers.fleets import fleet_of
 from tests.servers.installed import MAJORS, SERVERS
@@ -79,7 +80,6 @@ SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + id
 LOCAL = "local-"
 # Statistics of a session are shown once it has ended.
 STATISTICS_SECONDS = 1.5
-COMMAND_SECONDS_MAX = 60.0
 
 
 @dataclass
@@ -512,51 +512,11 @@ def test_prepared_transactions_that_copies_of_tables_lack_count(mixed: ChangingF
             mixed.execute(standby, "ALTER SYSTEM RESET recovery_min_apply_delay", "SELECT pg_reload_conf()")
 
 
-# The transaction for which a session waits that creates a slot.
-AWAITED_QUERY = "SELECT l.transactionid::text FROM pg_locks AS l WHERE l.locktype = 'transactionid' AND NOT l.granted"
-
-
-class Spanning:
-    """Prepares transactions between the moment for which a slot waits and the slot's position, then ends `running`.
-
-    PostgreSQL waits for the transactions that run when a slot is created, and then for those that run at that moment.
-    What begins later can be prepared before the slot's position without being in its snapshot.
-    """
-
-    def __init__(self, dsn: str, gids: Mapping[str, tuple[str, ...]]) -> None:
-        self.dsn, self.gids = dsn, gids
-        self.running = psycopg.connect(dsn)
-        self.first = self.xid(self.running)
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    @staticmethod
-    def xid(session: psycopg.Connection[tuple[object, ...]]) -> str:
-        (xid,) = session.execute("SELECT txid_current()::text").fetchone() or ("",)
-        return str(xid)
-
-    def run(self) -> None:
-        with psycopg.connect(self.dsn) as second, psycopg.connect(self.dsn, autocommit=True) as third:
-            self.await_waiting(third, self.first)
-            later = self.xid(second)
-            self.running.close()
-            self.await_waiting(third, later)
-            for gid, statements in self.gids.items():
-                for statement in ("BEGIN", *statements, f"PREPARE TRANSACTION '{gid}'"):
-                    third.execute(statement.encode())
-
-    def await_waiting(self, session: psycopg.Connection[tuple[object, ...]], xid: str) -> None:
-        deadline = time.monotonic() + COMMAND_SECONDS_MAX
-        while (xid,) not in session.execute(AWAITED_QUERY).fetchall():
-            assert time.monotonic() < deadline, f"no slot waits for {xid}"
-            time.sleep(0.02)
-
-
 def test_a_transaction_that_spans_the_copy_of_a_table_and_two_cuts_and_a_merge(mixed: ChangingFleet) -> None:
     node = mixed.fleet.primaries[0]
     mixed.runs.full("chain")
     mixed.execute(node.id, REWRITE)
-    spanning = Spanning(
+    spanning = SpanningTransactions(
         node.dsn,
         {
             "kept": ("UPDATE seen SET text = 'kept' WHERE id = -1", "DELETE FROM seen WHERE id = -2"),

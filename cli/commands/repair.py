@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -100,8 +100,12 @@ def repair(
             if dry_run:
                 answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
                 raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
-            _check_repairable(plan)
+            if plan.is_empty and plan.unrepairable:
+                raise _nothing_repairable_error(name, plan.unrepairable)
             report = _confirm_and_run(context, fleet, plan, spark, confirmation)
+            if report.unrepaired and not report.objects:
+                # Some reasons are found only once the rows of both copies are compared.
+                raise _nothing_repairable_error(name, report.unrepaired)
             earlier: list[RepairReport] = []
             while report.plan.commits and report.put_back:
                 # Only now that the commits are back can the damage of their objects be seen.
@@ -147,18 +151,16 @@ def _run(context: typer.Context, fleet: Fleet, plan: RepairPlan, spark: SparkOnD
         return run_repair(fleet, plan, spark, shown)
 
 
-def _check_repairable(plan: RepairPlan) -> None:
-    """Raise NothingRepairableError if objects are damaged and none of them can be repaired."""
-    if not plan.is_empty or not plan.unrepairable:
-        return
-    first = plan.unrepairable[0]
-    more = len(plan.unrepairable) - 1
+def _nothing_repairable_error(name: str, unrepairable: Sequence[Unrepairable]) -> NothingRepairableError:
+    """Return the error for a snapshot with damaged objects, of which none can be repaired."""
+    first = unrepairable[0]
+    more = len(unrepairable) - 1
     others = f" (and {quantity_text(more, 'other objects')})" if more else ""
-    raise NothingRepairableError(
+    return NothingRepairableError(
         f"object {first.key}{others} can't be repaired: {first.why}; nothing was changed",
         hint="if a copy of the store has these objects, name it: --from URL   (to see what can still be restored:"
-        f" snapshot restore {plan.request.name} --dry-run)",
-        details={"snapshot": plan.request.name, "unrepairable": _unrepairable_documents(plan.unrepairable)},
+        f" snapshot restore {name} --dry-run)",
+        details={"snapshot": name, "unrepairable": _unrepairable_documents(unrepairable)},
     )
 
 

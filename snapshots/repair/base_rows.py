@@ -36,6 +36,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import list_some
 from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, OBJECT_BYTES
+from cutline.snapshots.base_copy.copy_slots import find_changed_groups
 from cutline.snapshots.base_copy.row_writer import RowWriter
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, overlays, read_bases
 from cutline.snapshots.fold.changes import find_last
@@ -49,6 +50,7 @@ from cutline.snapshots.repair.work import Work
 from cutline.spark.sent_values import broadcast
 from cutline.storage.errors import ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import (
     CHANGES,
@@ -147,8 +149,9 @@ def rebuild_base(chain: Chain, unit: BaseUnit, operation: str, work: Work) -> Re
     Raises NotRebuildableError, and any error of the store or of the tasks except ObjectDamagedError.
     """
     commit = next(one for one in chain.commits if one.increment == unit.increment)
-    scope = _Scope.of(chain, commit, unit)
     try:
+        scope = _Scope.of(chain, commit, unit)
+        _refuse_spanned(commit, scope, work.location.open())
         window = _Window.of(chain, unit, scope, work)
         wanted = _judge(_compare(scope, window, work), scope, window)
         objects = _write(chain.name, operation, scope, window, wanted, work)
@@ -275,15 +278,30 @@ def _together(own: Iterable[LocatedObject], groups: frozenset[int]) -> frozenset
 
 
 def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPositions:
-    changes = commit.definition_changes
-    begun, pending = (changes.begun, changes.pending) if changes else ({}, {})
+    begun = commit.definition_changes.begun if commit.definition_changes else {}
     if number in begun.get(unit.node, {}):
-        place = _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
-        if place.here_at != place.there_at and (unit.node in pending or unit.copy in pending):
-            raise NotRebuildableError("transactions were prepared before the table was copied and decided later")
-        return place
+        return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
     here, there = (chain.bases[chain.base_read_on(node)] for node in (unit.node, unit.copy))
     return _CopyPositions(here, there, is_recopied=False)
+
+
+def _refuse_spanned(commit: Commit, scope: _Scope, store: ObjectStore) -> None:
+    """Raise NotRebuildableError if transactions that changed the tables were prepared before a copy and decided later.
+
+    The window of changes between both copies would not be right: it is delimited by the positions of PREPAREs.
+    """
+    changes = commit.definition_changes
+    if changes is None or not scope.place.is_recopied or scope.place.here_at == scope.place.there_at:
+        return
+    for node in (scope.unit.node, scope.unit.copy):
+        # The commit lists them for all tables that it copied.
+        listed = changes.pending.get(node, ())
+        changed = find_changed_groups(store, commit.segments[node], listed, scope.rules.groups)
+        if changed:
+            names = scope.names(frozenset[int]().union(*changed.values()))
+            raise NotRebuildableError(
+                f"{names} was copied again on {node} while transactions that had changed it were prepared"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.renewed import renewed_lines
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.shared_bases import shared_base_lines
-from cutline.cli.output.tables import causes_lines, quantity_text, seconds_text, size_text
+from cutline.cli.output.tables import causes_lines, quantity_text, size_text, took_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.fleet.record import to_builtins
@@ -30,7 +30,7 @@ from cutline.snapshots.create.full import FullPlan, create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.listing.name_templates import full_name, new_name, newest_name
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import read_commit
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import IndeterminateError, SnapshotError, UsageError
@@ -229,7 +229,8 @@ def lines_of(commit: Commit, before: Iterable[LeftOut] = ()) -> list[str]:
     lines = [
         f"{what} is committed: {rows}{quantity_text(counts['changes'], 'changes')} in "
         f"{quantity_text(counts['transactions'], 'transactions')}, {size_text(counts['bytes'])} in "
-        f"{quantity_text(counts['objects'], 'objects')}, {seconds_text(commit.seconds)}",
+        f"{quantity_text(counts['objects'], 'objects')}, "
+        + took_text(commit.seconds, commit.ran_seconds if isinstance(commit, FullSnapshot) else None),
         f"the cut took {cut.seconds * 1000:.1f} ms on {quantity_text(len(cut.nodes), 'shards')}"
         + (f" in attempt {cut.attempts}" if cut.attempts > 1 else "")
         + f": {quantity_text(cut.global_transactions, 'global transactions')}, {cut.in_flight} in flight at the cut, "

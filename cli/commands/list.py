@@ -175,6 +175,8 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
     return {
         "name": entry.name,
         "created_at": full.created_at,
+        "seconds": round(full.seconds, 3),
+        "ran_seconds": full.ran_seconds,
         "cut_at": time_text(cut_time(full)),
         "safe_at": safe_time(full),
         "state": entry.state,

@@ -40,8 +40,8 @@ from cutline.cli.output.tables import (
     moment_text,
     printable,
     quantity_text,
-    seconds_text,
     size_text,
+    took_text,
 )
 from cutline.cli.report.terminal import timeline_levels, timeline_of
 from cutline.fleet.config import Fleet
@@ -112,7 +112,8 @@ def show(
 
     Nodes: "base" is the WAL position at which the node's archive begins. Tables: "identity" is the replica identity,
     "partitions" is the number of parts in which a check compares the rows, and "base rows" are those of the base copy.
-    Increments: "took" is the duration of the command, and "cut" is that of the cut; "changes" and "transactions" come
+    Increments: "took" is the duration of the command, and "cut" is that of the cut; if a full snapshot was interrupted
+    and resumed, "ran" is how long its commands ran, without the time in between; "changes" and "transactions" come
     from the WAL; "global" counts the transactions with a global id, and "in flight" those that were in flight at the
     cut; "positions" are the WAL positions of the cut.
 
@@ -462,7 +463,7 @@ def _cuts(chain: Chain) -> FittingTable:
         (
             (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
             Shorter(moment_text(cut_time(commit)), minute_text(cut_time(commit))),
-            seconds_text(commit.seconds),
+            took_text(commit.seconds, commit.ran_seconds if isinstance(commit, FullSnapshot) else None),
             f"{commit.cut.seconds * 1000:.1f} ms",
             count_text(commit.counts["changes"]),
             count_text(commit.counts["transactions"]),

@@ -170,7 +170,8 @@ def _remarks(found: Iterable[UnderWay], now: datetime) -> list[str]:
     for way in found:
         lines += [f"operation {way.id}: {problem}" for problem in way.problems]
         if remedy := way.settled_by(now):
-            lines.append(f"operation {way.id} {way.dead_text}; {remedy}")
+            kept = way.opened.kept_text if way.opened else ""
+            lines.append(f"operation {way.id} {way.dead_text}; {kept}{remedy}")
         if way.request is not None:
             lines.append(f"operation {way.id}: {owner_text(way.request.by)} asked it to stop at {way.request.asked_at}")
     return lines

@@ -7,7 +7,7 @@ from typing import Any
 from cutline.cli.output.renewed import renamed_nodes, renewed_document, retired_shards
 from cutline.cli.output.tables import time_text
 from cutline.fleet.record import to_builtins
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import cut_time, safe_time
 
 SCHEMA = "cutline/create/1"
@@ -26,6 +26,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         "safe_at": safe_time(commit),
         "terminal": commit.terminal,
         "seconds": round(commit.seconds, 3),
+        "ran_seconds": commit.ran_seconds if isinstance(commit, FullSnapshot) else None,
         **{name: commit.counts[name] for name in ("bytes", "objects", "rows", "changes", "transactions")},
         "cut": {
             "id": cut.id,

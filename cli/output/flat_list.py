@@ -19,9 +19,9 @@ from cutline.cli.output.tables import (
     minute_text,
     moment_text,
     printable,
-    seconds_text,
     size_text,
     time_text,
+    took_text,
 )
 from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.operations.ended_operations import EndedCheck, newest_covering
@@ -59,6 +59,7 @@ COLUMNS = (
     "checked_increment",
     "rests_on_records",
     "oldest_read_at",
+    "ran_seconds",
 )
 # Spreadsheets interpret text that begins with one of these characters as a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
@@ -133,6 +134,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
             "checked_increment": check.point.increment if check else None,
             "rests_on_records": check.point.rests_on_records if check else None,
             "oldest_read_at": check.point.oldest_read_at if check else None,
+            "ran_seconds": None if one.increment else of.full.ran_seconds,
         }
 
 
@@ -199,7 +201,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
         row["type"],
         _moment(row["cut_at"]),
         _moment(row["created_at"]),
-        seconds_text(row["seconds"]),
+        took_text(row["seconds"], row["ran_seconds"]),
         size_text(row["bytes"]),
         count_text(row["changes"]),
         count_text(row["transactions"]),

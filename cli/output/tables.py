@@ -129,6 +129,12 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // SECONDS_PER_DAY} d {whole % SECONDS_PER_DAY // SECONDS_PER_HOUR:02} h"
 
 
+def took_text(seconds: float, ran_seconds: float | None) -> str:
+    """Return the duration of a create; with `ran_seconds`, also how long it ran: it was interrupted and resumed."""
+    took = seconds_text(seconds)
+    return took if ran_seconds is None else f"{took} (ran {seconds_text(ran_seconds)})"
+
+
 def age_text(then: datetime, *, now: datetime) -> str:
     """Return the age of `then` in its largest unit: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
 

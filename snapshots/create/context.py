@@ -24,6 +24,7 @@ from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSe
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
+from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, Increment
@@ -74,7 +75,8 @@ class CreateRequest:
 class CreateContext:
     """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
 
-    `copied` is what the operation had copied when it was interrupted, if this create resumes it.
+    `copied` is what the operation had copied when it was interrupted, if this create resumes it, and `ran_seconds` how
+    long its earlier runs took.
     """
 
     request: CreateRequest
@@ -82,6 +84,7 @@ class CreateContext:
     operation: Operation
     lock: FleetLock
     copied: UnfinishedCopy | None = None
+    ran_seconds: float = 0.0
 
     @property
     def sessions(self) -> Sessions:
@@ -108,11 +111,15 @@ class CreateContext:
 
 @dataclass(frozen=True, slots=True)
 class ResumedFull:
-    """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number."""
+    """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number.
+
+    `ran_seconds` is how long the earlier runs took together, as far as known.
+    """
 
     intent: Intent
     copied: UnfinishedCopy
     resumption: int
+    ran_seconds: float
 
 
 # Finds the interrupted snapshot that a create resumes, by the names of all documents.
@@ -146,13 +153,20 @@ def begin_full(
         details = OutcomeDetails(times=progress)
         if find_resumable is not None:
             resumed = find_resumable(operations)
-            kept = {resumed.intent.operation} if resumed else set()
-            if given_up := {intent.operation for intent in resumable_creates(store, operations)} - kept:
-                settle_operations(store, sessions.fleet, progress, operations, given_up)
-            if resumed is not None:
-                operation = Operation(resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details)
-                yield CreateContext(request, store, operation, lock, resumed.copied)
-                return
+            try:
+                kept = {resumed.intent.operation} if resumed else set()
+                if given_up := {intent.operation for intent in resumable_creates(store, operations)} - kept:
+                    settle_operations(store, sessions.fleet, progress, operations, given_up)
+                if resumed is not None:
+                    operation = Operation(
+                        resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details
+                    )
+                    yield CreateContext(request, store, operation, lock, resumed.copied, resumed.ran_seconds)
+                    return
+            finally:
+                if resumed is not None:
+                    # The first sign of the resumption, if the command ends before its activity stores another.
+                    clear_signs(store, resumed.intent.operation)
         elif any(intent.snapshot == request.name for intent in resumable_creates(store, operations)):
             raise UsageError(
                 f"a full snapshot with the name {request.name} was interrupted, and can be resumed",

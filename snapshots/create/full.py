@@ -261,9 +261,12 @@ def take_full(
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
     seconds = time.monotonic() - began
+    ran_seconds = None
     if operation.resumption:
-        seconds = max(seconds, (utc_now() - datetime.fromisoformat(operation.began_at)).total_seconds())
+        ran_seconds = round(context.ran_seconds + seconds, 3)
+        seconds = max(ran_seconds, (utc_now() - datetime.fromisoformat(operation.began_at)).total_seconds())
     commit = _build_commit(context, plan.selection, base, cut, seconds, progress)
+    commit = structs.replace(commit, ran_seconds=ran_seconds)
     commit = structs.replace(
         commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
     )
@@ -569,10 +572,17 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
-            spark.begin(context.executor_needs, progress, _amount(context, plan))
-            progress.reached(CrashPoint.SPARK_BEGUN)
 
+            def begin_spark() -> None:
+                spark.begin(context.executor_needs, progress, _amount(context, plan))
+                progress.reached(CrashPoint.SPARK_BEGUN)
+
+            if not operation.resumption:
+                # Nothing is stored before this.
+                begin_spark()
             with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
+                if operation.resumption:
+                    begin_spark()
                 commit = take_full(context, plan, spark, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)
             forget_copied(store, operation.id)

@@ -12,11 +12,16 @@ A create keeps what it has copied if that is worth more than the WAL that the no
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from contextlib import suppress
+from datetime import datetime
+
+from msgspec import UnsetType
 
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
+from cutline.fleet.record import Time
 from cutline.nodes.baseline import BaselineChangedError, check_baseline
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
@@ -26,12 +31,16 @@ from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.signs import first_sign, newest_sign, next_number, sign_numbers, store_sign
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import Intent, operation_key
 from cutline.snapshots.records.unfinished_records import (
     Resumption,
     UnfinishedBase,
     UnfinishedCopy,
+    last_run,
+    read_interruption,
+    read_resumption,
     read_unfinished,
     read_unfinished_base,
     resumption_name,
@@ -70,12 +79,13 @@ def find_resumable(
         except _BeginsAgainError as error:
             progress.note(f"snapshot {request.name} begins again, because {error}")
             return None
-        resumption = _resume(store, intent)
+        ran_seconds = _ran_seconds(store, intent, documents[intent.operation])
+        resumption = _resume(store, intent, documents[intent.operation], ran_seconds)
         progress.reached(CrashPoint.RESUMED)
         # A resumption that died while it copied tables leaves its slots.
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
-        return ResumedFull(intent, copied, resumption)
+        return ResumedFull(intent, copied, resumption, ran_seconds)
     return None
 
 
@@ -97,17 +107,45 @@ def preview_resumable(
             progress.note(News(f"{what} will be resumed: {copied.share_text}"))
 
 
-def _resume(store: ObjectStore, intent: Intent) -> int:
-    """Store a resumption and return its number; a process that had lost the fleet's lock then doesn't commit."""
-    number = 1
+def _resume(store: ObjectStore, intent: Intent, names: Set[str], ran_seconds: float) -> int:
+    """Store a resumption and return its number; a process that had lost the fleet's lock then doesn't commit.
+
+    A sign of life follows at once: until this process stores others, the interrupted run's would make it seem dead.
+    """
+    number = last_run(names)
     while True:
-        ours = Resumption(intent.operation, own_label(intent.kind, intent.snapshot), current_time())
+        ours = Resumption(intent.operation, own_label(intent.kind, intent.snapshot), current_time(), ran_seconds)
         try:
             create_or_find(store, operation_key(intent.operation, resumption_name(number)), seal(ours))
         except ObjectExistsError:
             number += 1
         else:
-            return number
+            break
+    store_sign(store, first_sign(intent, "resume", ours.resumed_at), next_number(sign_numbers(names)))
+    return number
+
+
+def _ran_seconds(store: ObjectStore, intent: Intent, names: Set[str]) -> float:
+    """Return how long the earlier runs took, each until its interruption or its last sign of life, if that is stored.
+
+    A run that is not known to have lived counts as none.
+    """
+    run, began_at, before = last_run(names), intent.began_at, 0.0
+    ended: list[Time] = []
+    with suppress(ManifestError, ObjectMissingError):
+        if run > 1:
+            resumption = read_resumption(store, intent.operation, run - 1)
+            began_at = resumption.resumed_at
+            before = 0.0 if isinstance(resumption.ran_seconds, UnsetType) else resumption.ran_seconds
+    with suppress(ManifestError):
+        if interruption := read_interruption(store, intent.operation, names):
+            ended.append(interruption.failed_at)
+    with suppress(ManifestError):
+        if sign := newest_sign(store, intent.operation, names):
+            ended.append(sign.seen_at)
+    began = datetime.fromisoformat(began_at)
+    took = max(((datetime.fromisoformat(end) - began).total_seconds() for end in ended), default=0.0)
+    return round(before + max(took, 0.0), 3)
 
 
 def _check_fits(

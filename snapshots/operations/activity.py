@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Literal, Self
 
@@ -25,6 +25,7 @@ from cutline.fleet.progress import Forwarding, Progress, Reading, StepPace
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.operations.signs import (
+    SIGN_SECONDS,
     clear_signs,
     next_number,
     request_numbers,
@@ -47,6 +48,7 @@ from cutline.snapshots.records.operation_records import (
     read_intent,
     write_operation_record,
 )
+from cutline.snapshots.records.unfinished_records import last_run, resumption_name
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.waits import urgent_requests
@@ -98,8 +100,8 @@ def record_without_intent(store: ObjectStore, command: Command, began_at: Time, 
         write_operation_record(store, outcome_name(ending.checked), outcome)
 
 
-# How often the thread looks for requests to stop, and how often it stores a sign.
-LOOK_SECONDS, SIGN_SECONDS = 2.0, 6.0
+# How often the thread looks for requests to stop.
+LOOK_SECONDS = 2.0
 # If signs can't be stored, or old signs can't be deleted, the interval doubles, so that few signs are left behind.
 RARER, SIGN_SECONDS_MAX = 2.0, 300.0
 END_SECONDS_MAX = 5.0
@@ -167,7 +169,8 @@ class Activity(Forwarding):
 
     def tell(self, reading: Reading) -> None:
         with self._lock:
-            if reading.operation and reading.operation not in (self._own, *self._operations[-1:]):
+            is_new = bool(reading.operation) and reading.operation not in (self._own, *self._operations[-1:])
+            if is_new:
                 self._operations.append(reading.operation)
                 # `ending` was called for the previous operation.
                 self._is_ending = False
@@ -175,7 +178,7 @@ class Activity(Forwarding):
             self._is_rough = reading.is_rough
             if reading.unit or reading.node:
                 self._step.take(reading)
-        if reading.operation and self._begun is not None:
+        if is_new and self._begun is not None:
             self._begun(reading.operation)
         self.target.tell(reading)
 
@@ -241,15 +244,20 @@ class Activity(Forwarding):
     def _signs_of(self, operation: str) -> _Signs:
         """Return new signs of life for an operation, numbered after those from earlier processes."""
         store = self._open_store()
-        names = store.list_children(f"operations/{operation}")
+        created = {
+            entry.key.rpartition("/")[2]: entry.created_at for entry in store.inventory(f"operations/{operation}")
+        }
         kind, snapshot, increment, began_at = self._command.kind, self._command.snapshot, None, self.began_at
         with suppress(ObjectMissingError):
             intent = read_intent(store, operation)
             kind, snapshot, increment, began_at = intent.kind, intent.snapshot, intent.increment, intent.began_at
         if datetime.fromisoformat(began_at) < datetime.fromisoformat(PROCESS_BEGAN_AT):
-            # Earlier requests were meant for a previous process; this command resumes its restore.
-            self._requests[operation] = next_number(request_numbers(names))
-        number = next_number(sign_numbers(names))
+            # Earlier requests were meant for a previous process; this command resumes its restore or full snapshot. As
+            # soon as a full snapshot is resumed, requests are for this process.
+            resumed_at = created.get(f"{resumption_name(last_run(created) - 1)}.json", datetime.max.replace(tzinfo=UTC))
+            earlier = [name for name, created_at in created.items() if created_at < resumed_at]
+            self._requests[operation] = next_number(request_numbers(earlier))
+        number = next_number(sign_numbers(created))
         is_clean = number == 1
         return _Signs(store, operation, Command(kind, snapshot, operation), increment, began_at, number, is_clean)
 

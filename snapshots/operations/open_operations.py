@@ -30,6 +30,7 @@ from cutline.snapshots.records.operation_records import (
     MERGE,
     OUTCOMES,
     REPAIR,
+    Failure,
     Intent,
     Outcome,
     SignOfLife,
@@ -39,7 +40,14 @@ from cutline.snapshots.records.operation_records import (
 )
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, find_place, increment_label
 from cutline.snapshots.records.tombstones import is_deleted
-from cutline.snapshots.records.unfinished_records import is_unfinished_base
+from cutline.snapshots.records.unfinished_records import (
+    CopiedShare,
+    is_unfinished_base,
+    last_run,
+    read_copied_share,
+    read_interruption,
+    read_resumption,
+)
 from cutline.storage.clock import utc_now
 from cutline.storage.store import ObjectMissingError, ObjectStore
 
@@ -229,7 +237,9 @@ class OpenOperation:
 
     If a document can't be read, `problem` describes it; if that is the intent, `operation` is None. `sign` is the
     newest sign of life of the process. `is_running` is set if the process showed signs of life when the operation was
-    read. `is_resumable` is set if it is a full snapshot that can be resumed if it is interrupted.
+    read. `is_resumable` is set if it is a full snapshot that can be resumed if it is interrupted. Then `interruption`
+    is how its last run ended, if it said so, and `kept` how much it has copied, if it does not run. `resumed_at` is
+    when its last run began, if that has left no other trace.
     """
 
     id: str
@@ -239,6 +249,9 @@ class OpenOperation:
     sign: SignOfLife | None = None
     is_running: bool = False
     is_resumable: bool = False
+    interruption: Failure | None = None
+    kept: CopiedShare | None = None
+    resumed_at: Time | None = None
 
     @property
     def kind(self) -> str:
@@ -256,7 +269,23 @@ class OpenOperation:
     @property
     def seen_at(self) -> Time | None:
         """The time at which the process was last known to be alive."""
-        return self.sign.seen_at if self.sign else self.operation.began_at if self.operation else None
+        if self.interruption:
+            return self.interruption.failed_at
+        if self.sign:
+            return self.sign.seen_at
+        return self.resumed_at or (self.operation.began_at if self.operation else None)
+
+    @property
+    def dead_text(self) -> str:
+        """The reason why the process, if it does not run, is known to have ended, or seems to."""
+        if self.interruption is None:
+            return "shows no sign of life"
+        return f"was interrupted at {self.interruption.failed_at} ({self.interruption.reason})"
+
+    @property
+    def kept_text(self) -> str:
+        """What an interrupted full snapshot has kept, before `remedy`; "" if that is not known."""
+        return f"{self.kept.text} and kept; " if self.kept else ""
 
     @property
     def text(self) -> str:
@@ -276,7 +305,7 @@ class OpenOperation:
         if self.is_running:
             return f"{what} is running{self._where}; to follow it: snapshot status"
         lacks = f", and has not committed {made}" if made else ""
-        return f"{what} shows no sign of life and has no outcome{lacks}; {self.remedy}"
+        return f"{what} {self.dead_text} and has no outcome{lacks}; {self.kept_text}{self.remedy}"
 
     @property
     def _where(self) -> str:
@@ -337,6 +366,7 @@ class OpenOperation:
             "terminal": one.is_terminal if one else None,
             "committed": self.committed if one and one.kind in (CREATE, *IN_STORE) and not self.problem else None,
             "resumable": self.is_resumable,
+            "kept": self.kept._asdict() if self.kept else None,
             "problem": self.problem or None,
         }
 
@@ -386,11 +416,15 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         return None
     except ManifestError as error:
         return OpenOperation(operation_id, operation, problem=error.message)
-    sign = None
+    sign, interruption, resumed_at = None, None, None
     with suppress(ManifestError):
         sign = newest_sign(store, operation_id, names)
+    with suppress(ManifestError, ObjectMissingError):
+        interruption = read_interruption(store, operation_id, names) if resumable else None
+        if resumable and sign is None and interruption is None and (run := last_run(names)) > 1:
+            resumed_at = read_resumption(store, operation_id, run - 1).resumed_at
     # A failure record means that a create has ended, but left something behind on a node.
-    is_running = FAILURE not in names and shows_life(operation, sign, utc_now())
+    is_running = FAILURE not in names and interruption is None and shows_life(operation, sign, utc_now())
     return OpenOperation(
         operation_id,
         operation,
@@ -398,6 +432,9 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         sign=sign,
         is_running=is_running,
         is_resumable=resumable,
+        interruption=interruption,
+        kept=read_copied_share(store, operation_id, names) if resumable and not is_running else None,
+        resumed_at=resumed_at,
     )
 
 

@@ -51,6 +51,7 @@ from cutline.snapshots.records.operation_records import (
 )
 from cutline.snapshots.records.proven_chains import increment_label
 from cutline.snapshots.records.unfinished_records import (
+    interruption_name,
     is_unfinished_base,
     read_unfinished,
     read_unfinished_base,
@@ -163,7 +164,7 @@ def record_operation(
     interrupt, a StoppedError says which of the two is the case, as far as it is known. If it is not known whether it
     has committed, no outcome is stored, and the next command settles the operation. The same holds if `undo` returns
     False because something is left; in that case, a failure record stores the reason. If the store is gone, nothing is
-    stored. A full snapshot that can be resumed stays open, and nothing is undone.
+    stored. A full snapshot that can be resumed stays open, nothing is undone, and a record says when and why it ended.
     An operation that is done does not fail if its outcome can't be stored.
     """
     intent, progress = operation.intent, progress or Silent()
@@ -186,6 +187,7 @@ def record_operation(
                 stopped = left
                 if not isinstance(error, KeyboardInterrupt):
                     progress.note(f"{left.message}; {left.hint}")
+                _record_interruption(store, operation, reason, error)
             elif operation.resumption and decide(store, intent):
                 # The process that began the operation has committed it after all.
                 stopped = _committed_error(intent)
@@ -272,6 +274,13 @@ def _is_resumed(store: ObjectStore, operation: Operation) -> bool:
     """Whether another process has resumed the operation, which seemed dead."""
     later = operation_key(operation.id, resumption_name(operation.resumption + 1))
     return operation.is_resumable and store.exists(later)
+
+
+def _record_interruption(store: ObjectStore, operation: Operation, reason: str, error: BaseException) -> None:
+    """Store when and why this run of the operation ended, unless another process has resumed it meanwhile."""
+    if not _is_resumed(store, operation):
+        interruption = Failure(operation.id, reason, code_of(error), current_time())
+        write_operation_record(store, interruption_name(operation.resumption + 1), interruption)
 
 
 def begin(store: ObjectStore, intent: Intent) -> None:

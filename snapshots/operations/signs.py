@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
-from cutline.fleet.own_process import is_gone
+from cutline.fleet.own_process import is_gone, own_label, own_process
+from cutline.fleet.record import Time
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
     Intent,
@@ -30,6 +31,8 @@ from cutline.storage.store import ObjectExistsError, ObjectStore
 SIGN, REQUEST = (re.compile(rf"{name}-([1-9]\d{{0,11}})\.json") for name in ("sign", "cancel"))
 # No process stores this many signs; Cutline has not stored any sign with a higher number.
 NUMBER_MAX = 10**9
+# How often a process stores a sign.
+SIGN_SECONDS = 6.0
 # The maximum delay of a sign, which allows for a store that does not answer and for clocks that differ.
 DEAD_SECONDS = 60.0
 # How many numbers to try, starting at the newest listed sign, if that sign has been deleted since.
@@ -45,6 +48,29 @@ def shows_life(intent: Intent | None, sign: SignOfLife | None, now: datetime) ->
     silent = now - datetime.fromisoformat(sign.seen_at if sign else about.began_at)
     # If a sign is from the future, its true time is unknown, so it does not count.
     return timedelta(seconds=-DEAD_SECONDS) < silent <= timedelta(seconds=late_seconds)
+
+
+def first_sign(intent: Intent, phase: str, seen_at: Time) -> SignOfLife:
+    """Return the sign that a process stores when it resumes the operation, before it has made any progress."""
+    return SignOfLife(
+        operation=intent.operation,
+        kind=intent.kind,
+        snapshot=intent.snapshot,
+        increment=intent.increment,
+        by=own_label(intent.kind, intent.snapshot),
+        began_at=intent.began_at,
+        seen_at=seen_at,
+        next_seconds=SIGN_SECONDS,
+        phase=phase,
+        done=0,
+        total=None,
+        unit="",
+        rate=None,
+        nodes=(),
+        seconds_left=None,
+        is_rough=True,
+        process=own_process() or UNSET,
+    )
 
 
 def store_sign(store: ObjectStore, sign: SignOfLife, number: int) -> int:

@@ -105,7 +105,14 @@ class UnderWay:
     @property
     def seen_at(self) -> Time | None:
         """The time at which the process was last known to be alive."""
+        if self.intent is not None and self.opened is not None:
+            return self.opened.seen_at
         return self.sign.seen_at if self.sign else self.began_at
+
+    @property
+    def interruption(self) -> Failure | None:
+        """How the last run of a full snapshot ended that can be resumed; None if it runs, or could not say so."""
+        return self.opened.interruption if self.opened else None
 
     @property
     def label(self) -> str:
@@ -131,7 +138,7 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Return the state according to the signs of life of the process."""
-        if self.failure is not None or not shows_life(self.intent, self.sign, now):
+        if self.failure is not None or self.interruption is not None or not shows_life(self.intent, self.sign, now):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
@@ -140,6 +147,8 @@ class UnderWay:
         """The reason why the operation is considered dead."""
         if self.failure is not None:
             return f"has failed ({self.failure.reason}) and left something behind on a node"
+        if self.opened is not None and self.interruption is not None:
+            return self.opened.dead_text
         return "has ended without an outcome: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
@@ -180,6 +189,7 @@ class UnderWay:
             "cancel_asked_at": self.request.asked_at if self.request else None,
             "committed": self.opened.to_json()["committed"] if self.opened else None,
             "resumable": self.opened is not None and self.opened.is_resumable,
+            "kept": self.opened.to_json()["kept"] if self.opened else None,
             "failure": self.failure.reason if self.failure else None,
             "remedy": self.settled_by(now) or None,
             "problem": "; ".join(self.problems) or None,

@@ -450,7 +450,8 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     of all shards on which it has parts. Early versions did not record it. `shared_bases` has, by primary, the base
     copies that were read on a standby; their objects are listed for the primary. In the stored form of a commit with
     many groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for each of the
-    other shards, the shard whose groups it has.
+    other shards, the shard whose groups it has. If the snapshot was interrupted and resumed, `seconds` includes the
+    time in between, and `ran_seconds` is how long its commands ran.
     """
 
     fleet_id: str = field(name="fleet")
@@ -468,6 +469,7 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     lists: tuple[ObjectList, ...] = ()
     slots_complete_at: dict[str, Lsn] = field(default_factory=dict)
     shared_bases: dict[str, SharedBase] = field(default_factory=dict)
+    ran_seconds: Seconds | None = None
 
     def for_storing(self) -> Self:
         """Return this commit with equal groups only once, if it has many."""

@@ -340,7 +340,10 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
 
 
 class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
-    """The reason and exit code of a failed create that left something on a node, for the outcome after the cleanup."""
+    """The reason and exit code of a failed create that left something on a node, for the outcome after the cleanup.
+
+    Also of one run of a full snapshot that was interrupted, and that a repetition of the command can resume.
+    """
 
     operation: str
     reason: str
@@ -429,9 +432,9 @@ def read_any_outcome(store: ObjectStore, operation_id: str, names: Iterable[str]
     return _read(store, operation_id, IDLE_OUTCOME.removesuffix(".json"), Outcome)
 
 
-def read_failure(store: ObjectStore, operation_id: str) -> Failure | None:
+def read_failure(store: ObjectStore, operation_id: str, name: str = "failure") -> Failure | None:
     """Return the reason for an operation's failure, or None if it is missing; raise ManifestError."""
-    return _read(store, operation_id, "failure", Failure)
+    return _read(store, operation_id, name, Failure)
 
 
 def read_decision(store: ObjectStore, operation_id: str) -> Decision | None:

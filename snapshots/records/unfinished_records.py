@@ -3,7 +3,8 @@
 All of it is in the operation's folder. The `UnfinishedBase` has what the base copy rests on: the slots' positions, and
 the tables as they were then. Each task that has copied its page ranges stores a `CopiedRanges`. Each repetition that
 resumes the operation stores a `Resumption` before it does anything else. From then on, a process
-that had lost the fleet's lock doesn't commit any more.
+that had lost the fleet's lock doesn't commit any more. A process that is interrupted and can still write says so in a
+`Failure` (snapshots/records/operation_records.py) whose number is that of the run: 1, or a resumption's and 1.
 
 An attempt at a base copy that DDL has invalidated is followed by another one, with new slots, and with a new number in
 the names of these documents. Only the documents of the last attempt count.
@@ -17,18 +18,19 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from msgspec import field, structs
+from msgspec import UNSET, UnsetType, field, structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.record import Count, Record, Time
+from cutline.fleet.record import Count, Record, Seconds, Time
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Group
 from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.commit import NamedObject, ObjectList, StoredObject
 from cutline.snapshots.records.documents import ManifestError, check_about, read_sealed, seal
-from cutline.snapshots.records.operation_records import operation_key
+from cutline.snapshots.records.operation_records import Failure, operation_key, read_failure
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
@@ -37,8 +39,10 @@ BASE_FORMAT = "cutline/unfinished-base/1"
 COPIED_FORMAT = "cutline/copied-ranges/1"
 RESUMPTION_FORMAT = "cutline/resumption/1"
 THREADS_MAX = 8
+SHOWN_TASKS_MAX = 500
 BASE_NAME = re.compile(r"base-([1-9]\d{0,8})\.json")
 COPIED_NAME = re.compile(r"copied-([1-9]\d{0,8})-(\d{6,9})\.json")
+RESUMED_NAME = re.compile(r"resumed-([1-9]\d{0,8})\.json")
 
 
 class UnfinishedBase(Record, frozen=True, kw_only=True, tag_field="schema", tag=BASE_FORMAT):
@@ -115,11 +119,15 @@ class CopiedRanges(Record, frozen=True, kw_only=True, tag_field="schema", tag=CO
 
 
 class Resumption(Record, frozen=True, tag_field="schema", tag=RESUMPTION_FORMAT):
-    """A repetition of the command, by the process with the label `by`, resumes the operation."""
+    """A repetition of the command, by the process with the label `by`, resumes the operation.
+
+    `ran_seconds` is how long the earlier runs of the command took together, until the last that is known of each.
+    """
 
     operation: str
     by: str
     resumed_at: Time
+    ran_seconds: Seconds | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +144,26 @@ class UnfinishedCopy:
     rewritten: Mapping[str, set[int]]
 
     @property
+    def share(self) -> CopiedShare:
+        """How many tables of how many are copied, in all shards."""
+        return CopiedShare(*(sum(map(len, groups.values())) for groups in (self.groups, self.base.groups)))
+
+    @property
     def share_text(self) -> str:
         """How many tables of how many are copied, as text."""
-        copied, wanted = (sum(map(len, groups.values())) for groups in (self.groups, self.base.groups))
-        return f"{copied:,} of {wanted:,} tables are copied"
+        return self.share.text
+
+
+class CopiedShare(NamedTuple):
+    """How many `tables` of an interrupted base copy are copied completely, of how many, in all shards."""
+
+    tables: int
+    wanted: int
+
+    @property
+    def text(self) -> str:
+        """How many tables of how many are copied, as text."""
+        return f"{self.tables:,} of {self.wanted:,} tables are copied"
 
 
 def base_name(attempt: int) -> str:
@@ -155,6 +179,33 @@ def copied_name(attempt: int, number: int) -> str:
 def resumption_name(number: int) -> str:
     """Return the name of the document of a resumption (from 1)."""
     return f"resumed-{number}"
+
+
+def interruption_name(number: int) -> str:
+    """Return the name of the document that says how run `number` (from 1) was interrupted."""
+    return f"interrupted-{number}"
+
+
+def read_interruption(store: ObjectStore, operation: str, names: Collection[str]) -> Failure | None:
+    """Return how the last run was interrupted; None if it runs, or could not say so; raises ManifestError.
+
+    `names` are those of the operation's documents.
+    """
+    name = interruption_name(last_run(names))
+    return read_failure(store, operation, name) if f"{name}.json" in names else None
+
+
+def last_run(names: Iterable[str]) -> int:
+    """Return the number of an operation's last run (from 1), by the `names` of its documents."""
+    return 1 + max((int(found[1]) for name in names if (found := RESUMED_NAME.fullmatch(name))), default=0)
+
+
+def read_resumption(store: ObjectStore, operation: str, number: int) -> Resumption:
+    """Read a resumption (from 1); raises ManifestError and ObjectMissingError."""
+    key = operation_key(operation, resumption_name(number))
+    resumption: Resumption = read_sealed(store, key, Resumption)
+    check_about(key, f"operation {resumption.operation}", f"operation {operation}")
+    return resumption
 
 
 def is_copy_record(name: str) -> bool:
@@ -231,13 +282,31 @@ def read_unfinished(
         baseline=tuple(identity for identity in base.baseline if identity.node not in without),
         positions={node: position for node, position in base.positions.items() if node not in without},
     )
-    parts: list[CopiedRanges] = []
-    for name in _copied_names(names, base.attempt):
+
+    def read(name: str) -> CopiedRanges | None:
         with suppress(ManifestError, ObjectMissingError):
             part: CopiedRanges = read_sealed(store, operation_key(base.operation, name), CopiedRanges)
             if (part.operation, part.attempt) == (base.operation, base.attempt) and part.node not in without:
-                parts.append(part)
-    return complete_tables(base, parts)
+                return part
+        return None
+
+    with ThreadPoolExecutor(THREADS_MAX) as threads:
+        parts = threads.map(read, _copied_names(names, base.attempt))
+        return complete_tables(base, (part for part in parts if part is not None))
+
+
+def read_copied_share(store: ObjectStore, operation: str, names: Collection[str]) -> CopiedShare | None:
+    """Return how much of an interrupted base copy is kept, for an operation that is only shown.
+
+    None if that can't be read, or would take more than SHOWN_TASKS_MAX requests. `names` are those of the operation's
+    documents.
+    """
+    if len(_copied_names(names, _last_attempt(names))) > SHOWN_TASKS_MAX:
+        return None
+    try:
+        return read_unfinished(store, read_unfinished_base(store, operation, names), names).share
+    except (ManifestError, ObjectMissingError):
+        return None
 
 
 def complete_tables(base: UnfinishedBase, parts: Iterable[CopiedRanges]) -> UnfinishedCopy:

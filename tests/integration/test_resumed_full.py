@@ -11,6 +11,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.unfinished_records import (
     UnfinishedCopy,
     is_unfinished_base,
+    read_resumption,
     read_unfinished,
     read_unfinished_base,
 )
@@ -48,6 +51,8 @@ KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
 SHARDS = ("s1", "s2")
 # `big` and `wide` take several tasks each, and the others share tasks.
 TABLES = {"big": 3000, "wide": 900, "small": 40, "bag": 30, "gone": 20}
+# How long an interrupted snapshot waits for its repetition.
+IDLE_SECONDS = 3.0
 # The share of tasks after which the copy is interrupted, in percent.
 PERCENT = 75
 
@@ -161,12 +166,19 @@ def test_an_interrupted_full_snapshot_is_resumed(place: Place, number: signal.Si
     place.run("gc", "--yes")
     (way,) = place.run("status")["operations"]
     assert "create nightly" in way["remedy"], way
+    assert way["kept"] == copied.share._asdict(), way
+    assert way["state"] == "dead", way
+    time.sleep(IDLE_SECONDS)
     change(place)
 
     document = place.run("create", "nightly")
 
     assert document["operation"] == operation
     commit = committed(place, "nightly")
+    assert commit.ran_seconds is not None
+    assert 0 < commit.ran_seconds < commit.seconds - IDLE_SECONDS
+    (listed,) = place.run("list", "--flat")["restore_points"]
+    assert (listed["ran_seconds"], document["ran_seconds"]) == (commit.ran_seconds, commit.ran_seconds)
     kept = {stored.key for stored in copied.entries}
     assert kept <= {stored.key for stored in commit.copied}
     assert {group.name for group in commit.groups["s1"]} == names["s1"]
@@ -219,7 +231,9 @@ def test_a_resumed_snapshot_is_killed_at_every_step(place: Place) -> None:
         )  # fmt: skip
         assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
         (way,) = place.run("status")["operations"]
-        assert way["operation"] == operation
+        assert (way["operation"], way["state"]) == (operation, "dead")
+        resumed = read_resumption(place.fleet.store.open(), operation, number + 1)
+        assert way["seen_at"] >= resumed.resumed_at
 
     place.run("create", "nightly", "--incremental")
 
@@ -261,6 +275,43 @@ def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) ->
     assert place.restored("nightly") == place.live()
     code, document = run_command(place.fleet, "check", "nightly")
     assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
+
+
+def test_a_snapshot_is_alive_as_soon_as_it_is_resumed(place: Place) -> None:
+    """Others see the process that has resumed it at once, although that has stored nothing else, and can stop it."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    # The slots of the tables that are left wait for the transaction, so that the command does not end too soon.
+    with psycopg.connect(place.fleet.node("s1").dsn) as connection:
+        connection.execute("INSERT INTO small VALUES (7000, 'open')")
+        resumed = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.signalled_command", "SIGSTOP", CrashPoint.RESUMED, "1", "--",
+             "--fleet", str(place.fleet.path), "create", "nightly"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            _, status = os.waitpid(resumed.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), status
+            (way,) = place.run("status")["operations"]
+            assert (way["operation"], way["state"], way["process"]) == (operation, "running", resumed.pid), way
+            code, document = run_command(place.fleet, "create", "nightly")
+            assert (code, document["error"]) == (7, "fleet-busy"), document
+            cancelled: list[dict[str, Any]] = []
+            asking = threading.Thread(target=lambda: cancelled.append(run_command(place.fleet, "cancel", operation)[1]))
+            asking.start()
+            store = place.fleet.store.open()
+            await_none(lambda: not any("cancel-" in name for name in store.list_children(f"operations/{operation}")))
+            os.kill(resumed.pid, signal.SIGCONT)
+            output, _ = resumed.communicate(timeout=COMMAND_SECONDS_MAX)
+            asking.join(COMMAND_SECONDS_MAX)
+        finally:
+            resumed.kill()
+            resumed.wait()
+    assert resumed.returncode == 8, output
+    assert [one["result"] for found in cancelled for one in found["operations"]] == ["cancelled"], cancelled
+    assert place.run("status")["operations"] == []
+    # The copy slots, for which sessions were still waiting, are another matter.
+    assert not [slot for node in place.fleet.nodes for slot in slots_of(node.dsn) if not slot.endswith("_copy")]
 
 
 def test_a_watch_resumes_its_own_snapshot(place: Place) -> None:

@@ -39,7 +39,7 @@ KEYS = {
     "pin": re.compile(r"snapshots/[^/]+/pins/[^/]+\.json"),
     "intent": re.compile(r"operations/[^/]+/intent\.json"),
     "outcome": re.compile(r"operations/[^/]+/(outcome|increment|conflicts|full-check)\.json"),
-    "failure": re.compile(r"operations/[^/]+/failure\.json"),
+    "failure": re.compile(r"operations/[^/]+/(failure|interrupted-\d+)\.json"),
     "decision": re.compile(r"operations/[^/]+/decision\.json"),
     "sign": re.compile(r"operations/[^/]+/sign-\d+\.json"),
     "cancel": re.compile(r"operations/[^/]+/cancel-\d+\.json"),

@@ -44,7 +44,10 @@ KEYS = {
     ),
     "intent": (operation_key("20261120T000000Z-0000000001", "intent"),),
     "outcome": (operation_key("20261120T000000Z-0000000001", "outcome"),),
-    "failure": (operation_key("20261120T000000Z-0000000001", "failure"),),
+    "failure": (
+        operation_key("20261120T000000Z-0000000001", "failure"),
+        operation_key("20261120T000000Z-0000000001", "interrupted-1"),
+    ),
     "decision": (operation_key("20261120T000000Z-0000000001", "decision"),),
     "sign": (operation_key("20261120T000000Z-0000000001", "sign-1"),),
     "cancel": (operation_key("20261120T000000Z-0000000001", "cancel-1"),),

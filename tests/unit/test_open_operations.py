@@ -47,7 +47,7 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
         "operation": one.id, "kind": "create", "snapshot": "daily", "increment": 3,
         "began_at": "2026-11-20T11:00:00.000Z", "terminal": False, "committed": False, "problem": None,
         "resumable": False, "databases": [], "servers": [], "running": False, "seen_at": "2026-11-20T11:00:00.000Z",
-        "who": None, "process": None,
+        "who": None, "process": None, "kept": None,
     }  # fmt: skip
     assert store.list("") == before
 

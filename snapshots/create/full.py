@@ -120,7 +120,7 @@ from cutline.spark.spark_jobs import (
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import ExportedSlot, slot_name
+from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -580,7 +580,13 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             if not operation.resumption:
                 # Nothing is stored before this.
                 begin_spark()
-            with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
+
+            def undo() -> bool:
+                # Tables that the base copy lacks are copied like those of an increment.
+                left = drop_slots(sessions.nodes, copy_slot_name(operation.id))
+                return undo_create(sessions, operation, slot, progress) and not left
+
+            with record_operation(store, operation, undo, progress):
                 if operation.resumption:
                     begin_spark()
                 commit = take_full(context, plan, spark, progress, began)

@@ -24,7 +24,7 @@ from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
 from cutline.restore.plan.request import RestoreRequest, check_routable
 from cutline.restore.plan.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
 from cutline.restore.scope.scope import TableMove, choose_nodes, warn_of_nodes
-from cutline.restore.targets.chain_ids import in_ids_of
+from cutline.restore.targets.chain_ids import in_ids_of, other_ids
 from cutline.restore.targets.databases import DatabaseRecord
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Connections, Superusers, Target, find_targets
@@ -347,7 +347,8 @@ def plan_restore(
         targets = find_targets(target, [node.id for node in target.primaries], intent.id)
         targets = tuple(replace(target, sources=tuple(shards)) for target in targets)
         chosen = request.tables.of(chain.groups(shards[0]))
-        topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes)
+        others = other_ids(store, request.name, target) if request.routes else {}
+        topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes, others)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
     wanted = request.wanted(is_routed=topology is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cutline.fleet.messages import join_some
@@ -161,19 +161,21 @@ class ShownRoute(NamedTuple):
 class Topology:
     """Sends the rows of all `sources` to `targets` (node ids in the order they appear in the target's file).
 
-    `routes` are keyed by table name. The DDL and settings are taken from the first source.
+    `routes` are keyed by table name. The DDL and settings are taken from the first source. `others` are further ids by
+    which routes and rows may name the targets.
     """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     routes: Mapping[str, TableRoute]
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def routes_of(self, chain: Chain, source: str) -> SourceRoutes:
         """Return the routes, keyed by a source's group numbers."""
         by_group = {
             group.number: self.routes[group.name] for group in chain.groups(source) if group.name in self.routes
         }
-        return SourceRoutes(source, source == self.sources[0], self.targets, by_group)
+        return SourceRoutes(source, source == self.sources[0], self.targets, by_group, self.others)
 
     def sequences(self, chain: Chain) -> tuple[StoredSequence, ...]:
         """Return each sequence's value for all targets: the furthest in any source, in the increment's direction."""
@@ -220,14 +222,21 @@ def _reach(sequence: StoredSequence) -> tuple[int, bool]:
 
 
 def plan_topology(
-    sources: Sequence[str], targets: Sequence[str], groups: Sequence[Group], words: Sequence[str]
+    sources: Sequence[str],
+    targets: Sequence[str],
+    groups: Sequence[Group],
+    words: Sequence[str],
+    others: Mapping[str, str],
 ) -> Topology:
     """Resolve the user's routes, given as `words`; `groups` are the first source's restored groups.
 
+    `others` are as in Topology.
+
     Raises UsageError.
     """
-    routes = resolve_routes(groups, [parse_route(word) for word in words], tuple(targets))
-    return Topology(tuple(sources), tuple(targets), routes)
+    named = (parse_route(word) for word in words)
+    routes = [replace(route, node=others.get(route.node, route.node)) for route in named]
+    return Topology(tuple(sources), tuple(targets), resolve_routes(groups, routes, tuple(targets)), others)
 
 
 def find_feeds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -130,18 +130,19 @@ class SourceRoutes:
 
     For a table with route `all`, only the first source's rows count.
 
-    `targets` are the target ids, in order of their numbers.
+    `targets` are the target ids, in order of their numbers. `others` are further ids of targets, which rows may have.
     """
 
     source: str
     is_first: bool
     targets: tuple[str, ...]
     by_group: Mapping[int, TableRoute]
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def select(self, numbers: Iterable[int]) -> SourceRoutes:
         """Return these routes, limited to the groups with these `numbers`."""
         chosen = {number: self.by_group[number] for number in numbers if number in self.by_group}
-        return SourceRoutes(self.source, self.is_first, self.targets, chosen)
+        return replace(self, by_group=chosen)
 
 
 def resolve_routes(groups: Sequence[Group], routes: Sequence[Route], targets: tuple[str, ...]) -> dict[str, TableRoute]:
@@ -279,12 +280,14 @@ def _places_of(batch: pa.RecordBatch, route: TableRoute, routes: SourceRoutes) -
         if (below := places < 0).any():
             raise _without_target(fields, below, route, routes, f"the lowest bound is {route.bounds[0]}")
         return places.astype(np.int64)
-    ids = pa.array([target.encode() for target in routes.targets], pa.large_binary())
+    named = [*((target, target) for target in routes.targets), *routes.others.items()]
+    ids = pa.array([name.encode() for name, _ in named], pa.large_binary())
     numbers = pc.index_in(read_texts(fields).to_large_arrow(), value_set=ids)
     unknown: Flags = numbers.is_null().to_numpy(zero_copy_only=False)
     if unknown.any():
         raise _without_target(fields, unknown, route, routes, f"the targets are {', '.join(routes.targets)}")
-    return np.asarray(numbers.to_numpy(), np.int64)
+    of_names = np.array([routes.targets.index(target) for _, target in named], np.int64)
+    return of_names[np.asarray(numbers.to_numpy(), np.int64)]
 
 
 def _hashes_of(fields: BytesColumn, route: TableRoute) -> Ints:

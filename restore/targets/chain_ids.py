@@ -5,7 +5,7 @@ Everything of a restore, its records in the databases included, has the snapshot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
@@ -25,5 +25,16 @@ def in_ids_of(
         return target, nodes
     renamed = read_renamed(store, name)
     # An id that the file lists itself means that node.
-    ids = {new: known for known, new in renamed.items() if known not in listed}
+    ids = {new: known for known, new in renamed.items() if known not in listed or new not in listed}
     return with_chain_ids(target, renamed), tuple(ids.get(node, node) for node in nodes)
+
+
+def other_ids(store: ObjectStore, name: str, target: Fleet) -> Mapping[str, str]:
+    """Return the other ids of the target's primaries: those that its file, or the snapshot's fleet.toml, has for them.
+
+    The values are the ids of the target, which `in_ids_of` has returned. An id of the target itself means that node.
+    """
+    ids = {node.id for node in target.primaries}
+    listed = {node.listed_id: node.id for node in target.primaries}
+    today = {new: known for known, new in read_renamed(store, name).items() if known in ids}
+    return {other: node for other, node in (today | listed).items() if other not in ids}

@@ -159,6 +159,39 @@ def test_a_renamed_shard_goes_on_and_nothing_is_copied_again(place: Place) -> No
     assert shown.count("is called east in fleet.toml, before s3") == 1
 
 
+def test_a_restore_takes_either_id_of_a_node_in_its_options(place: Place) -> None:
+    """Whichever of the ids the target's file lists, `--node`, and `--route` by a name or by a column, take both."""
+    place.runs.full("chain")
+    for number, shard in enumerate(SHARDS):
+        place.execute(
+            shard,
+            "DROP TABLE IF EXISTS said",
+            "CREATE TABLE said (id int PRIMARY KEY, region text)",
+            f"INSERT INTO said SELECT {number * 10} + n, (ARRAY['s1', 's2', 's3', 'east'])[n]"
+            " FROM generate_series(1, 4) n",
+        )
+    place.name(EAST)
+    place.next()
+    dsn, spark = place.target.node("s3").dsn, place.runs.spark.running
+
+    def restored(*words: str) -> dict[str, bytes]:
+        to = ["--to", str(place.folder / "target-of-ids.toml"), "--replace", "--yes"]
+        code, document = run_here(place.fleet, "restore", "chain", *words, *to, spark=spark)
+        assert code == 0, (words, document)
+        return sorted_copies(dsn)
+
+    for ids in ({}, EAST):
+        place.into(ids)
+        for node in ("s3", "east"):
+            assert restored("--node", node) == place.held[1]["s3"], (ids, node)
+            rows = restored("--group", "public.said", "--route", f"public.said=node('{node}')")["public.said"]
+            assert rows.count(b"\n") == 12, (ids, node)
+        rows = restored("--group", "public.said", "--route", "public.said=column(region)")["public.said"]
+        assert (rows.count(b"\ts3\n"), rows.count(b"\teast\n"), rows.count(b"\n")) == (3, 3, 6), ids
+    for shard in SHARDS:
+        place.execute(EAST.get(shard, shard), "DROP TABLE said")
+
+
 def test_a_renamed_shard_is_retired_under_its_new_id(place: Place) -> None:
     place.runs.full("chain")
     place.name(EAST)

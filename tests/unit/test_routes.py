@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from cutline.columns.bytes_column import from_list
 from cutline.columns.fields import field_of, find_nulls, read_integers, read_texts, read_uuids
 from cutline.columns.hashing import hash_integers, hash_values
-from cutline.restore.plan.topology import Topology, keeps_foreign_key
-from cutline.restore.scope.table_routes import Route, RouteKind, TableRoute, parse_route
+from cutline.fleet.config import Fleet, Node
+from cutline.nodes.groups import Group
+from cutline.restore.plan.topology import Topology, keeps_foreign_key, plan_topology
+from cutline.restore.scope.table_routes import (
+    Route,
+    RouteKind,
+    RowWithoutTargetError,
+    SourceRoutes,
+    TableRoute,
+    parse_route,
+    place_rows,
+)
+from cutline.restore.targets.chain_ids import in_ids_of, other_ids
 from cutline.storage.errors import UsageError
+from tests.unit.made_chains import FLEET
+from tests.unit.made_commits import memory
 
 # What hashint8, hashtext and uuid_hash of a PostgreSQL 18 server return.
 INTEGERS = {
@@ -80,6 +96,55 @@ def test_fields_are_cut_out_and_read_as_copy_writes_them() -> None:
     assert field_of(from_list([b"", b"k"]), 1, 0).lengths.tolist() == [0, 1]
     with pytest.raises(ValueError, match="some of its rows have more or fewer"):
         field_of(lines, 2, 0)
+
+
+def test_rows_and_routes_may_name_a_target_by_each_of_its_ids() -> None:
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "group": pa.array([7] * 4, pa.int32()),
+            "key": pa.array([b""] * 4, pa.binary()),
+            "row": pa.array([b"t2\n", b"t1\n", b"east\n", b"t2\n"], pa.binary()),
+        }
+    )
+    table = TableRoute("public.said", 0, RouteKind.COLUMN, "column(region)", 0, 1, "region", type="text")
+    routes = SourceRoutes(
+        "a", is_first=True, targets=("t1", "t2"), by_group={7: table, 8: table}, others={"east": "t1"}
+    )
+    assert place_rows(rows, routes.select([7])).tolist() == [1, 0, 0, 1]
+    with pytest.raises(RowWithoutTargetError, match="region = east"):
+        place_rows(rows, replace(routes, others={}))
+    group = Group(1, "public", "seen", "full", 0, ())
+    (found,) = plan_topology(["a"], ["t1", "t2"], [group], ["*=node('east')"], {"east": "t1"}).routes.values()
+    assert found.target == 0
+
+
+def renamed_fleet(*ids: str) -> Fleet:
+    nodes = tuple(Node(node, f"dbname={node}", None) for node in ids)
+    return replace(FLEET, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("listed", "nodes", "expected", "others"),
+    [
+        (("s1", "s3"), ("east",), ("s3",), {"east": "s3"}),
+        (("s1", "s3"), ("s3",), ("s3",), {"east": "s3"}),
+        (("s1", "east"), ("east",), ("s3",), {"east": "s3"}),
+        (("s1", "east"), ("s3",), ("s3",), {"east": "s3"}),
+        # The file's own ids mean its own nodes.
+        (("s3", "east"), ("east",), ("east",), {}),
+    ],
+)
+def test_a_node_is_meant_by_either_id(
+    monkeypatch: pytest.MonkeyPatch,
+    listed: tuple[str, ...],
+    nodes: tuple[str, ...],
+    expected: tuple[str, ...],
+    others: dict[str, str],
+) -> None:
+    monkeypatch.setattr("cutline.restore.targets.chain_ids.read_renamed", lambda *_: {"s3": "east"})
+    target, chosen = in_ids_of(memory(), "chain", renamed_fleet(*listed), nodes, ("s1", "s3"))
+    assert chosen == expected
+    assert other_ids(memory(), "chain", target) == others
 
 
 def route(table: str, number: int, kind: RouteKind, column: str = "", type_: str = "bigint") -> TableRoute:

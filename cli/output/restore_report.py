@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
@@ -183,7 +182,6 @@ def _begun_document(begun: BegunShard | None) -> dict[str, Any]:
     return {"phase": begun.phase if begun else None, "rows_loaded": begun.rows if begun else 0}
 
 
-SLOT_NAME = re.compile(r"cutline_[a-z0-9_]+")
 DIFFERENCES_SHOWN_MAX = 10
 # How many items of each kind a restore's plan names without --verbose, if the restore starts right afterwards.
 SHOWN_IN_BRIEF = 3
@@ -332,12 +330,12 @@ def route_lines(report: RestoreReport) -> list[str]:
 
 def _slot_left_lines(name: str) -> list[str]:
     """Return the lines about a slot, `node: slot`, that was not dropped, with the statement that drops it."""
-    line = f"warning: slot not dropped, so it retains WAL, on {name}"
     node, _, slot = name.rpartition(": ")
-    if not SLOT_NAME.fullmatch(slot):
-        # The node was unreachable, so the names of its slots are unknown.
-        return [f"{line}; to drop them, drop that database if it is not needed"]
-    return [f"{line}; to drop it, run as a superuser on {node}:", f"SELECT pg_drop_replication_slot('{slot}');"]
+    return [
+        f"warning: slot not dropped, so it retains WAL, on {name}; to drop it, run as a superuser on {node} (if it is"
+        " down, once it is back):",
+        f"SELECT pg_drop_replication_slot('{slot}');",
+    ]
 
 
 def _label(report: RestoreReport) -> str:

@@ -498,7 +498,8 @@ def end_chains(
     """End the chains of databases that a restore set aside, by dropping Cutline's slots, which would retain WAL.
 
     First records in the store that the chains have ended, unless `store` is None because it accepts no writes. Returns
-    the dropped and the remaining slots, each as `node: slot`.
+    the dropped and the remaining slots, each as `node: slot`. A chain has a slot of one name on every node: if a node
+    can't be reached, those of its primary are named, and a database in which that has none feeds no chain.
     """
     targets = list(targets)
     if store is not None:
@@ -512,6 +513,7 @@ def end_chains(
         row = connections[target.shard].execute(DATABASE_QUERY, (target.aside,)).fetchone()
         if row is None:
             continue
+        slots_of_primary = list_own_slots(connections[target.shard], *row)
         # Identify the database by its oid, because a standby may not have replayed the rename yet.
         for node in (target.node, *target.backups):
             try:
@@ -519,7 +521,8 @@ def end_chains(
                     for slot in list_own_slots(connection, *row):
                         (dropped if _drop_slot(connection, slot) else left).append(f"{node.id}: {slot}")
             except (psycopg.Error, SnapshotError):
-                left.append(f"{node.id}: every slot of database {target.aside}")
+                names = (f"{node.id}: {slot}" for slot in slots_of_primary)
+                left += [name for name in names if name not in (*dropped, *left)]
     return dropped, left + _find_slots_elsewhere(fleet, targets, dropped)
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from cutline.cli.output.restore_report import lines_of
 from cutline.embedded.bank import create_bank
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import DEFAULT_SETTINGS, EmbeddedNode, start_server, stop_server
-from cutline.fleet.config import Node
+from cutline.fleet.config import Node, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.nodes.programs import Programs, run_as, server_programs
 from cutline.snapshots.create.initialise import initialise
@@ -159,6 +160,31 @@ def test_a_recreated_database_is_copied_again_once_its_tables_are_published(
     commit = runs.increment(chain.snapshot)
     assert isinstance(commit, Increment)
     assert commit.renewed["s1"].reason == "database bank was dropped and created again, or a restore replaced it"
+    begin_chain(runs)
+
+
+def test_slots_on_a_standby_that_is_down_are_named_only_if_a_chain_has_some(
+    embedded: EmbeddedFleet, runs: Runs, tmp_path: Path
+) -> None:
+    """A database beside the chain has no slots, so none is left; the slot of the chain has the same name there."""
+    chain = continue_chain(runs)
+    side = tmp_path / "side.toml"
+    side.write_text(runs.fleet.path.read_text().replace("/bank?", "/side?"))
+    runs.restore(chain.snapshot, load_fleet(side))
+    stop_server(embedded.node("s1-b1"))
+    try:
+        beside = runs.restore(chain.snapshot, load_fleet(side))
+        replaced = runs.restore(chain.snapshot, runs.fleet)
+    finally:
+        embedded.start_node(embedded.node("s1-b1"))
+    await_standby(embedded)
+    slot = slot_name(chain.operation)
+    assert beside.aside
+    assert (beside.slots_dropped, beside.slots_left) == ([], [])
+    assert (replaced.slots_dropped, replaced.slots_left) == ([f"s1: {slot}"], [f"s1-b1: {slot}"])
+    line, statement = [text for text in lines_of(replaced) if slot in text][-2:]
+    assert line.endswith("run as a superuser on s1-b1 (if it is down, once it is back):")
+    execute(runs.fleet.node("s1-b1").dsn, statement)
     begin_chain(runs)
 
 

@@ -64,7 +64,7 @@ class BaseHashTask:
 
     `forms` is a broadcast of the TableForms of the shard's tables, and `required` one of the columns that are NOT NULL
     (required_values.places_of). Without `is_compared`, no other copy has the rows: they are checked, but not hashed.
-    With `is_everywhere`, all copies of the shard have the object.
+    With `is_everywhere`, all copies of the shard have the object. `copies` is their number.
     """
 
     objects: tuple[NodeBase, ...]
@@ -73,6 +73,13 @@ class BaseHashTask:
     required: Any = None
     is_compared: bool = True
     is_everywhere: bool = False
+    copies: int = 1
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether several copies of the shard begin with this one object, and no other copy has the rows."""
+        keys = {one.base.source.key for one in self.objects}
+        return len(keys) == 1 and 1 < self.copies == len(self.objects)
 
     @property
     def shares(self) -> list[tuple[str, int]]:
@@ -87,7 +94,8 @@ class BaseHashReport:
     Batches of rows that all copies of the shard have in equal objects, with the same changed rows, are only counted:
     their hashes are 0. `deleted` are the indexes of those of the node's expected rows that it has, and `matches` the
     rows that have changed lines. `completed` are the images that its rows have completed; `number` is the node's.
-    `objects`, `rows` and `bytes` are 0 if another report of the task is about the same object.
+    `objects`, `rows` and `bytes` are 0 if another report of the task is about the same object. If it `is_read_once`,
+    there are no other rows with which these could be compared.
     """
 
     sums: Sums | None
@@ -100,6 +108,7 @@ class BaseHashReport:
     matches: Matches = field(default_factory=dict)
     completed: Completed = field(default_factory=dict)
     objects: int = 1
+    is_read_once: bool = False
 
 
 @dataclass(slots=True)
@@ -156,7 +165,7 @@ class _Hashed:
         number = np.full((len(sums.keys), 1), self.object.base.source.number, np.int64)
         self.parts.append(Sums(np.concatenate([number, sums.keys], axis=1), sums.values))
 
-    def report(self, rows: int, *, is_again: bool) -> BaseHashReport:
+    def report(self, rows: int, *, is_again: bool, is_read_once: bool) -> BaseHashReport:
         """Return the report on the object, which has this many rows; `is_again` if another copy has the same object."""
         source = self.object.base.source
         return BaseHashReport(
@@ -169,6 +178,7 @@ class _Hashed:
             matches=self.lines.matches() if self.lines is not None else {},
             completed=self.completed.all(),
             objects=0 if is_again else 1,
+            is_read_once=is_read_once,
         )
 
 
@@ -251,7 +261,10 @@ def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
     _check_counts(task, rows)
     checks.end(lambda: (batch for table in _read(task) for batch in table.to_batches()))
     total = sum(rows.values())
-    return [hashed.report(total, is_again=is_again) for hashed, is_again in zip(objects, are_again, strict=True)]
+    return [
+        hashed.report(total, is_again=is_again, is_read_once=task.is_read_once)
+        for hashed, is_again in zip(objects, are_again, strict=True)
+    ]
 
 
 def _read(task: BaseHashTask) -> Iterator[pa.Table]:

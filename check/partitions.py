@@ -115,6 +115,7 @@ def hash_partitions(
                 required.get(number),
                 is_compared=counts[shard] > 1 or copies.compares_all,
                 is_everywhere=len(objects) == counts[shard] and not copies.compares_all,
+                copies=counts[shard],
             )
 
         tasks = map(hash_task, equal_bases(bases, shards))
@@ -224,7 +225,11 @@ def _hash_bases(
             if report.problem is not None:
                 findings.damage(report.problem)
             elif report.sums is not None:
-                findings.count(objects=report.objects, size_bytes=report.bytes, rows=report.rows)
+                findings.count(objects=report.objects, size_bytes=report.bytes)
+                if report.is_read_once:
+                    findings.count(rows_read_once=report.rows)
+                else:
+                    findings.count(rows=report.rows)
                 merge(extremes, report.extremes)
                 if report.deleted is not None:
                     seen[report.number][report.deleted] = True

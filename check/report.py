@@ -111,7 +111,10 @@ class Skipped:
 
 @dataclass(slots=True)
 class Compared:
-    """The amounts that were compared."""
+    """The amounts that were compared.
+
+    `rows_read_once` were read back, but not compared: all copies of their shard begin with the same objects.
+    """
 
     objects: int = 0
     bytes: int = 0
@@ -119,6 +122,7 @@ class Compared:
     changes: int = 0
     partitions: int = 0
     transactions: int = 0
+    rows_read_once: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,7 @@ class SnapshotReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the snapshot's part of the JSON document."""
-        names = ("objects", "bytes", "rows", "changes", "partitions", "transactions")
+        names = ("objects", "bytes", "rows", "changes", "partitions", "transactions", "rows_read_once")
         return {
             "name": self.name,
             "increment": self.increment,
@@ -291,13 +295,16 @@ class Findings:
     _named: set[str] = field(default_factory=set)
     _indexed: int = 0
 
-    def count(self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0) -> None:
+    def count(
+        self, *, objects: int = 0, size_bytes: int = 0, rows: int = 0, changes: int = 0, rows_read_once: int = 0
+    ) -> None:
         """Add to the amounts compared."""
         compared = self.report.compared
         compared.objects += objects
         compared.bytes += size_bytes
         compared.rows += rows
         compared.changes += changes
+        compared.rows_read_once += rows_read_once
 
     def conflict(self, conflict: Conflict) -> None:
         """Add a conflict to the report."""

@@ -371,11 +371,12 @@ def reason_of(report: CheckReport) -> str:
 
 
 def volumes_of(report: CheckReport) -> dict[str, int]:
-    """Return the amounts compared and reread, summed over all snapshots."""
+    """Return the amounts compared, read back and reread, summed over all snapshots."""
     volumes = sum((Counter(asdict(snapshot.compared)) for snapshot in report.snapshots), Counter[str]())
     for rests_on in (snapshot.rests_on for snapshot in report.snapshots):
         if rests_on:
             volumes.update(objects=rests_on.reread_objects, bytes=rests_on.reread_bytes)
+    volumes["rows"] += volumes.pop("rows_read_once", 0)
     return dict(volumes)
 
 
@@ -495,6 +496,9 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines += [f"  {line}" for line in _lines_of_records(one.rests_on)]
     if one.unused_records:
         lines.append(f"  no record of an earlier check was used: {one.unused_records}")
+    if one.compared.rows_read_once:
+        read_back = quantity_text(one.compared.rows_read_once, "base rows")
+        lines.append(f"  read back, but read once for all copies, so not compared: {read_back}")
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")
@@ -517,7 +521,8 @@ def _amounts_text(one: SnapshotReport) -> str:
     """Return the amounts that were read and compared; only the number of objects if none was read."""
     compared = one.compared
     objects = quantity_text(compared.objects, "objects")
-    if not any((compared.bytes, compared.rows, compared.changes, compared.partitions, compared.transactions)):
+    amounts_read = (compared.bytes, compared.rows, compared.changes, compared.partitions, compared.transactions)
+    if not any((*amounts_read, compared.rows_read_once)):
         return f"{objects}, by name and size" if compared.objects else objects
     amounts = (f"{objects} ({size_text(compared.bytes)})", _rows_text(one))
     partitions = quantity_text(compared.partitions, "partitions")

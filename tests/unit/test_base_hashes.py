@@ -106,6 +106,31 @@ def test_copies_of_the_same_rows_are_equal_objects_which_are_expanded_once(
     assert expanded == ["s1"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "copies", "is_read_once"),
+    [
+        # Two copies begin with one object: nothing else has its rows.
+        (("s1", "s1"), 2, True),
+        # A third copy has rows of its own: equal ones, or others.
+        (("s1", "s1", "s1-b2"), 3, False),
+        (("s1", "s1"), 3, False),
+        (("s1", "s1-b1"), 2, False),
+        (("s1",), 1, False),
+    ],
+)
+def test_rows_of_an_object_that_all_copies_share_are_not_compared(
+    location: StoreLocation, nodes: tuple[str, ...], copies: int, *, is_read_once: bool
+) -> None:
+    of_nodes = {node: stored(location, node) for node in {*nodes}}
+    objects = [
+        NodeBase(BaseSource(replace(of_nodes[node].source, number=number), of_nodes[node].rows))
+        for number, node in enumerate(nodes)
+    ]
+    reports = hash_base(replace(task_of(location, *objects), copies=copies))
+    assert [one.is_read_once for one in reports] == [is_read_once] * len(nodes)
+    assert sum(one.rows for one in reports) == len({*nodes}) * len(LINES)
+
+
 def test_rows_that_another_copy_lacks_are_hashed(location: StoreLocation) -> None:
     both = [stored(location, node) for node in NODES[:2]]
     reports = hash_base(task_of(location, *map(NodeBase, both), everywhere=False))

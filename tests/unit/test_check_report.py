@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Findings, RestsOn, Skipped, SnapshotReport
-from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, REPAIRABLE, lines_of
+from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, REPAIRABLE, lines_of, volumes_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 from cutline.fleet.record import Time
 from cutline.storage.errors import report_of
@@ -73,6 +73,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
             "name": "a", "increment": 2, "exact_at": None, "result": "conflicts",
             "compared": {
                 "objects": 1, "bytes": 2, "rows": 3, "changes": 4, "partitions": 5, "transactions": 6,
+                "rows_read_once": 0,
             },
             "append_only": ["public.log"],
             "large_objects": 0,
@@ -122,6 +123,17 @@ def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, .
     compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
     lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
     assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"
+
+
+def test_rows_that_were_read_once_for_all_copies_are_not_said_to_be_compared() -> None:
+    compared = Compared(objects=1, bytes=2, rows=60, changes=4, rows_read_once=1000)
+    report = SnapshotReport("a", 2, compared, copies=(2,))
+    lines = lines_of(CheckReport((report,), 1.0))
+    assert lines[1].startswith("  compared 1 object (2 B), 60 base rows and 4 changes in 2 copies, ")
+    assert lines[2] == "  read back, but read once for all copies, so not compared: 1,000 base rows"
+    assert report.to_json()["compared"]["rows_read_once"] == 1000
+    # The work of a check, for `history`, has both.
+    assert volumes_of(CheckReport((report,), 1.0))["rows"] == 1060
 
 
 def test_a_check_of_names_and_sizes_says_only_that() -> None:

@@ -37,6 +37,7 @@ from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
 from cutline.spark.preflight import awaiting_executors
+from cutline.spark.task_progress import following
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, error_of
 from cutline.storage.store import stoppable_requests
 from cutline.storage.waits import pass_on
@@ -129,6 +130,8 @@ class NodeShares(Generic[Task]):
         self._done = Counter[str]()
         # Adding up all nodes for every task would take longer than small tasks do.
         self._done_total, self._total = 0, sum(totals.values())
+        # What tasks that have not finished have read, by the task's id.
+        self._read: dict[int, int] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -156,11 +159,30 @@ class NodeShares(Generic[Task]):
             self._total = sum(self._totals.values())
             self._tell(self._totals)
 
+    def read(self, task: Task, size_bytes: int) -> None:
+        """Count what a task on one node has read before it has finished, up to the amount that was planned."""
+        if self._unit != "bytes" or len(shares := self._shares_of(task)) != 1:
+            return
+        ((node, planned),) = shares
+        with self._lock:
+            before = self._read.get(id(task), 0)
+            more = min(size_bytes, planned - before)
+            self._read[id(task)] = before + more
+            self._done[node] += more
+            self._done_total += more
+            self._tell({node: None})
+
     def end(self, tasks: Sequence[Task]) -> None:
-        """Count tasks that have finished."""
+        """Count tasks that have finished, except what was counted before."""
         if not tasks:
             return
-        shares = [share for task in tasks for share in self._shares_of(task)]
+        with self._lock:
+            shares = [
+                (node, amount - read)
+                for task in tasks
+                for read in (self._read.pop(id(task), 0),)
+                for node, amount in self._shares_of(task)
+            ]
         self.progress.advance(len(shares))
         with self._lock:
             for node, amount in shares:
@@ -408,10 +430,16 @@ def run_tasks(
         else:
             progress.advance(len(done))
 
+    def followed(task: Task) -> Report:
+        if not isinstance(progress, NodeShares):
+            return work(task)
+        with following(partial(progress.read, task)):
+            return work(task)
+
     if runs_in_driver(spark):
         in_lanes = _run_in_driver(
             spark,
-            work,
+            followed,
             [[tasks[number] for number in lane] for lane in lanes],
             spark.at_once(dealing.per_core if dealing else 1),
             count,

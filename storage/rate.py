@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cutline.storage.store import Inventory, Keys, Leftovers, ObjectStore, Unfinished, check_not_stopped
@@ -20,9 +21,13 @@ LOOK_SECONDS = 0.2
 
 @dataclass(slots=True)
 class RateLimit:
-    """Limits the rate at which any number of threads spend bytes; None means no limit."""
+    """Limits the rate at which any number of threads spend bytes; None means no limit.
+
+    `spent` is called with the bytes before they are waited for, if there is a limit.
+    """
 
     bytes_per_second: float | None
+    spent: Callable[[int], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _free_at: float = field(default_factory=time.monotonic, init=False)
 
@@ -33,6 +38,8 @@ class RateLimit:
         """
         if self.bytes_per_second is None:
             return
+        if self.spent is not None:
+            self.spent(size_bytes)
         with self._lock:
             begin = max(self._free_at, time.monotonic() - CREDIT_SECONDS)
             self._free_at = free_at = begin + size_bytes / self.bytes_per_second

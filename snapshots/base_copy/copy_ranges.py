@@ -40,6 +40,7 @@ from cutline.snapshots.operations.object_lists import split_entries, store_lists
 from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
 from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.records.unfinished_records import CopiedRange, CopiedRanges, store_copied
+from cutline.spark.task_progress import tell_read
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.rate import RateLimit
@@ -230,7 +231,7 @@ def copy_ranges(task: CopyTask) -> CopyReport:
                 OBJECT_BYTES,
                 OBJECT_RAW_BYTES,
             )
-            rows, pace = _Rows(objects), RateLimit(task.bytes_per_second)
+            rows, pace = _Rows(objects), RateLimit(task.bytes_per_second, tell_read)
             rewritten = lock_tables(connection, task.node, task.ranges)
             # The server prints the next ranges while the task pauses, so with a limit it gets one at a time.
             together = COPIES_AT_ONCE if task.bytes_per_second is None else 1

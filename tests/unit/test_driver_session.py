@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 
 from cutline.fleet.config import load_fleet
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import Reading, Silent
 from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.on_demand import SWITCH_SECONDS, SparkOnDemand
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import Cores, Dealing, JobCancelledError, cores_of, limited_sessions, run_tasks
+from cutline.spark.spark_jobs import (
+    Cores,
+    Dealing,
+    JobCancelledError,
+    NodeShares,
+    cores_of,
+    limited_sessions,
+    run_tasks,
+)
+from cutline.spark.task_progress import tell_read
 from cutline.storage.errors import UnreachableError, report_of
 from cutline.storage.store import check_not_stopped
 
@@ -52,6 +61,37 @@ def test_reports_are_in_the_order_of_the_tasks_and_counted() -> None:
     assert run_tasks(session, lambda number: number * 2, range(100), progress, sizes) == list(range(0, 200, 2))
     assert progress.tasks == 100
     assert run_tasks(session, lambda number: number, [], progress, sizes) == []
+
+
+class Readings(Silent):
+    """Keeps the readings of nodes."""
+
+    def __init__(self) -> None:
+        self.of_nodes: list[tuple[str, int, int | None]] = []
+        self.tasks = 0
+
+    def advance(self, done: int) -> None:
+        self.tasks += done
+
+    def tell(self, reading: Reading) -> None:
+        if reading.node:
+            self.of_nodes.append((reading.node, reading.done, reading.total))
+
+
+def test_a_node_moves_with_what_its_tasks_have_read() -> None:
+    """A task counts as its planned amount, whether it reads more or less, and whatever it has told before."""
+    session: Any = DriverSession(not_started, 1)
+    progress, tasks = Readings(), [("a", 100), ("a", 50)]
+    shares = NodeShares[Any].of_tasks(progress, tasks, lambda task: task[0], lambda task: task[1])
+
+    def work(task: tuple[str, int]) -> None:
+        for part in (30, 40):
+            tell_read(part)
+
+    run_tasks(session, work, tasks, shares, Dealing[Any](lambda _: 1, lambda _: ("a",), {"a": 1}))
+    tell_read(7)
+    assert progress.of_nodes == [("a", done, 150) for done in (30, 70, 100, 120, 150)]
+    assert progress.tasks == 2
 
 
 class Running:

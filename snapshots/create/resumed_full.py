@@ -45,7 +45,7 @@ from cutline.snapshots.records.unfinished_records import (
     read_unfinished_base,
     resumption_name,
 )
-from cutline.storage.errors import RefusedError, UsageError
+from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.drain.slots import check_slot, copy_slot_name, slot_name, slot_state
@@ -121,7 +121,9 @@ def _resume(store: ObjectStore, intent: Intent, names: Set[str], ran_seconds: fl
             number += 1
         else:
             break
-    store_sign(store, first_sign(intent, "resume", ours.resumed_at), next_number(sign_numbers(names)))
+    # Signs are only for others.
+    with suppress(SnapshotError):
+        store_sign(store, first_sign(intent, "resume", ours.resumed_at), next_number(sign_numbers(names)))
     return number
 
 

@@ -41,6 +41,7 @@ from cutline.snapshots.ddl.contradictions import (
 from cutline.snapshots.ddl.described_ddl import Description, describe
 from cutline.snapshots.ddl.dump import read_ddl
 from cutline.snapshots.ddl.extension_tables import read_extension_rows_object
+from cutline.snapshots.ddl.fingerprint import are_same_objects
 from cutline.snapshots.ddl.server_globals_object import read_globals_object
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
@@ -438,7 +439,7 @@ def _is_dumped_again(before: Chain, chain: Chain, shard: str) -> bool:
     changes = chain.last.definition_changes
     if changes is None or shard not in changes.fingerprints or shard not in before.full.fingerprints:
         return False
-    return before.fingerprint(shard) == chain.fingerprint(shard)
+    return are_same_objects(before.fingerprint(shard), chain.fingerprint(shard))
 
 
 def _changed_without_stamp(

@@ -19,7 +19,7 @@ import psycopg
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.record import Count, Record
-from cutline.fleet.table_names import TABLE_NAME, is_included, is_matching
+from cutline.fleet.table_names import ANY, TABLE_NAME, is_included, is_matching
 from cutline.nodes.encodings import fetch_texts
 from cutline.nodes.groups import Group
 from cutline.nodes.sessions import in_parallel
@@ -103,7 +103,7 @@ WARNED = frozenset(
 # Parts that are counted rather than named.
 COUNTED = frozenset({LeftOutKind.TEMPORARY_TABLES, LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL})
 # Ordinary tables and extensions' configuration tables have the kind '': the rules decide whether they are left out.
-LEFT_OUT_QUERY = f"""
+FOUND = f"""
 SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
             WHEN c.oid = ANY (e.extconfig) AND c.relkind = 'r' THEN ''
             WHEN e.extname IS NOT NULL THEN 'extension_table'
@@ -126,8 +126,11 @@ UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
 UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
  WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
- ORDER BY 1, 2
 """
+LEFT_OUT_QUERY, LEFT_OUT_BY_KIND_QUERY = (
+    f"SELECT * FROM ({FOUND}) AS found (kind, name, of, count) {condition} ORDER BY kind, name"
+    for condition in ("", "WHERE kind <> ''")
+)
 
 
 class LeftOut(Record, frozen=True):
@@ -149,7 +152,9 @@ def read_left_out(
     groups: Mapping[str, Iterable[Group]],
 ) -> tuple[LeftOut, ...]:
     """Find the parts that a snapshot of `groups`, the groups that the rules include, leaves out."""
-    found = in_parallel(lambda connection: fetch_texts(connection, LEFT_OUT_QUERY), primaries.values())
+    # If the rules include all tables, they leave out none of the thousands that there may be.
+    query = LEFT_OUT_QUERY if rules.exclude or ANY not in rules.include else LEFT_OUT_BY_KIND_QUERY
+    found = in_parallel(lambda connection: fetch_texts(connection, query), primaries.values())
     left_out: list[LeftOut] = []
     for node, rows in zip(primaries, found, strict=True):
         for kind, name, of, count in rows:

@@ -35,6 +35,8 @@ from cutline.storage.errors import ChainEnd, RefusedError
 
 # PostgreSQL's default without "$user": nobody keeps objects in a schema named after our role.
 DEFAULT_PATH = "public"
+# A pattern for the names of Cutline's publications of any fleet.
+OWN_PUBLICATION = r"cutline_[0-9a-f]{8}(_append_only)?"
 USER_SCHEMA = re.compile(r'"\$user"\s*(?:,\s*|$)')
 # The setting that takes precedence (miscinit.c, process_settings).
 PATH_QUERY = """

@@ -29,6 +29,7 @@ from cutline.fleet.table_names import quote_identifier, table_name
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.programs import archive_reader
+from cutline.nodes.publications import OWN_PUBLICATION
 from cutline.restore.ddl.ddl import EVENT_TRIGGERS, POST_DATA, PRE_DATA, ROWS, Ddl, DdlEntry, Refusal, show_name
 from cutline.restore.ddl.role_statements import (
     DEFAULT_PRIVILEGES,
@@ -41,7 +42,6 @@ from cutline.restore.ddl.role_statements import (
 from cutline.restore.ddl.role_statements import KINDS as ROLE_KINDS
 from cutline.restore.ddl.side_by_side import find_side_by_side, table_of
 from cutline.restore.scope.scope import RoleChanges, TableMove
-from cutline.snapshots.ddl.database_facts import OWN_PUBLICATION
 from cutline.snapshots.ddl.ddl_archive import (
     AFTER_ROWS,
     BEFORE_ROWS,

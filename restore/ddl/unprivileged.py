@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.publications import OWN_PUBLICATION
 from cutline.restore.ddl.ddl import Ddl, DdlEntry, SchemaLoadError, show_name
 from cutline.restore.ddl.entries import ArchiveDdl
 from cutline.restore.ddl.role_statements import REMARKS, is_of_event_trigger
 from cutline.restore.ddl.statements import Statement, literal, statements_of
-from cutline.snapshots.ddl.database_facts import OWN_PUBLICATION
 from cutline.snapshots.ddl.ddl_archive import EXTENSION, PRIVILEGES, ArchiveEntry, statements_of_entry
 from cutline.snapshots.ddl.ddl_archive import PRIVILEGES as PRIVILEGES_KIND
 from cutline.snapshots.ddl.dump import DROP

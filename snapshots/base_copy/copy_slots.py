@@ -30,7 +30,7 @@ from cutline.nodes.connections import NodeUnreachableError, connect, refuse_view
 from cutline.nodes.relation_locks import bound_lock_waits, locked_error
 from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.ddl.attempts import ChangedError
-from cutline.snapshots.ddl.database_facts import read_fingerprint
+from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, create_exported_slot, drop_slots
 from cutline.wal.segments.archive import Segment
@@ -177,8 +177,8 @@ def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fin
 
     def check(node: Node) -> None:
         with open_exported(node, slots[node.id].snapshot) as connection:
-            fingerprint = read_fingerprint(connection)
-        if fingerprint != fingerprints[node.shard]:
+            fingerprint = read_again(connection, fingerprints[node.shard])
+        if not are_same_objects(fingerprint, fingerprints[node.shard]):
             raise ChangedError(f"node {node.id}: DDL was committed while the base copy was starting")
 
     in_parallel(check, nodes)

@@ -60,18 +60,19 @@ def _counters_in(states: Iterable[TableState]) -> tuple[dict[int, str], dict[str
 
 
 def states_to_compare(plan: DdlPlan, known: KnownTables) -> dict[str, dict[str, TableState]]:
-    """Return the states to compare counters with, by shard and current table name.
+    """Return the states of append-only tables to compare counters with, by shard and current table name.
 
     The states come from the previous commit; for tables that are copied again, they come from the plan, which is made
     before the copy. This requires that no row has been updated or deleted since then.
     """
     states: dict[str, dict[str, TableState]] = {}
     for shard, one in plan.shards.items():
-        before = {state.oid: state for state in known.states[shard].values()}
-        copied = {table.oid for table in one.to_copy}
+        before = {state.oid: state for state in known.states[shard].values() if state.counted}
+        before |= {table.oid: one.states[table.group.name] for table in one.to_copy}
         states[shard] = {
-            name: state if state.oid in copied else structs.replace(before[state.oid], table=name)
+            name: structs.replace(before[state.oid], table=name)
             for name, state in one.states.items()
+            if state.oid in before
         }
     return states
 

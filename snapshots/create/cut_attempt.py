@@ -82,10 +82,13 @@ def take_cut(
     progress: Progress,
     end_writes: EndWrites | None = None,
     rewritten: Mapping[str, set[int]] = MappingProxyType({}),
+    *,
+    just_seen: bool = False,
 ) -> CutResult:
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
-    `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again.
+    `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again. If the tables
+    were `just_seen`, the first attempt does not read them again.
     Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
     immediately.
     """
@@ -100,8 +103,9 @@ def take_cut(
             raise ChangedError(cause)
 
     def prepare_and_cut() -> CutResult:
-        nonlocal ends
-        prepared = prepare_tables(context, state, moved, seen, spark, progress)
+        nonlocal ends, just_seen
+        are_current, just_seen = just_seen, False
+        prepared = prepare_tables(context, state, moved, seen, spark, progress, are_current=are_current)
         archiving = spark if is_for_spark(read_waiting(sessions, slot_name(state.chain))) else None
         if archiving is not None:
             archiving.begin(context.executor_needs, progress, Amount())
@@ -188,11 +192,11 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
     """Return the definitions that may occur in the node's WAL; those of the same table are in order of creation."""
-    plan = prepared.plan.shards[node.shard]
+    plan, before = prepared.plan.shards[node.shard], known.states[node.shard]
     present_oids = {state.oid for state in plan.states.values()}
     old = (
-        Definition(before.oid, before.group, is_gone=before.oid not in present_oids)
-        for before in known.before(node.shard)
+        Definition((oid := before[group.name].oid), group, is_gone=oid not in present_oids)
+        for group in known.groups[node.shard]
     )
     copied_from = prepared.positions.get(node.id)
     new = (
@@ -218,7 +222,7 @@ def _make_cut(
 def _check_printed(context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut) -> None:
     """Raise ChangedError if changes have values in a form that a table no longer has: it must be copied again."""
     for shard, plan in prepared.plan.shards.items():
-        if not (tables := new_forms(plan, known.before(shard))):
+        if plan.states is known.states[shard] or not (tables := new_forms(plan, known.before(shard))):
             continue
         is_utf8 = encoding_of(context.sessions.primaries[shard]) == UTF8
         if outdated := find_outdated(context.store, cut.segments[shard], tables, is_utf8=is_utf8):

@@ -129,7 +129,8 @@ def take_increment(
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
-    cut = _take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
+    end, just_seen = end_all_writes if request.terminal else None, not continuable.to_renew
+    cut = _take_cut(context, state, spark, progress, end, just_seen=just_seen)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
@@ -196,7 +197,13 @@ def _with_left_out_of_chain(
 
 
 def _take_cut(
-    context: CreateContext, state: ChainState, spark: SparkSource, progress: Progress, end_writes: EndWrites | None
+    context: CreateContext,
+    state: ChainState,
+    spark: SparkSource,
+    progress: Progress,
+    end_writes: EndWrites | None,
+    *,
+    just_seen: bool,
 ) -> CutResult:
     """Make the cut; if a standby fails that the increment can do without, make another cut without it.
 
@@ -206,8 +213,9 @@ def _take_cut(
     sessions, left = context.sessions, context.request.retries
     while True:
         try:
-            return take_cut(context, state, spark, progress, end_writes)
+            return take_cut(context, state, spark, progress, end_writes, just_seen=just_seen)
         except Exception as error:
+            just_seen = False
             # If a node falls silent, its sessions and the jobs are ended, and any error may follow.
             if end_writes is not None or not (isinstance(error, SnapshotError) or sessions.watch.silent()):
                 raise

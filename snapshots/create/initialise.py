@@ -41,7 +41,7 @@ from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_l
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
-from cutline.snapshots.ddl.database_facts import PUBLIC_CATALOGS
+from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import KeptChain, note_unknown_slots, read_kept_chains
 from cutline.snapshots.records.lost_chains import is_lost

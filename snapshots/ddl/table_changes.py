@@ -42,7 +42,7 @@ from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_er
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
-from cutline.snapshots.ddl.database_facts import read_fingerprint
+from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again, read_fingerprint
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
@@ -248,12 +248,18 @@ def _key(group: Group) -> tuple[Column, ...]:
     return group.columns[: group.key_width]
 
 
-# The tables, with what changes without a trace in the fingerprint: the file, and whether our role may read all rows.
+# Files and privileges change without a trace in the fingerprint. Of the tables in %(oids)s, return those whose file is
+# no longer the one in %(files)s, and those of which our role may not read all rows; and return all other tables.
 UNTRACED_QUERY = f"""
-SELECT c.oid::bigint, n.nspname, c.relname, pg_relation_filenode(c.oid)::bigint,
-       coalesce(has_table_privilege(c.oid, 'SELECT'), true) AND NOT row_security_active(c.oid)
+SELECT c.oid::bigint, n.nspname, c.relname, k.oid IS NOT NULL, file.node, may.read
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE {ORDINARY_TABLE}
+  LEFT JOIN unnest(%(oids)s::oid[], %(files)s::oid[]) AS k (oid, file) ON k.oid = c.oid
+ CROSS JOIN (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS ours
+ CROSS JOIN LATERAL (SELECT CASE WHEN c.relfilenode <> 0 THEN c.relfilenode::bigint
+                                 ELSE pg_relation_filenode(c.oid)::bigint END) AS file (node)
+ CROSS JOIN LATERAL (SELECT rolsuper OR coalesce(has_table_privilege(c.oid, 'SELECT'), true)
+                                        AND NOT row_security_active(c.oid)) AS may (read)
+ WHERE {ORDINARY_TABLE} AND (k.oid IS NULL OR file.node <> k.file::bigint OR NOT may.read)
 """
 PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
@@ -387,9 +393,9 @@ def read_current_tables(
     """Do the same as `read_fleet_tables`, but read a node in `seen` again only if it changed."""
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        if (was := seen.get(node)) and not _find_change(connection, node, selection.fleet_id, was):
-            return was
-        return read_node_tables(connection, node, selection)
+        was = seen.get(node)
+        same = _read_unchanged(connection, node, selection.fleet_id, was) if was else None
+        return same or read_node_tables(connection, node, selection)
 
     return _read_primaries(sessions, read)
 
@@ -401,9 +407,9 @@ def read_tables_since_commit(
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
         # Another server may have the same fingerprint, if it was set up in the same way.
-        was, now = None if node in known.lost else _as_committed(node, known), None
-        if was is not None and not _find_change(connection, node, selection.fleet_id, was):
-            now = _with_untraced(connection, was, selection.rules)
+        was = None if node in known.lost else _as_committed(node, known)
+        same = _read_unchanged(connection, node, selection.fleet_id, was) if was else None
+        now = _with_untraced(connection, same, selection.rules) if same else None
         return now or read_node_tables(connection, node, selection)
 
     return _read_primaries(sessions, read)
@@ -431,11 +437,13 @@ def _read_primaries(
 def _as_committed(node: str, known: KnownTables) -> NodeTables | None:
     """Return the tables in the last commit; None if its states do not suffice to tell whether they have changed."""
     groups, states = known.groups[node], known.states[node]
-    if any(group.name not in states for group in groups) or any(state.has_names for state in states.values()):
+    found = [states.get(group.name) for group in groups]
+    if not all(found) or any(state.has_names for state in states.values() if state.types):
         return None
     tables = tuple(
-        Table(states[group.name].oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
-        for group in groups
+        Table(state.oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
+        for state, group in zip(found, groups, strict=True)
+        if state
     )
     return NodeTables(tables, states, known.fingerprints[node], as_committed=True)
 
@@ -445,23 +453,25 @@ def _with_untraced(connection: psycopg.Connection[Any], was: NodeTables, rules: 
 
     Returns None if `rules` include other tables than these, or if our role may not read all of their rows.
     """
-    files: dict[int, int] = {}
-    for oid, schema, name, file, is_readable in connection.execute(UNTRACED_QUERY):
-        if is_included(table_name(schema, name), rules):
-            if not is_readable:
-                return None
-            files[oid] = file
-    if files.keys() != {table.oid for table in was.tables}:
+    if not all(is_included(name, rules) for name in was.states):
         return None
-    counted = [state.oid for state in was.states.values() if state.counted]
+    states = was.states.values()
+    known = {"oids": [state.oid for state in states], "files": [state.file for state in states]}
+    files: dict[int, int] = {}
+    for oid, schema, name, is_known, file, is_readable in connection.execute(UNTRACED_QUERY, known):
+        if not is_known and not is_included(table_name(schema, name), rules):
+            continue
+        if not is_known or not is_readable:
+            return None
+        files[oid] = file
+    counted = [state.oid for state in states if state.counted]
     counters = read_counters(connection, counted) if counted else {}
-    states = {
-        name: state
-        if files[state.oid] == state.file and not state.counted
-        else structs.replace(state, file=files[state.oid], counted=counters.get(state.oid))
+    now = {
+        name: structs.replace(state, file=files.get(state.oid, state.file), counted=counters.get(state.oid))
         for name, state in was.states.items()
+        if state.oid in files or state.counted
     }
-    return replace(was, states=states)
+    return replace(was, states={**was.states, **now}) if now else was
 
 
 def plan_ddl(
@@ -479,6 +489,10 @@ def plan_ddl(
     highest = max([known.highest, *(table.group.number for tables in tried.values() for table in tables)])
     shards: dict[str, ShardPlan] = {}
     for shard, one in node_tables.items():
+        if one.states is known.states[shard] and not (tried[shard] or moved.get(shard) or shard in known.lost):
+            # Of many thousands of tables, none has changed.
+            shards[shard] = ShardPlan(known.groups[shard], (), (), one.states)
+            continue
         now = (one.tables, one.states)
         shards[shard] = plan_shard(shard, known.before(shard), tried[shard], now, highest, moved.get(shard, ()))
         highest = max([highest, *(group.number for group in shards[shard].groups)])
@@ -549,20 +563,34 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
     """
 
     def find_on(node: str) -> str:
+        connection, was = sessions.connections[node], seen[node]
         with raising_unreachable(sessions.fleet.node(node)):
-            return _find_change(sessions.connections[node], node, selection.fleet_id, seen[node])
+            now = read_again(connection, was.fingerprint)
+            return _describe_change(connection, node, selection.fleet_id, was, now)
 
     return next(filter(None, in_parallel(find_on, sessions.primaries)), "")
 
 
-def _find_change(connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables) -> str:
-    """Describe a change since the node's tables were read as `was`; return "" if nothing changed.
+def _read_unchanged(
+    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables
+) -> NodeTables | None:
+    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
+    now = read_again(connection, was.fingerprint)
+    return None if _describe_change(connection, node, fleet_id, was, now) else replace(was, fingerprint=now)
 
-    The fingerprint does not cover Cutline's publications, so these are compared separately. They may have other
-    members, such as tables that fleet.toml has excluded since.
+
+def _describe_change(
+    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables, fingerprint: str
+) -> str:
+    """Describe a change since the node's tables were read as `was`, given the current fingerprint; "" if there is none.
+
+    The hash of the objects does not cover Cutline's publications, so unless no row of any catalog has changed, these
+    are compared separately. They may have other members, such as tables that fleet.toml has excluded since.
     """
-    if read_fingerprint(connection) != was.fingerprint:
+    if not are_same_objects(fingerprint, was.fingerprint):
         return f"node {node}: its catalogs changed"
+    if fingerprint == was.fingerprint:
+        return ""
     states = (state for state in was.states.values() if state.membership)
     members = (TableStamps(state.oid, state.publication, state.membership) for state in states)
     if have_same_members(connection, fleet_id, members):

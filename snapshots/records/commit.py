@@ -12,15 +12,15 @@ a restore turns the definition into SQL, it is parsed strictly, in one place.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 import zstandard
-from msgspec import field, structs
+from msgspec import field
 
 from cutline.fleet.config import NODE_ID, GroupRules
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json
+from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json, to_json
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOut, mark_large_objects
@@ -193,7 +193,7 @@ FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/incr
 # one commit in 64.
 SUMMARIZED_MAX = 64
 # The number of groups, in all shards, from which a full snapshot's commit contains equal groups only once.
-SAME_GROUPS_FROM = 2000
+SHARED_FROM = 2000
 # The maximum length of a summary's comment, in characters.
 COMMENT_MAX = 1000
 
@@ -448,17 +448,14 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
     each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
     of all shards on which it has parts. Early versions did not record it. `shared_bases` has, by primary, the base
-    copies that were read on a standby; their objects are listed for the primary. In the stored form of a commit with
-    many groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for each of the
-    other shards, the shard whose groups it has. If the snapshot was interrupted and resumed, `seconds` includes the
-    time in between, and `ran_seconds` is how long its commands ran.
+    copies that were read on a standby; their objects are listed for the primary. If the snapshot was interrupted and
+    resumed, `seconds` includes the time in between, and `ran_seconds` is how long its commands ran.
     """
 
     fleet_id: str = field(name="fleet")
     global_id_form: str = field(name="global_id")
     baseline: tuple[NodeIdentity, ...]
     groups: dict[str, tuple[Group, ...]]
-    same_groups: dict[str, str] = field(default_factory=dict)
     base: dict[str, Lsn]
     copied: tuple[StoredObject, ...] = field(name="objects")
     roles: dict[str, tuple[str, ...]]
@@ -471,26 +468,21 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
     shared_bases: dict[str, SharedBase] = field(default_factory=dict)
     ran_seconds: Seconds | None = None
 
-    def for_storing(self) -> Self:
-        """Return this commit with equal groups only once, if it has many."""
-        if sum(map(len, self.groups.values())) < SAME_GROUPS_FROM:
-            return self
-        owners: dict[tuple[Group, ...], str] = {}
-        owner_of = {shard: owners.setdefault(groups, shard) for shard, groups in sorted(self.groups.items())}
-        return structs.replace(
-            self,
-            groups={shard: self.groups[shard] for shard, owner in owner_of.items() if owner == shard},
-            same_groups={shard: owner for shard, owner in owner_of.items() if owner != shard},
-        )
-
-    def for_use(self) -> Self:
-        """Return this commit with the groups of every shard; equal groups are the same objects."""
-        if not self.same_groups:
-            return self
-        if wrong := {*self.same_groups} & {*self.groups} or {*self.same_groups.values()} - {*self.groups}:
-            raise ValueError(f"groups and same_groups contradict each other for {', '.join(sorted(wrong))}")
-        groups = self.groups | {shard: self.groups[owner] for shard, owner in self.same_groups.items()}
-        return structs.replace(self, groups=dict(sorted(groups.items())), same_groups={})
+    def for_storing(self) -> StoredFull:
+        """Return the form in which the commit is stored: if it has many groups, without repetitions."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in FullSnapshot.__struct_fields__}
+        if sum(map(len, self.groups.values())) >= SHARED_FROM:
+            owners: dict[tuple[Group, ...], str] = {}
+            owner_of = {shard: owners.setdefault(groups, shard) for shard, groups in sorted(self.groups.items())}
+            lists: dict[tuple[Column, ...], int] = {}
+            fields["groups"] = {
+                shard: tuple(_with_number(group, lists) for group in self.groups[shard])
+                for shard, owner in owner_of.items()
+                if owner == shard
+            }
+            fields["same_groups"] = {shard: owner for shard, owner in owner_of.items() if owner != shard}
+            fields["column_lists"] = tuple(lists)
+        return StoredFull(**fields)
 
     @property
     def parts(self) -> dict[str, str | None]:
@@ -513,40 +505,101 @@ class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
         return (*self.lists, *super().object_lists)
 
 
-class GroupInParts(Record, frozen=True):
-    """A group whose columns are not decoded yet."""
+class StoredGroup(Record, frozen=True):
+    """A group in a stored commit; its `columns` may be given by their number in `column_lists`, counted from 0."""
 
     number: Count
     schema: str
     table: str
     identity: str
     key_width: Count
-    columns: msgspec.Raw
+    columns: tuple[Column, ...] | Count
     partitions: Count = 1
 
 
-class FullInParts(FullSnapshot, frozen=True, kw_only=True, tag=FULL_FORMAT):
-    """A full snapshot's commit as it is read: columns are decoded once for all groups that have the same columns.
+class StoredFull(FullSnapshot, frozen=True, kw_only=True, tag=FULL_FORMAT):
+    """The commit of a full snapshot as it is stored.
 
-    In a database with a schema for each tenant, thousands of tables have the same few lists of columns. Decoding each
-    of them would take most of the time and memory for reading the commit.
+    Groups, roles, tables and fingerprints are keyed by shard; `base` positions are keyed by node. `rules` selected the
+    groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
+    which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
+    each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
+    of all shards on which it has parts. `shared_bases` has, by primary, the base copies that were read on a standby;
+    their objects are listed for the primary. If the snapshot was interrupted and resumed, `seconds` includes the time
+    in between, and `ran_seconds` is how long its commands ran.
+
+    If there are many groups, `groups` contains equal groups of several shards only once, and `same_groups` names, for
+    each of the other shards, the shard whose groups it has. `column_lists` then has the lists of columns, each of them
+    once: with a schema for each tenant, thousands of tables have the same few lists.
     """
 
-    groups: dict[str, tuple[GroupInParts, ...]]  # type: ignore[assignment]  # `joined` returns the declared type
+    groups: dict[str, tuple[StoredGroup, ...]]  # type: ignore[assignment]  # FullInParts.joined returns the type in use
+    same_groups: dict[str, str] = field(default_factory=dict)
+    column_lists: tuple[tuple[Column, ...], ...] = ()
+
+    def for_storing(self) -> Self:
+        """Return this form itself."""
+        return self
+
+
+def _with_number(group: Group, lists: dict[tuple[Column, ...], int]) -> StoredGroup:
+    number = lists.setdefault(group.columns, len(lists))
+    return StoredGroup(
+        group.number, group.schema, group.table, group.identity, group.key_width, number, group.partitions
+    )
+
+
+class GroupInParts(StoredGroup, frozen=True):
+    """A group whose columns are not decoded yet."""
+
+    columns: msgspec.Raw  # type: ignore[assignment]
+
+
+class FullInParts(StoredFull, frozen=True, kw_only=True, tag=FULL_FORMAT):
+    """A full snapshot's commit as it is read: columns are decoded once for all groups that have the same columns.
+
+    Decoding those of each group would take most of the time and memory for reading a commit with many groups.
+    """
+
+    groups: dict[str, tuple[GroupInParts, ...]]  # type: ignore[assignment]
 
     def joined(self) -> FullSnapshot:
-        """Return the commit; groups with the same columns share them. Raises msgspec.ValidationError."""
-        decoded: dict[bytes, tuple[Column, ...]] = {}
+        """Return the commit in use; groups with the same columns share them, and so do shards with the same groups.
 
-        def group_of(part: GroupInParts) -> Group:
-            text = bytes(part.columns)
-            if (columns := decoded.get(text)) is None:
-                columns = decoded[text] = from_json(text, tuple[Column, ...])
-            return Group(part.number, part.schema, part.table, part.identity, part.key_width, columns, part.partitions)
-
+        Raises msgspec.ValidationError and ValueError.
+        """
+        if wrong := {*self.same_groups} & {*self.groups} or {*self.same_groups.values()} - {*self.groups}:
+            raise ValueError(f"groups and same_groups contradict each other for {', '.join(sorted(wrong))}")
+        columns = self._columns()
+        groups = {
+            shard: tuple(
+                Group(part.number, part.schema, part.table, part.identity, part.key_width, found, part.partitions)
+                for part in parts
+                if (found := columns[bytes(part.columns)]) is not None
+            )
+            for shard, parts in self.groups.items()
+        }
+        if self.same_groups:
+            groups |= {shard: groups[owner] for shard, owner in self.same_groups.items()}
+            groups = dict(sorted(groups.items()))
         fields = {name: getattr(self, name) for name in FullSnapshot.__struct_fields__}
-        fields["groups"] = {shard: tuple(map(group_of, parts)) for shard, parts in self.groups.items()}
-        return FullSnapshot(**fields)
+        return FullSnapshot(**fields | {"groups": groups})
+
+    def is_canonical(self) -> bool:
+        """Whether the parts that are not decoded are as `to_json` writes them."""
+        return all(text.isdigit() or to_json(columns) == text for text, columns in self._columns().items())
+
+    def _columns(self) -> dict[bytes, tuple[Column, ...]]:
+        texts = {bytes(part.columns) for parts in self.groups.values() for part in parts}
+        return {text: self._decode(text) for text in texts}
+
+    def _decode(self, text: bytes) -> tuple[Column, ...]:
+        if not text.isdigit():
+            decoded: tuple[Column, ...] = from_json(text, tuple[Column, ...])
+            return decoded
+        if (number := from_json(text, Count)) >= len(self.column_lists):
+            raise ValueError(f"column_lists has no list {number}")
+        return self.column_lists[number]
 
 
 class Increment(CommonPart, frozen=True, kw_only=True, tag=INCREMENT_FORMAT):

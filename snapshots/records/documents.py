@@ -147,17 +147,17 @@ class StoredOtherwise(Protocol):
         """Return the form in which this document is stored."""
         ...
 
-    def for_use(self) -> Record:
-        """Return the form in which this stored document is used; raise ValueError if it is invalid."""
-        ...
-
 
 @runtime_checkable
 class ReadInParts(Protocol):
     """A document of which `from_json` leaves parts undecoded."""
 
     def joined(self) -> Record:
-        """Decode the parts and return the document; raise msgspec.ValidationError if a part is invalid."""
+        """Decode the parts and return the document as it is used; raise ValueError if a part is invalid."""
+        ...
+
+    def is_canonical(self) -> bool:
+        """Whether the parts have the canonical form; raise ValueError if one is invalid."""
         ...
 
 
@@ -242,7 +242,7 @@ def unseal(key: str, body: bytes) -> tuple[bytes, str]:
     seal = SEAL.search(body, max(len(body) - SEAL_BYTES, 0))
     if seal is not None:
         # Compare the bytes: encoding thousands of tables again would take too long.
-        content = body[: seal.start()] + b"}"
+        content = b"".join((memoryview(body)[: seal.start()], b"}"))
         if digest(content) == seal[1].decode():
             return content, seal[1].decode()
     match = FORMAT.search(body)
@@ -269,13 +269,15 @@ def parse_document(key: str, content: bytes, kind: Any, *, is_proven: bool = Fal
         if not is_proven:
             from_json(content, _Tag)
         document = from_json(content, kind)
-        if isinstance(document, ReadInParts):
-            document = document.joined()
         # Everything that Cutline writes has the canonical form, in which no key occurs twice. Otherwise each object is
         # examined, which takes ten times as long, and for a malformed document thirty times its size in memory.
-        if not is_proven and (to_json(document) != content or not _is_text_short(content)):
+        if not (is_proven or (_is_canonical(document, content) and _is_text_short(content))):
             _check_keys(content)
-        return document.for_use() if isinstance(document, StoredOtherwise) else document
+        return document.joined() if isinstance(document, ReadInParts) else document
+
+
+def _is_canonical(document: Any, content: bytes) -> bool:
+    return to_json(document) == content and (not isinstance(document, ReadInParts) or document.is_canonical())
 
 
 def _is_text_short(content: bytes) -> bool:

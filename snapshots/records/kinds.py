@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cutline.fleet.record import Count, Record, json_schema
-from cutline.snapshots.records.commit import FullSnapshot, Increment, ListedObjects, Void
+from cutline.snapshots.records.commit import Increment, ListedObjects, StoredFull, Void
 from cutline.snapshots.records.lost_chains import LostChain
 from cutline.snapshots.records.merge_records import Begin, Merge, MergePart
 from cutline.snapshots.records.operation_records import (
@@ -87,7 +87,7 @@ class DocumentKind:
 KINDS = (
     DocumentKind("fleet", (StoreIdentity,), is_always_sealed=False),
     DocumentKind("baseline", (BaselineRecord,), is_always_sealed=False),
-    DocumentKind("snapshot", (FullSnapshot, Void)),
+    DocumentKind("snapshot", (StoredFull, Void)),
     DocumentKind("increment", (Increment, Void)),
     DocumentKind("objects", (ListedObjects,)),
     DocumentKind("repair", (Repair, RepairVoid)),

@@ -29,7 +29,7 @@ NAME, BACK = "large", "large_back"
 def runs(
     shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Runs]:
-    monkeypatch.setattr(commit_module, "SAME_GROUPS_FROM", 0)
+    monkeypatch.setattr(commit_module, "SHARED_FROM", 0)
     monkeypatch.setattr(documents, "COMPRESSED_FROM", 1000)
     with runs_on(shared_fleet, tmp_path, spark) as found:
         yield found
@@ -56,7 +56,8 @@ def test_its_increments_are_checked_and_restored(runs: Runs) -> None:
     assert body.startswith(ZSTD_MAGIC)
     first, second = (node.id for node in runs.fleet.primaries)
     assert f'"same_groups":{{"{second}":"{first}"}}'.encode() in decompress(body, 1 << 20)
-    assert check_documents(store)["FullSnapshot"] == 1
+    assert b'"column_lists":[[{"name":"' in decompress(body, 1 << 20)
+    assert check_documents(store)["StoredFull"] == 1
 
     assert runs.check_one(NAME).result == "valid"
     restored = replace(runs.fleet, nodes=tuple(with_database(node, BACK) for node in runs.fleet.primaries))

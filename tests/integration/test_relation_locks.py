@@ -26,8 +26,8 @@ from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
 from cutline.snapshots.create.counters import read_sequences
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.ddl.database_facts import read_fingerprint
 from cutline.snapshots.ddl.dump import dump_archive
+from cutline.snapshots.ddl.fingerprint import read_fingerprint
 from cutline.snapshots.ddl.table_changes import TableSelection, add_to_publications
 from cutline.storage.errors import SnapshotError, error_of
 from cutline.storage.location import StoreLocation

@@ -194,7 +194,7 @@ def test_groups_that_several_shards_have_are_stored_once(found: Commit, *, is_eq
         # The values are objects of their own, as those that are read from the catalogs of several shards.
         groups = next(iter(found.groups.values()))
         found = structs.replace(found, groups={shard: copy.deepcopy(groups) for shard in found.groups})
-    with patch.object(commit_module, "SAME_GROUPS_FROM", 0):
+    with patch.object(commit_module, "SHARED_FROM", 0):
         body = seal(found)
         read = read_back(body)
         assert read == as_read(found)
@@ -204,6 +204,22 @@ def test_groups_that_several_shards_have_are_stored_once(found: Commit, *, is_eq
     assert len(stored["groups"]) == len(distinct)
     assert stored["groups"].keys() | stored.get("same_groups", {}).keys() == found.groups.keys()
     assert len({id(groups) for groups in read.groups.values()}) == len(distinct)  # type: ignore[union-attr]
+    columns = {group.columns for groups in distinct for group in groups}
+    assert len(stored.get("column_lists", ())) == len(columns)
+    assert len({id(group.columns) for groups in read.groups.values() for group in groups}) == len(columns)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("columns", [1, "0", -1, None, 1.5])
+def test_columns_that_are_in_no_list_are_refused(columns: object) -> None:
+    group = Group(1, "public", "one", "default", 1, (Column("id", "bigint", 20, -1, 0, 1),))
+    with patch.object(commit_module, "SHARED_FROM", 0):
+        document = json.loads(seal(structs.replace(commit(0), groups={"a": (group,)})))
+    assert len(document["column_lists"]) == 1
+    document["groups"]["a"][0]["columns"] = 0
+    read_back(seal(document))
+    document["groups"]["a"][0]["columns"] = columns
+    with pytest.raises(ManifestError, match="the/key"):
+        read_back(seal(document))
 
 
 def test_a_commit_of_few_groups_contains_those_of_each_shard() -> None:

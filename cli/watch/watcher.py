@@ -233,7 +233,7 @@ class Watcher:
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = utc_now()
         self.counts["done"] += 1
-        self.following.doubts[task.kind] = 0
+        self.following.doubts.pop(task.kind, None)
         for note in result.notes:
             self.log(f"note: {note}", task=task.kind)
         if result.text:

@@ -187,7 +187,8 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
         return True, TaskResult(
-            f"tables of {name} have changed, so an increment is needed before more WAL can be archived; it follows now"
+            f"tables of {name} have changed, or a node must be copied again: an increment follows now, and then more"
+            " WAL can be archived"
         )
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 

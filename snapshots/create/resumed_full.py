@@ -208,7 +208,7 @@ def _check_node(store: ObjectStore, sessions: Sessions, intent: Intent, node: st
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
     if number:
-        end = read_metadata(store, segment_key(prefix, number), number).segment.through
+        end = read_metadata(store, node, segment_key(prefix, number), number).segment.through
     with raising_unreachable(sessions.fleet.node(node)):
         connection = sessions.connections[node]
         state = slot_state(connection, slot)

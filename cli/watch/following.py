@@ -14,7 +14,15 @@ from datetime import datetime
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
-from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
+from cutline.cli.watch.schedule import (
+    FINAL_FAILURES,
+    FINAL_SECONDS,
+    OF_CHAIN,
+    OF_SNAPSHOT,
+    FullPauses,
+    Task,
+    TaskKind,
+)
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
@@ -122,9 +130,6 @@ def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
 
 
 LOOK_SECONDS = 30.0
-# A chain whose fault may still be removed is given up after this many failures over this time, whichever is later:
-# the first retries follow within two minutes, and an operator needs longer to correct a file or put an object back.
-FINAL_FAILURES, FINAL_SECONDS = 5, 3600.0
 DAY_SECONDS = 86400.0
 
 

@@ -16,6 +16,9 @@ RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
 # How long another operation may block a task before this is reported: this many intervals, and at least this many
 # seconds.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
+# Only after this many failures over this time does the watch give up what somebody may still put right: the first
+# retries follow within two minutes, and an operator needs longer to correct a file or put an object back.
+FINAL_FAILURES, FINAL_SECONDS = 5, 3600.0
 # A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
@@ -108,6 +111,11 @@ class Task:
             self.failing_since or now,
             problem,
         )
+
+    def fails_for_long(self, now: datetime) -> bool:
+        """Whether the task has failed so often and for so long that what stands in its way is given up."""
+        since = self.failing_since
+        return self.failures >= FINAL_FAILURES and since is not None and (now - since).total_seconds() >= FINAL_SECONDS
 
     def put_off(self, now: datetime, seconds: float) -> Task:
         """Return the task, postponed; this does not count as a failure."""

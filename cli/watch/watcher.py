@@ -226,7 +226,7 @@ class Watcher:
         # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
             self.log("a full snapshot is starting; increments will wait until it ends")
-        result = work.take_full(self.source)
+        result = work.take_full(self.source, gives_up=self.tasks[TaskKind.FULL].fails_for_long(utc_now()))
         self.following.follow_newest()
         return result
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cutline.cli.watch.watcher as module
-from cutline.cli.watch.following import FINAL_FAILURES, FINAL_SECONDS
-from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.schedule import FINAL_FAILURES, FINAL_SECONDS, TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.messages import NEW_CHAIN
@@ -355,3 +355,23 @@ def test_only_failures_that_may_end_a_chain_count_towards_its_end(watched: Watch
         pass_hour(watched)
         watched.run(TaskKind.INCREMENT)
     assert not watched.watcher.following.goes_on
+
+
+def test_an_interrupted_full_snapshot_that_is_refused_is_given_up_after_an_hour(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, asked = watched.watcher, list[bool]()
+
+    def take_full(*_: object, gives_up: bool) -> TaskResult:
+        asked.append(gives_up)
+        raise RefusedError("snapshot watch-x was interrupted")
+
+    monkeypatch.setattr("cutline.cli.watch.tasks.take_full", take_full)
+    watched.does[TaskKind.FULL] = watcher._take_full
+    for _ in range(2 * FINAL_FAILURES):
+        watched.run(TaskKind.FULL)
+    task = watcher.tasks[TaskKind.FULL]
+    assert task.failing_since is not None
+    watcher.tasks[TaskKind.FULL] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
+    watched.run(TaskKind.FULL)
+    assert asked == [*[False] * 2 * FINAL_FAILURES, True]

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN, NEXT_COPIES
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import fields_of, from_json
 from cutline.storage.digest import digest
 from cutline.storage.errors import ChainEnd
@@ -372,7 +372,7 @@ def read_metadata(store: ObjectStore, node: str, key: str, number: int) -> Archi
 def _damaged_error(node: str, key: str, problem: str) -> SegmentDamagedError:
     return SegmentDamagedError(
         f"node {node}: segment {key}, which no commit lists, {problem}",
-        hint=NEXT_COPIES,
+        hint="repeat the command: it copies the node again",
         details={"node": node, "object": key},
     )
 

@@ -176,6 +176,10 @@ class Following:
         store = self.source.open_store()
         self._names = matching_names(store, self.source.rules.name)
         self._follow(find_chain(store, self._names, self.log))
+        self._note_others(store)
+
+    def _note_others(self, store: ObjectStore) -> None:
+        """Log the other snapshots for which nodes retain WAL, if they are not the same as before."""
         others = find_others(store, self._names, self.log)
         if others and others != self._others:
             self.log(
@@ -209,7 +213,7 @@ class Following:
     def rules_changed(self) -> None:
         """Try a chain again that was given up: the old file may have been the fault.
 
-        Makes a full snapshot due if the new rules ask for it and no chain continues.
+        Makes a full snapshot due, without a pause, if the new rules ask for it and no chain continues.
         """
         self.doubts.clear()
         if self._is_given_up and self.chain is not None:
@@ -217,6 +221,7 @@ class Following:
             self._follow(replace(self.chain, ended=""))
             self.plan()
         if not self.goes_on and self.source.rules.full > 0:
+            self._pauses, self._asked_for = FullPauses(), None
             self._ask_for_full("")
 
     def follow_newest(self) -> bool:
@@ -231,6 +236,8 @@ class Following:
         before, chain = self.chain, find_chain(store, names, self.log)
         self._names = names
         self._follow(chain)
+        # With other names in fleet.toml, the chain until now is among them.
+        self._note_others(store)
         if chain is None:
             if before is not None:
                 self._ask_for_full(f"no snapshot {self.source.rules.name} with rows is left")

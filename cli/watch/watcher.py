@@ -294,7 +294,8 @@ class Watcher:
         now = utc_now()
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
-        if task.failing_since is None and put_off.waits_too_long(now):
+        paced_by = TaskKind.INCREMENT if task.kind is TaskKind.FULL else task.kind
+        if task.failing_since is None and put_off.waits_too_long(now, self.tasks[paced_by].interval_seconds):
             # The blocking operation may be hanging. The task counts as recovered once it is done.
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cutline.cli.watch.watcher as module
-from cutline.cli.watch.schedule import FINAL_FAILURES, FINAL_SECONDS, TaskKind
+from cutline.cli.watch.schedule import FINAL_FAILURES, FINAL_SECONDS, WAITING_SECONDS_MAX, TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.messages import NEW_CHAIN
@@ -22,7 +22,7 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
-from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError
+from cutline.storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
@@ -375,3 +375,40 @@ def test_an_interrupted_full_snapshot_that_is_refused_is_given_up_after_an_hour(
     watcher.tasks[TaskKind.FULL] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
     watched.run(TaskKind.FULL)
     assert asked == [*[False] * 2 * FINAL_FAILURES, True]
+
+
+def test_a_full_snapshot_that_a_busy_fleet_keeps_waiting_is_told_as_soon_as_an_increment_would_be(
+    watched: Watched,
+) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.FULL] = fails(BusyError("another operation is running"))
+    watched.run(TaskKind.FULL)
+    assert watched.notices() == [("failed", "increment")]
+    task = watched.watcher.tasks[TaskKind.FULL]
+    assert task.waiting_since is not None
+    waiting_since = task.waiting_since - timedelta(seconds=WAITING_SECONDS_MAX)
+    watched.watcher.tasks[TaskKind.FULL] = replace(task, waiting_since=waiting_since)
+    watched.run(TaskKind.FULL)
+    assert watched.notices() == [("failed", "increment"), ("failed", "full")]
+
+
+def test_a_watch_whose_names_change_says_that_nodes_keep_wal_for_its_chain(watched: Watched) -> None:
+    follow(watched, name="other-{n}")
+    watched.watcher.following.follow_newest()
+    said = "nodes also retain WAL for snapshots that get no increments from this watch: " + NAME
+    assert said in watched.said
+    assert not watched.watcher.following.goes_on
+
+
+def test_a_changed_file_ends_the_pause_before_the_next_full_snapshot(watched: Watched) -> None:
+    fleet, following = watched.watcher.source.fleet, watched.watcher.following
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    for number in range(3):
+        began_at = module.utc_now() + timedelta(seconds=number)
+        store_chain(fleet, f"watch-{began_at:%Y-%m-%d-%H%M%S}", f"{began_at:%Y-%m-%dT%H:%M:%SZ}")
+        assert following.follow_newest()
+        watched.run(TaskKind.INCREMENT)
+    assert watched.seconds_to(TaskKind.FULL) > 0
+    follow(watched)
+    assert watched.seconds_to(TaskKind.FULL) <= 0

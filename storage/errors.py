@@ -31,7 +31,7 @@ _secrets: set[str] = set()
 class ChainEnd(StrEnum):
     """Whether an error in an increment ends the chain, in which case `watch` starts a new chain with a full snapshot.
 
-    PERHAPS: the chain may still be repaired, so `watch` tries a few more times first.
+    PERHAPS: the chain may still be repaired, so `watch` goes on trying for an hour first.
     """
 
     NO = "no"

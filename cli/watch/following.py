@@ -7,7 +7,6 @@ be read is skipped and reported: it must not prevent others from being taken.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,15 @@ from datetime import datetime
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
-from cutline.cli.watch.schedule import OF_CHAIN, OF_SNAPSHOT, FullPauses, Task, TaskKind
+from cutline.cli.watch.schedule import (
+    FINAL_FAILURES,
+    FINAL_SECONDS,
+    OF_CHAIN,
+    OF_SNAPSHOT,
+    FullPauses,
+    Task,
+    TaskKind,
+)
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
@@ -123,8 +130,18 @@ def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
 
 
 LOOK_SECONDS = 30.0
-FINAL_FAILURES = 5
 DAY_SECONDS = 86400.0
+
+
+@dataclass(slots=True)
+class RepeatedFailure:
+    """How many times in a row a task has failed with an error that may mean that the chain has ended, and since when.
+
+    `since_seconds` is the time.monotonic of the first of these failures.
+    """
+
+    since_seconds: float
+    failures: int = 0
 
 
 @dataclass(slots=True)
@@ -139,8 +156,9 @@ class Following:
     tasks: dict[TaskKind, Task]
     notices: Notices
     chain: WatchedChain | None = None
-    # For each task, how many times in a row it has failed with an error that may mean that the chain has ended.
-    doubts: Counter[TaskKind] = field(default_factory=Counter)
+    doubts: dict[TaskKind, RepeatedFailure] = field(default_factory=dict)
+    # Whether the chain was given up although its fault may still be removed.
+    _is_given_up: bool = False
     _pauses: FullPauses = field(default_factory=FullPauses)
     # The ended chain that the due full snapshot will replace; "" if there was no chain, None if a chain continues.
     _asked_for: str | None = None
@@ -157,7 +175,11 @@ class Following:
         """Find the chain; raises the store's errors."""
         store = self.source.open_store()
         self._names = matching_names(store, self.source.rules.name)
-        self.chain = find_chain(store, self._names, self.log)
+        self._follow(find_chain(store, self._names, self.log))
+        self._note_others(store)
+
+    def _note_others(self, store: ObjectStore) -> None:
+        """Log the other snapshots for which nodes retain WAL, if they are not the same as before."""
         others = find_others(store, self._names, self.log)
         if others and others != self._others:
             self.log(
@@ -183,9 +205,23 @@ class Following:
             without |= {*OF_CHAIN, *(() if self.chain else OF_SNAPSHOT)}
         return {kind: task for kind, task in self.tasks.items() if kind not in without}
 
+    def _follow(self, chain: WatchedChain | None) -> None:
+        """Follow the chain; earlier failures say nothing about it, nor if another watch may have had the turn since."""
+        self.chain, self._is_given_up = chain, False
+        self.doubts.clear()
+
     def rules_changed(self) -> None:
-        """Make a full snapshot due if the new rules ask for it and no chain continues."""
+        """Try a chain again that was given up: the old file may have been the fault.
+
+        Makes a full snapshot due, without a pause, if the new rules ask for it and no chain continues.
+        """
+        self.doubts.clear()
+        if self._is_given_up and self.chain is not None:
+            self.log(f"increments of {self.chain.name} are tried again, because fleet.toml has changed")
+            self._follow(replace(self.chain, ended=""))
+            self.plan()
         if not self.goes_on and self.source.rules.full > 0:
+            self._pauses, self._asked_for = FullPauses(), None
             self._ask_for_full("")
 
     def follow_newest(self) -> bool:
@@ -198,7 +234,10 @@ class Following:
         if names == self._names:
             return False
         before, chain = self.chain, find_chain(store, names, self.log)
-        self.chain, self._names = chain, names
+        self._names = names
+        self._follow(chain)
+        # With other names in fleet.toml, the chain until now is among them.
+        self._note_others(store)
         if chain is None:
             if before is not None:
                 self._ask_for_full(f"no snapshot {self.source.rules.name} with rows is left")
@@ -232,12 +271,18 @@ class Following:
     def is_over(self, kind: TaskKind, end: ChainEnd) -> bool:
         """Whether the failure of a task ends the chain.
 
-        If the fault can be repaired, the task is first retried a few times, or without limit if no full snapshot would
+        If the fault can be repaired, the task is first retried for an hour, or without limit if no full snapshot would
         follow.
         """
-        self.doubts[kind] = self.doubts[kind] + 1 if end is ChainEnd.PERHAPS else 0
-        is_given_up = self.doubts[kind] >= FINAL_FAILURES and self.source.rules.full > 0
-        return kind in OF_CHAIN and (end is ChainEnd.FOR_GOOD or is_given_up)
+        if kind not in OF_CHAIN or end is not ChainEnd.PERHAPS:
+            self.doubts.pop(kind, None)
+            return kind in OF_CHAIN and end is ChainEnd.FOR_GOOD
+        now = time.monotonic()
+        repeated = self.doubts.setdefault(kind, RepeatedFailure(now))
+        repeated.failures += 1
+        is_long = repeated.failures >= FINAL_FAILURES and now - repeated.since_seconds >= FINAL_SECONDS
+        self._is_given_up = is_long and self.source.rules.full > 0
+        return self._is_given_up
 
     def end_replaced(self) -> None:
         """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.

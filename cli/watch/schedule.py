@@ -14,8 +14,11 @@ from cutline.fleet.hours import Hours
 
 RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX, DOUBLINGS_MAX = 5.0, 600.0, 20
 # How long another operation may block a task before this is reported: this many intervals, and at least this many
-# seconds.
+# seconds. A full snapshot has the interval of increments, for which it takes the place.
 WAITING_INTERVALS_MAX, WAITING_SECONDS_MAX = 3, 600.0
+# Only after this many failures over this time does the watch give up what somebody may still put right: the first
+# retries follow within two minutes, and an operator needs longer to correct a file or put an object back.
+FINAL_FAILURES, FINAL_SECONDS = 5, 3600.0
 # A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
@@ -109,6 +112,11 @@ class Task:
             problem,
         )
 
+    def fails_for_long(self, now: datetime) -> bool:
+        """Whether the task has failed so often and for so long that what stands in its way is given up."""
+        since = self.failing_since
+        return self.failures >= FINAL_FAILURES and since is not None and (now - since).total_seconds() >= FINAL_SECONDS
+
     def put_off(self, now: datetime, seconds: float) -> Task:
         """Return the task, postponed; this does not count as a failure."""
         return replace(self, retry_at=now + timedelta(seconds=seconds))
@@ -117,9 +125,9 @@ class Task:
         """Return the task, blocked by another operation; this does not count as a failure."""
         return replace(self.put_off(now, seconds), waiting_since=self.waiting_since or now)
 
-    def waits_too_long(self, now: datetime) -> bool:
-        """Whether another operation has been blocking the task for several intervals and several minutes."""
-        seconds = max(WAITING_INTERVALS_MAX * self.interval_seconds, WAITING_SECONDS_MAX)
+    def waits_too_long(self, now: datetime, interval_seconds: float) -> bool:
+        """Whether another operation has been blocking the task for several of these intervals and several minutes."""
+        seconds = max(WAITING_INTERVALS_MAX * interval_seconds, WAITING_SECONDS_MAX)
         return self.waiting_since is not None and now >= self.waiting_since + timedelta(seconds=seconds)
 
 

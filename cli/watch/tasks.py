@@ -26,7 +26,7 @@ from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.metrics_gathering import read_facts
-from cutline.snapshots.listing.name_templates import full_name
+from cutline.snapshots.listing.name_templates import full_name, new_name
 from cutline.snapshots.listing.spans import traced
 from cutline.snapshots.operations.activity import Activity, Command
 from cutline.snapshots.operations.ended_operations import EndedReader, read_checks
@@ -37,7 +37,7 @@ from cutline.snapshots.records.merge_records import newest_merge
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import BusyError, RefusedError, SnapshotError
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError, UsageError
 
 # The exit codes of checks and drills that found something. Such checks and drills did not fail, and are not repeated
 # soon.
@@ -115,13 +115,24 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
     return commit, TaskResult(text, tuple(noting.notes))
 
 
-def take_full(source: FleetSource) -> TaskResult:
-    """Repair the publications, and take a full snapshot: resume an interrupted one, or begin one under a new name."""
+def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
+    """Repair the publications, and take a full snapshot: resume an interrupted one, or begin one under a new name.
+
+    If `gives_up`, an interrupted snapshot that fleet.toml does not fit any more is given up.
+    """
     _run(source, ["init"])
-    name = full_name(source.fleet, source.rules.name)
-    document = _run(source, ["create", name])
+    name, notes = full_name(source.fleet, source.rules.name), tuple[str, ...]()
+    try:
+        document = _run(source, ["create", name])
+    except CommandFailedError as error:
+        if not gives_up or error.exit_code != UsageError.exit_code or "operation" not in error.details:
+            raise
+        notes = (f"snapshot {name} is given up: {error.message}",)
+        # A snapshot with another name takes its place.
+        name = new_name(source.fleet, source.rules.name)
+        document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
-    return TaskResult(text, tuple(document["warnings"]))
+    return TaskResult(text, (*notes, *document["warnings"]))
 
 
 def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
@@ -187,7 +198,8 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
         return True, TaskResult(
-            f"tables of {name} have changed, so an increment is needed before more WAL can be archived; it follows now"
+            f"tables of {name} have changed, or a node must be copied again: an increment follows now, and then more"
+            " WAL can be archived"
         )
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 

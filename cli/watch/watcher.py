@@ -226,14 +226,14 @@ class Watcher:
         # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
             self.log("a full snapshot is starting; increments will wait until it ends")
-        result = work.take_full(self.source)
+        result = work.take_full(self.source, gives_up=self.tasks[TaskKind.FULL].fails_for_long(utc_now()))
         self.following.follow_newest()
         return result
 
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = utc_now()
         self.counts["done"] += 1
-        self.following.doubts[task.kind] = 0
+        self.following.doubts.pop(task.kind, None)
         for note in result.notes:
             self.log(f"note: {note}", task=task.kind)
         if result.text:
@@ -294,7 +294,8 @@ class Watcher:
         now = utc_now()
         put_off = task.waits(now, BUSY_SECONDS)
         self.tasks[task.kind] = put_off
-        if task.failing_since is None and put_off.waits_too_long(now):
+        paced_by = TaskKind.INCREMENT if task.kind is TaskKind.FULL else task.kind
+        if task.failing_since is None and put_off.waits_too_long(now, self.tasks[paced_by].interval_seconds):
             # The blocking operation may be hanging. The task counts as recovered once it is done.
             self.tasks[task.kind] = replace(put_off, failing_since=put_off.waiting_since, problem=text)
             failure = CommandFailure(BusyError.exit_code, "fleet-busy", text, "see: snapshot status")

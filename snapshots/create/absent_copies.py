@@ -40,10 +40,11 @@ from cutline.wal.drain.waiting import (
     replay_state,
     report_replay,
 )
+from cutline.wal.segments.archive import SegmentDamagedError
 
 POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
-ENDING = (SlotLostError, WalDivergedError)
+ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
 UNLISTED = "it is no longer in fleet.toml"
 BACK = "when it is back, the next increment adds what is missing"

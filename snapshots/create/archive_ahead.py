@@ -16,6 +16,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Progress
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.snapshots.create.absent_copies import (
+    ENDING,
     find_spare,
     leave_out,
     leave_out_ended,
@@ -84,7 +85,11 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
             nodes = tuple(node.listed_id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
             context = CreateContext(CreateRequest(name), store, operation, lock)
-            is_archived = _archive(context, chain, progress)
+            try:
+                is_archived = _archive(context, chain, progress)
+            except ENDING:
+                # The copy of a node has ended: an increment begins it again.
+                is_archived = False
             return ArchivedAhead(most) if is_archived else ArchivedAhead(needs_increment=True)
 
 

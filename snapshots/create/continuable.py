@@ -50,8 +50,8 @@ from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import commit_missing_error, point_label, read_chain
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
-from cutline.wal.drain.lineage import WalDivergedError, diverged_error
-from cutline.wal.drain.slots import SlotLostError, check_slot, slot_name, slot_state
+from cutline.wal.drain.lineage import diverged_error
+from cutline.wal.drain.slots import check_slot, slot_name, slot_state
 from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
 # The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
@@ -206,7 +206,7 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
             if now.timeline != before.timeline:
                 _check_timeline(store, sessions, chain, node)
             _check_node(store, sessions.connections[node.id], chain, node)
-        except (BaselineChangedError, NodeUnfitError, SlotLostError, WalDivergedError, NodeUnreachableError) as error:
+        except (BaselineChangedError, NodeUnfitError, NodeUnreachableError, *ENDING) as error:
             return error
         return None
 
@@ -273,7 +273,10 @@ def check_place(node: Node, place: str | None, reached: Lsn) -> None:
 
 
 def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Lsn:
-    """Return the end of the node's archive, including segments of failed attempts that no commit lists."""
+    """Return the end of the node's archive, including segments of failed attempts that no commit lists.
+
+    Raises the errors of read_metadata.
+    """
     prefix = archive_prefix(chain.name, node, chain.archive(node))
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
@@ -283,7 +286,7 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
     # Imported here: this is rare, and the only check that needs Arrow.
     from cutline.wal.segments.segments import read_metadata
 
-    return read_metadata(store, segment_key(prefix, number), number).segment.through
+    return read_metadata(store, node, segment_key(prefix, number), number).segment.through
 
 
 def check_objects(store: ObjectStore, chain: Chain) -> None:

@@ -137,7 +137,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
         last = last_number(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
             return NodeArchived((), last)
-        unlisted = list(list_unlisted(store, prefix, last))
+        unlisted = list(list_unlisted(store, node.id, prefix, last))
         definitions = tuple(definition for segment in unlisted for definition in segment.definitions)
         return NodeArchived(definitions, last + len(unlisted))
 

@@ -48,8 +48,8 @@ from cutline.snapshots.records.unfinished_records import (
 from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
-from cutline.wal.drain.slots import check_slot, copy_slot_name, slot_name, slot_state
-from cutline.wal.segments.archive import archive_prefix, segment_key
+from cutline.wal.drain.slots import check_slot, copy_slot_name, slot_name, slot_problem, slot_state
+from cutline.wal.segments.archive import ArchiveError, archive_prefix, segment_key
 from cutline.wal.segments.segments import read_metadata
 
 
@@ -161,6 +161,7 @@ def _check_fits(
     """Return what was copied; raise _BeginsAgainError unless nodes and slots are as they were."""
     try:
         base = read_unfinished_base(store, intent.operation, names)
+        _check_slots(sessions, intent, base)
         _check_options(sessions, request, selection, intent, base)
         without = _check_nodes(sessions, base)
         copied = read_unfinished(store, base, names, without)
@@ -172,9 +173,17 @@ def _check_fits(
     try:
         check_baseline({identity.node: identity for identity in base.baseline}, sessions.identities)
         in_parallel(lambda node: _check_node(store, sessions, intent, node, base.positions[node]), base.nodes)
-    except (BaselineChangedError, RefusedError) as error:
+    except (BaselineChangedError, RefusedError, ArchiveError) as error:
         raise _BeginsAgainError(error.message) from error
     return copied
+
+
+def _check_slots(sessions: Sessions, intent: Intent, base: UnfinishedBase) -> None:
+    """Raise _BeginsAgainError if a primary has lost its slot: then other options give nothing up."""
+    slot, places = slot_name(intent.operation), {identity.place for identity in base.baseline}
+    for node, state in sessions.ask_primaries(lambda connection: slot_state(connection, slot)).items():
+        if sessions.identities[node].place in places and (problem := slot_problem(slot, state)):
+            raise _BeginsAgainError(f"node {node}: {problem}")
 
 
 def _check_options(
@@ -242,13 +251,16 @@ def _check_not_renamed(sessions: Sessions, base: UnfinishedBase, primaries: Set[
 
 
 def _check_node(store: ObjectStore, sessions: Sessions, intent: Intent, node: str, position: Lsn) -> None:
-    """Raise SlotLostError or WalDivergedError unless the node's slot continues the copy, or what is archived since."""
+    """Check that the node's slot continues the copy, or what is archived since.
+
+    Raises SlotLostError, WalDivergedError, and the errors of read_metadata.
+    """
     slot, end = slot_name(intent.operation), position
     prefix, number = archive_prefix(intent.snapshot, node, intent.operation), 0
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
     if number:
-        end = read_metadata(store, segment_key(prefix, number), number).segment.through
+        end = read_metadata(store, node, segment_key(prefix, number), number).segment.through
     with raising_unreachable(sessions.fleet.node(node)):
         connection = sessions.connections[node]
         state = slot_state(connection, slot)

@@ -8,12 +8,11 @@ from typing import TypeVar
 
 import psycopg
 
-from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import CopyError
 from cutline.nodes.groups import SchemaChangedError
 from cutline.nodes.programs import ProgramFailedError
-from cutline.storage.errors import ChainEnd, SnapshotError
+from cutline.storage.errors import SnapshotError
 
 # Concurrent DDL causes these errors if it drops or changes an object read from the catalogs, or if there is a deadlock.
 DDL_RACE_ERRORS = (psycopg.ProgrammingError, psycopg.InternalError, psycopg.errors.DeadlockDetected)
@@ -52,8 +51,7 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
             progress.note(News(f"attempt {number} of {attempts} was invalidated by DDL: {cause}"))
     raise SchemaChangedError(
         f"DDL was executed during each of {attempts} attempts; last: {cause}",
-        hint=f"repeat the command when no DDL is running, or allow more attempts: --retries N; or {NEW_CHAIN}",
-        ends_chain=ChainEnd.PERHAPS,
+        hint="repeat the command when no DDL is running, or allow more attempts: --retries N",
     )
 
 

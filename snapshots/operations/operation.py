@@ -70,6 +70,7 @@ from cutline.storage.ids import new_operation_id
 from cutline.storage.process_limits import find_used_up
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
+from cutline.wal.segments.archive import SegmentDamagedError
 from cutline.wal.segments.own_store import StoreGoneError
 
 # The exit codes of errors other than SnapshotError (cli/output/failure.py).
@@ -251,8 +252,9 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
             )
         interrupt = find_behind(error, KeyboardInterrupt)
         is_cancelled = interrupt is not None and len(interrupt.args) > 1
-        # The counters of append-only tables, and altered publications, would be found again by every repetition.
-        is_repeated = isinstance(error, AppendOnlyChangedError) or (
+        # The counters of append-only tables, altered publications, and damaged WAL would be found again by every
+        # repetition.
+        is_repeated = isinstance(error, (AppendOnlyChangedError, SegmentDamagedError)) or (
             isinstance(error, SnapshotError) and error.ends_chain is ChainEnd.FOR_GOOD
         )
         names = store.list_children(f"operations/{intent.operation}")

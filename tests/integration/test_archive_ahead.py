@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -20,12 +21,14 @@ from cutline.snapshots.create.archive_ahead import ArchivedAhead, archive_ahead
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.records.lost_chains import ChainLostError
-from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.proven_chains import read_chain, read_full
 from cutline.snapshots.removal.chain_end import supersede
 from cutline.wal.drain.lags import read_waiting
 from cutline.wal.drain.slots import slot_name
+from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute
+from tests.stores.damage import flip_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,13 +100,50 @@ def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> No
     # On every node: two that were archived ahead, and the increment's own.
     assert {len(segments) for segments in commit.segments.values()} == {3}
     assert runs.check_one(NAME).result == "valid"
-    restored = replace(fleet, nodes=tuple(with_database(node, "ahead_restored") for node in fleet.primaries))
+    assert restored_copies(runs) == expected
+
+
+def restored_copies(runs: Runs) -> dict[str, dict[str, bytes]]:
+    """The tables of the chain's last increment, restored beside the fleet's databases."""
+    restored = replace(runs.fleet, nodes=tuple(with_database(node, "ahead_restored") for node in runs.fleet.primaries))
     try:
         runs.restore(NAME, restored)
-        assert copies(restored) == expected
+        return copies(restored)
     finally:
         for node in restored.nodes:
             execute(with_database(node, "postgres").dsn, "DROP DATABASE IF EXISTS ahead_restored WITH (FORCE)")
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("is_standby", [False, True])
+def test_a_node_with_a_damaged_segment_that_no_commit_lists_is_copied_again(
+    runs: Runs, *, is_standby: bool, is_last: bool
+) -> None:
+    fleet = runs.fleet
+    node = next(node for node in fleet.nodes if (node.backup_of is not None) is is_standby)
+    store, before = fleet.store.open(), runs.increment(NAME)
+    for remainder in (5, 6):
+        update(fleet, remainder)
+        assert archive_ahead(fleet, NAME, Silent()).bytes > 0
+    chain = read_chain(store, NAME)
+    number = last_number(chain.newest_segments(node.id)) + (2 if is_last else 1)
+    key = segment_key(archive_prefix(NAME, node.id, chain.archive(node.id)), number)
+    flip_byte(Path(fleet.store.url.removeprefix("file://")) / key)
+    update(fleet, 7)
+    # The next increment begins at once.
+    assert archive_ahead(fleet, NAME, Silent()) == ArchivedAhead(needs_increment=True)
+    commit = runs.increment(NAME)
+    assert commit.increment == before.increment + 1
+    if node.id not in commit.renewed:
+        assert is_standby
+        assert commit.absent[node.id].has_ended
+        assert runs.check_one(NAME).result == "inconclusive"
+        commit = runs.increment(NAME)
+    assert "which no commit lists, is damaged" in commit.renewed[node.id].reason
+    assert commit.absent == {}
+    assert archive_ahead(fleet, NAME, Silent()).needs_increment is False
+    assert restored_copies(runs) == copies(fleet)
+    assert runs.check_one(NAME).result == "valid"
 
 
 def test_changed_tables_are_left_to_the_increment(runs: Runs) -> None:

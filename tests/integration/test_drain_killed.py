@@ -124,7 +124,8 @@ def stored(archive: Path, name: str) -> Segment:
     """Read a segment's metadata, which never changes."""
     # The archive is snapshots/chain/wal/<node>/<chain> in the store; a segment's metadata has its key.
     root = archive.parents[4]
-    return read_metadata(LocalStore(root), str((archive / name).relative_to(root)), int(name.split(".")[0])).segment
+    key, number = str((archive / name).relative_to(root)), int(name.split(".")[0])
+    return read_metadata(LocalStore(root), archive.parent.name, key, number).segment
 
 
 def changes_archived(archive: Path) -> int:

@@ -21,6 +21,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from cutline.cli.watch.fleet_source import FleetSource
+from cutline.cli.watch.tasks import CommandFailedError, take_full
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid, stop_server
 from cutline.fleet.config import Fleet
@@ -35,6 +37,7 @@ from cutline.snapshots.records.unfinished_records import (
     read_unfinished,
     read_unfinished_base,
 )
+from cutline.wal.segments.archive import archive_prefix
 from tests.commands.snapshot_runs import (
     COMMAND_SECONDS_MAX,
     configure_fleet,
@@ -46,6 +49,7 @@ from tests.commands.snapshot_runs import (
 from tests.faults.awaited import await_none
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import fleet_and_target
+from tests.stores.damage import flip_byte
 
 KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
 SHARDS = ("s1", "s2")
@@ -436,6 +440,85 @@ def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) ->
     again = place.run("create", "nightly")
     assert any("begins again" in text and "does not exist" in text for text in again["warnings"]), again["warnings"]
     assert place.restored("nightly") == place.live()
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_changed_file_refuses_nothing_once_the_slots_are_gone(place: Place, *, is_renamed: bool) -> None:
+    """There is nothing left that other tables, or another id of a shard, could give up by mistake."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    path, text = place.fleet.path, place.fleet.path.read_text()
+    if is_renamed:
+        path.write_text(text.replace('"s1"', '"s9"'))
+    else:
+        path.write_text(text + '\n[groups]\nexclude = ["public.small"]\n')
+    code, document = run_command(place.fleet, "create", "nightly")
+    assert (code, document["error"]) == (2, "usage"), document
+    assert f"cancel {operation}" in document["hint"]
+    (slot,) = slots_of(place.fleet.node("s2").dsn)
+    # One slot is enough: without it, nothing can be resumed.
+    place.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] != operation
+    (note,) = [text for text in document["warnings"] if "begins again" in text]
+    assert f"node s2: slot {slot} does not exist" in note
+    assert place.run("status")["operations"] == []
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_damaged_wal_of_an_interrupted_snapshot_gives_it_up(place: Place, *, is_last: bool) -> None:
+    """What it had archived before it was killed again is damaged in the store: a repetition begins again."""
+    place.interrupt("nightly", signal.SIGKILL)
+    (operation,) = place.unfinished()
+    for _ in range(2):
+        for shard in SHARDS:
+            place.execute(shard, "UPDATE big SET text = text || 'x'")
+        subprocess.run(
+            [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", CrashPoint.ARCHIVED, "1", "--",
+             "--fleet", str(place.fleet.path), "create", "nightly"],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+    store = place.fleet.store.open()
+    prefix = archive_prefix("nightly", "s1", operation)
+    first, *_, last = sorted(f"{prefix}/{name}" for name in store.list_children(prefix))
+    flip_byte(Path(place.fleet.store.url.removeprefix("file://")) / (last if is_last else first))
+
+    code, document = run_command(place.fleet, "create", "nightly")
+    if not is_last:
+        # Only the first cut reads it.
+        assert (code, document["error"]) == (3, "segment-damaged"), document
+        assert place.run("status")["operations"] == []
+        code, document = run_command(place.fleet, "create", "nightly")
+
+    assert code == 0, document
+    assert document["operation"] != operation
+    assert place.run("status")["operations"] == []
+    assert place.restored("nightly") == place.live()
+
+
+def test_a_watch_gives_up_its_own_snapshot_if_it_stays_refused(place: Place) -> None:
+    name = new_name(place.fleet, "watch-{date}-{time}")
+    place.interrupt(name, signal.SIGKILL)
+    (operation,) = place.unfinished()
+    path = place.fleet.path
+    path.write_text(path.read_text() + '\n[groups]\nexclude = ["public.small"]\n[watch]\nevery = "5min"\n')
+    source = FleetSource.read(path)
+
+    with pytest.raises(CommandFailedError, match="was interrupted") as refused:
+        take_full(source)
+    assert f"cancel {operation}" in refused.value.hint
+    assert list(place.unfinished()) == [operation]
+    result = take_full(source, gives_up=True)
+
+    (taken,) = place.run("list")["snapshots"]
+    assert taken["name"] != name
+    assert taken["name"] in result.text
+    assert name in result.notes[0]
+    assert place.run("status")["operations"] == []
+    assert place.run("check", taken["name"])["result"] == "valid"
 
 
 def test_a_slot_that_is_another_one_is_not_used(place: Place) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from cutline.fleet.progress import Silent
+from cutline.nodes.groups import SchemaChangedError
+from cutline.snapshots.ddl.attempts import ChangedError, retry_until_unchanged
 from cutline.storage.errors import ERRORS, ChainEnd, ReportedError, error_of, report_of
 from cutline.wal.drain.slots import SlotLostError
 
@@ -115,3 +118,12 @@ def test_it_crosses_a_process_boundary(ends_chain: ChainEnd, monkeypatch: pytest
     unknown = error_of(report)
     assert isinstance(unknown, ReportedError)
     assert unknown.ends_chain is ends_chain
+
+
+def test_ddl_ends_no_chain_however_long_it_goes_on() -> None:
+    def attempt() -> None:
+        raise ChangedError("table public.a was altered")
+
+    with pytest.raises(SchemaChangedError, match="during each of 4 attempts") as refused:
+        retry_until_unchanged(attempt, 3, Silent())
+    assert refused.value.ends_chain is ChainEnd.NO

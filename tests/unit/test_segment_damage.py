@@ -12,7 +12,7 @@ import cutline.wal.segments.segments as module
 from cutline.fleet.record import fields_of, from_json
 from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
 from cutline.storage.local import LocalStore
-from cutline.wal.segments.archive import ArchiveError, Segment, segment_key
+from cutline.wal.segments.archive import ArchiveError, Segment, SegmentDamagedError, segment_key
 from cutline.wal.segments.damage import ObjectDamagedError
 from cutline.wal.segments.segments import create_segment, list_unlisted, read_events, read_metadata
 from tests.unit.made_segments import HELD, event, memory, small_segment, store_with, table
@@ -23,13 +23,21 @@ def test_an_object_that_is_not_a_segment_is_named() -> None:
     foreign = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": [1]}), foreign)
     damaged = [b"", b"PAR1", body[:-1], body[: len(body) // 2], body + b"x", foreign.getvalue().to_pybytes()]
-    damaged.append(body.replace(b"cutline/segment/4", b"cutline/segment/9"))
     for bad in damaged:
         store = memory()
         store.create(segment_key("wal", 1), bad)
-        with pytest.raises(ArchiveError, match=segment_key("wal", 1)) as error:
-            read_metadata(store, segment_key("wal", 1), 1)
-        assert "newer version" in error.value.hint
+        with pytest.raises(SegmentDamagedError, match=f"^node s1: segment {segment_key('wal', 1)}, .* is damaged"):
+            read_metadata(store, "s1", segment_key("wal", 1), 1)
+
+
+def test_a_segment_of_a_newer_version_is_not_taken_for_damaged() -> None:
+    segment, body = small_segment(memory())
+    store = memory()
+    store.create(segment.key, body.replace(b"cutline/segment/4", b"cutline/segment/9"))
+    with pytest.raises(ArchiveError, match=r"has the format cutline/segment/9$") as error:
+        read_metadata(store, "s1", segment.key, 1)
+    assert not isinstance(error.value, SegmentDamagedError)
+    assert "use that version" in error.value.hint
 
 
 def test_a_segment_larger_than_any_is_not_read(tmp_path: Path) -> None:
@@ -40,7 +48,7 @@ def test_a_segment_larger_than_any_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     for shown in (store, EncryptedStore(store, lambda: StoreKey(bytes(32)))):
         with pytest.raises(ArchiveError, match="larger than any segment"):
-            list(list_unlisted(shown, "wal", 0))
+            list(list_unlisted(shown, "s1", "wal", 0))
 
 
 def test_no_byte_of_a_segment_that_no_commit_lists_can_change_unnoticed() -> None:
@@ -49,7 +57,7 @@ def test_no_byte_of_a_segment_that_no_commit_lists_can_change_unnoticed() -> Non
         store = memory()
         store.create(segment.key, body[:place] + bytes([body[place] ^ 0x10]) + body[place + 1 :])
         with pytest.raises(ArchiveError, match=segment.key):
-            read_metadata(store, segment.key, 1)
+            read_metadata(store, "s1", segment.key, 1)
 
 
 def test_a_segment_under_another_key_is_refused() -> None:
@@ -58,14 +66,14 @@ def test_a_segment_under_another_key_is_refused() -> None:
         store = memory()
         store.create(key, body)
         with pytest.raises(ArchiveError, match=key):
-            read_metadata(store, key, 1)
+            read_metadata(store, "s1", key, 1)
 
 
 def test_rows_that_look_like_a_seal_are_not_taken_for_it() -> None:
     rows = [event(1, "U") | {"row": f'"seal": "{digit * 64}"}}'.encode()} for digit in "0f"]
     store = memory()
     created = create_segment(store, "wal", 1, HELD, (table(rows), table([event(2)])), continued=None)
-    assert read_metadata(store, created.segment.key, 1) == created
+    assert read_metadata(store, "s1", created.segment.key, 1) == created
 
 
 @pytest.mark.parametrize("whole_max", [0, 1 << 30])

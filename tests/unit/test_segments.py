@@ -91,7 +91,7 @@ def test_a_segment_round_trips_through_the_store(
     assert created.partials == sum(row["op"] == ord("u") for row in changes)
     assert created.truncates == sum(row["op"] == ord("T") for row in changes)
     assert created.key == segment_key("wal", 7) == "wal/00000000000000000007.parquet"
-    assert read_metadata(store, created.key, 7) == archived
+    assert read_metadata(store, "s1", created.key, 7) == archived
     counted = [row | {"changes": numbers[row["lsn"]]} for row in events]
     assert read_events(store, created).to_pylist() == counted
     stored = pq.read_table(pa.BufferReader(store.read(created.key))).to_pylist()
@@ -173,7 +173,7 @@ def test_reading_the_events_of_a_large_segment_reads_few_bytes(
     damaged = DataKey(bytes(range(32))).over(InMemoryStore("memory://damaged")) if is_encrypted else memory()
     stored_form(damaged).raw.create(segment.key, bytes(raw.size(segment.key) - len(tail)) + tail)
     assert read_events(damaged, segment)["lsn"].to_pylist() == [5]
-    assert read_metadata(store, segment.key, 1).segment == segment
+    assert read_metadata(store, "s1", segment.key, 1).segment == segment
 
 
 def test_a_segment_number_can_be_used_only_once() -> None:
@@ -182,7 +182,7 @@ def test_a_segment_number_can_be_used_only_once() -> None:
     create_segment(store, "wal", 1, HELD, tables, continued=None)
     with pytest.raises(ObjectExistsError):
         create_segment(store, "wal", 1, replace(HELD, operation="other"), tables, continued=None)
-    assert read_metadata(store, segment_key("wal", 1), 1).segment.operation == "op"
+    assert read_metadata(store, "s1", segment_key("wal", 1), 1).segment.operation == "op"
 
 
 def archive(*ranges: tuple[int, int], node: str = "n1") -> list[Segment]:
@@ -228,10 +228,10 @@ def test_a_segment_has_the_definitions_under_which_it_was_begun() -> None:
     store = memory()
     create_segment(store, "wal", 1, HELD, (table(rows), table([])), definitions, continued=None)
     create_segment(store, "wal", 2, HELD, (table([]), table([])), continued=None)
-    found = list(list_unlisted(store, "wal", 0))
+    found = list(list_unlisted(store, "s1", "wal", 0))
     assert [one.definitions for one in found] == [definitions, ()]
     assert [one.first_changes for one in found] == [{5: 700}, {}]
-    assert [one.segment.number for one in list_unlisted(store, "wal", 1)] == [2]
+    assert [one.segment.number for one in list_unlisted(store, "s1", "wal", 1)] == [2]
     # Commits record this themselves.
     assert not {"definitions", "first_changes"} & fields_of(found[0].segment).keys()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cutline.cli.watch.watcher as module
-from cutline.cli.watch.following import FINAL_FAILURES
-from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.schedule import FINAL_FAILURES, FINAL_SECONDS, WAITING_SECONDS_MAX, TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.messages import NEW_CHAIN
@@ -22,7 +22,7 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
-from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UnreachableError
+from cutline.storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
@@ -48,8 +48,80 @@ def test_what_may_still_mend_the_chain_has_some_time_for_it(watched: Watched) ->
     for number in range(1, FINAL_FAILURES + 1):
         assert watched.watcher.chain is not None
         assert watched.watcher.chain.goes_on, number
+        pass_hour(watched)
         watched.run(TaskKind.INCREMENT)
     assert not watched.watcher.chain.goes_on
+
+
+def pass_hour(watched: Watched) -> None:
+    """Let the failures of all tasks so far be an hour older."""
+    for doubt in watched.watcher.following.doubts.values():
+        doubt.since_seconds -= FINAL_SECONDS
+
+
+def give_up(watched: Watched) -> None:
+    """Let increments fail until the watch gives the chain up."""
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for _ in range(FINAL_FAILURES):
+        pass_hour(watched)
+        watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.following.goes_on
+
+
+def test_many_failures_within_an_hour_end_no_chain(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for _ in range(3 * FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+    pass_hour(watched)
+    watched.run(TaskKind.INCREMENT)
+    assert not watched.watcher.following.goes_on
+
+
+def test_a_change_of_the_file_gives_a_chain_its_time_anew(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for _ in range(FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    pass_hour(watched)
+    follow(watched)
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+
+
+def test_a_chain_that_was_given_up_is_tried_again_after_a_change_of_the_file(watched: Watched) -> None:
+    give_up(watched)
+    follow(watched)
+    following = watched.watcher.following
+    assert following.goes_on
+    # The full snapshot is due when it would have been, and the next chain that ends gets one.
+    assert watched.watcher.tasks[TaskKind.FULL].retry_at is None
+    give_up(watched)
+    assert watched.seconds_to(TaskKind.FULL) <= 0
+    # That which ended for good, or in the store, is not tried again.
+    follow(watched)
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    follow(watched)
+    assert not following.goes_on
+
+
+def test_the_failures_of_a_chain_do_not_count_for_the_next(watched: Watched) -> None:
+    give_up(watched)
+    store_chain(watched.watcher.source.fleet, "watch-2026-11-24-020000", "2026-11-24T02:00:00Z")
+    assert watched.watcher.following.follow_newest()
+    pass_hour(watched)
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
+
+
+def test_failures_before_another_watch_had_the_turn_do_not_count(watched: Watched) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
+    for _ in range(FINAL_FAILURES):
+        watched.run(TaskKind.INCREMENT)
+    pass_hour(watched)
+    watched.watcher.begin()
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.following.goes_on
 
 
 def test_what_a_hint_says_of_a_new_chain_ends_none(watched: Watched) -> None:
@@ -161,6 +233,7 @@ def test_a_chain_whose_newest_commit_stays_damaged_is_followed_by_a_full_snapsho
     watched.does[TaskKind.INCREMENT] = fails(ManifestError("object increments/1.json is damaged"))
     for _ in range(FINAL_FAILURES - 1):
         watched.run(TaskKind.INCREMENT)
+        pass_hour(watched)
     assert watched.watcher.following.goes_on
     watched.run(TaskKind.INCREMENT)
     assert not watched.watcher.following.goes_on
@@ -172,6 +245,7 @@ def test_without_full_snapshots_a_chain_that_may_be_mended_is_tried_for_ever(wat
     watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
     for _ in range(2 * FINAL_FAILURES):
         watched.run(TaskKind.INCREMENT)
+        pass_hour(watched)
     assert watched.watcher.following.goes_on
     watched.does[TaskKind.INCREMENT] = works
     watched.run(TaskKind.INCREMENT)
@@ -266,6 +340,7 @@ def test_a_damaged_fleet_json_ends_no_chain(watched: Watched) -> None:
     watched.does[TaskKind.INCREMENT] = fails(error)
     for _ in range(2 * FINAL_FAILURES):
         watched.run(TaskKind.INCREMENT)
+        pass_hour(watched)
     assert watched.watcher.following.goes_on
 
 
@@ -273,8 +348,67 @@ def test_only_failures_that_may_end_a_chain_count_towards_its_end(watched: Watch
     watched.does[TaskKind.INCREMENT] = fails(UnreachableError("the store is away"))
     for _ in range(2 * FINAL_FAILURES):
         watched.run(TaskKind.INCREMENT)
+        pass_hour(watched)
     watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.PERHAPS))
     for number in range(1, FINAL_FAILURES + 1):
         assert watched.watcher.following.goes_on, number
+        pass_hour(watched)
         watched.run(TaskKind.INCREMENT)
     assert not watched.watcher.following.goes_on
+
+
+def test_an_interrupted_full_snapshot_that_is_refused_is_given_up_after_an_hour(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, asked = watched.watcher, list[bool]()
+
+    def take_full(*_: object, gives_up: bool) -> TaskResult:
+        asked.append(gives_up)
+        raise RefusedError("snapshot watch-x was interrupted")
+
+    monkeypatch.setattr("cutline.cli.watch.tasks.take_full", take_full)
+    watched.does[TaskKind.FULL] = watcher._take_full
+    for _ in range(2 * FINAL_FAILURES):
+        watched.run(TaskKind.FULL)
+    task = watcher.tasks[TaskKind.FULL]
+    assert task.failing_since is not None
+    watcher.tasks[TaskKind.FULL] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
+    watched.run(TaskKind.FULL)
+    assert asked == [*[False] * 2 * FINAL_FAILURES, True]
+
+
+def test_a_full_snapshot_that_a_busy_fleet_keeps_waiting_is_told_as_soon_as_an_increment_would_be(
+    watched: Watched,
+) -> None:
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    watched.run(TaskKind.INCREMENT)
+    watched.does[TaskKind.FULL] = fails(BusyError("another operation is running"))
+    watched.run(TaskKind.FULL)
+    assert watched.notices() == [("failed", "increment")]
+    task = watched.watcher.tasks[TaskKind.FULL]
+    assert task.waiting_since is not None
+    waiting_since = task.waiting_since - timedelta(seconds=WAITING_SECONDS_MAX)
+    watched.watcher.tasks[TaskKind.FULL] = replace(task, waiting_since=waiting_since)
+    watched.run(TaskKind.FULL)
+    assert watched.notices() == [("failed", "increment"), ("failed", "full")]
+
+
+def test_a_watch_whose_names_change_says_that_nodes_keep_wal_for_its_chain(watched: Watched) -> None:
+    follow(watched, name="other-{n}")
+    watched.watcher.following.follow_newest()
+    said = "nodes also retain WAL for snapshots that get no increments from this watch: " + NAME
+    assert said in watched.said
+    assert not watched.watcher.following.goes_on
+
+
+def test_a_changed_file_ends_the_pause_before_the_next_full_snapshot(watched: Watched) -> None:
+    fleet, following = watched.watcher.source.fleet, watched.watcher.following
+    watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
+    for number in range(3):
+        began_at = module.utc_now() + timedelta(seconds=number)
+        store_chain(fleet, f"watch-{began_at:%Y-%m-%d-%H%M%S}", f"{began_at:%Y-%m-%dT%H:%M:%SZ}")
+        assert following.follow_newest()
+        watched.run(TaskKind.INCREMENT)
+    assert watched.seconds_to(TaskKind.FULL) > 0
+    follow(watched)
+    assert watched.seconds_to(TaskKind.FULL) <= 0

@@ -36,6 +36,10 @@ class ArchiveError(SnapshotError):
     exit_code = 3
 
 
+class SegmentDamagedError(ArchiveError):
+    """A segment that no commit lists yet is damaged. No commit needs it, but the node's copy can't be continued."""
+
+
 class OpenTransaction(Record, frozen=True):
     """The point where a segment ends inside a transaction that is too large for one segment: after the change `seq`.
 

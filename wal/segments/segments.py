@@ -47,12 +47,14 @@ from cutline.storage.store import ObjectMissingError, ObjectStore, StoreUnreacha
 from cutline.storage.stored_form import StoredForm, UndecryptableError, stored_form
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.archive import (
+    FORMAT,
     NO_SEAL,
     ArchivedSegment,
     ArchiveError,
     Definition,
     OpenTransaction,
     Segment,
+    SegmentDamagedError,
     SegmentMetadata,
     SegmentRange,
     segment_key,
@@ -327,20 +329,16 @@ def _seal_offset(body: memoryview, seal: str) -> int:
     return footer + bytes(body[footer:]).rindex(f'"seal": "{seal}"}}'.encode()) + len('"seal": "')
 
 
-def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
-    """Read a stored segment that no commit lists yet; raise ArchiveError unless it is intact and belongs under `key`.
+def read_metadata(store: ObjectStore, node: str, key: str, number: int) -> ArchivedSegment:
+    """Read a stored segment of the node's archive that no commit lists yet.
 
-    Never reads more than SEGMENT_BYTES_MAX. Raises ObjectMissingError.
+    Raises SegmentDamagedError unless it is intact and belongs under `key`, ArchiveError if it has the format of another
+    version, and ObjectMissingError. Never reads more than SEGMENT_BYTES_MAX.
     """
     form = stored_form(store)
     size = form.raw.size(key)
     if size > form.stored_size(SEGMENT_BYTES_MAX):
-        raise ArchiveError(
-            f"object {key} is larger than any segment: it is {size} bytes",
-            hint=f"Cutline did not write it: put it back from a copy of the store, or {NEW_CHAIN}",
-            ends_chain=ChainEnd.PERHAPS,
-            details={"object": key},
-        )
+        raise _damaged_error(node, key, f"is larger than any segment: it is {size} bytes")
     stored = form.raw.read_range(key, 0, max(size, 1))
     try:
         body = form.decode(key, stored)
@@ -361,24 +359,43 @@ def read_metadata(store: ObjectStore, key: str, number: int) -> ArchivedSegment:
         if len(stored) != size:
             reason = f"reading {key} ended after {len(stored)} bytes"
             raise StoreUnreachableError(url=store.url, reason=reason) from error
-        raise ArchiveError(
-            f"object {key} is damaged, or is not a segment that this version can read",
-            hint="if a newer version of Cutline wrote it, use that version; otherwise put it back from a copy of the"
-            f" store, or {NEW_CHAIN}",
-            ends_chain=ChainEnd.PERHAPS,
-            details={"object": key},
-        ) from error
+        if other := _other_format(form, key, stored):
+            raise ArchiveError(
+                f"node {node}: segment {key}, which no commit lists, has the format {other}",
+                hint=f"a newer version of Cutline wrote it: use that version; or {NEW_CHAIN}",
+                ends_chain=ChainEnd.PERHAPS,
+                details={"node": node, "object": key},
+            ) from error
+        raise _damaged_error(node, key, "is damaged") from error
 
 
-def list_unlisted(store: ObjectStore, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
-    """Yield the segments after `after_number`, which is the last segment that a commit lists.
+def _damaged_error(node: str, key: str, problem: str) -> SegmentDamagedError:
+    return SegmentDamagedError(
+        f"node {node}: segment {key}, which no commit lists, {problem}",
+        hint="repeat the command: it copies the node again",
+        details={"node": node, "object": key},
+    )
 
-    Segments are read by key, because a listing may lag behind. Raises ArchiveError.
+
+def _other_format(form: StoredForm, key: str, stored: bytes) -> str:
+    """Return the format of a segment of another version; "" if the bytes have none, or this version's."""
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(form.decode(key, stored))).metadata[METADATA_KEY]
+        name = msgspec.json.decode(metadata, type=dict[str, object])["format"]
+    except (UndecryptableError, pa.ArrowException, KeyError, msgspec.DecodeError, OSError, TypeError, ValueError):
+        return ""
+    return name if isinstance(name, str) and name != FORMAT and name.startswith("cutline/segment/") else ""
+
+
+def list_unlisted(store: ObjectStore, node: str, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
+    """Yield the segments of the node's archive after `after_number`, which is the last segment that a commit lists.
+
+    Segments are read by key, because a listing may lag behind. Raises the errors of read_metadata.
     """
     number = after_number + 1
     while True:
         try:
-            segment = read_metadata(store, segment_key(prefix, number), number)
+            segment = read_metadata(store, node, segment_key(prefix, number), number)
         except ObjectMissingError:
             return
         yield segment

@@ -1,0 +1,102 @@
+"""Archives and rules of chains that begin with a merge: what lies before it is not taken for damage or a conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import cutline.check.verify
+import cutline.wal.drain.drain
+import cutline.wal.drain.peek
+from cutline.check.merge_proof import prove_merge
+from cutline.fleet.progress import Silent
+from cutline.snapshots.fold import limits
+from cutline.snapshots.merge.running import plan_merge, run_merge
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.merged_chain import read_from_merge
+from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.fuzz.small_sizes import lowered
+from tests.integration.own_database import own_database, restore_target
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutline.embedded.fleet import EmbeddedFleet
+
+NAME = "chain"
+
+
+@pytest.fixture(autouse=True)
+def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who folds small amounts is drawn for other tests (tests/run/folding.py); here it would only take time."""
+    monkeypatch.setattr(limits, "CHANGES_MAX", cutline.check.verify.CHANGES_MAX)
+    monkeypatch.setattr(limits, "CHOSEN_CHANGES_MAX", 5_000_000)
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", limits.STORED_BYTES_MAX)
+
+
+@pytest.fixture
+def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> Iterator[Runs]:
+    with own_database(shared_fleet, tmp_path, "merged_archives") as fleet:
+        execute(fleet.nodes[0].dsn, "CREATE TABLE seen (id int PRIMARY KEY, text text)")
+        found = Runs(fleet, Ready(spark))
+        found.init()
+        yield found
+
+
+def merge(runs: Runs) -> Chain:
+    """Merge at the newest increment; return the chain that begins there."""
+    run_merge(runs.fleet, plan_merge(runs.fleet, NAME, None, Silent()), runs.spark, Silent(), prove_merge)
+    return read_from_merge(runs.fleet.store.open(), NAME)
+
+
+@contextmanager
+def small_segments() -> Iterator[None]:
+    """In the block, a segment ends inside a transaction of more than a few kilobytes."""
+    with lowered(
+        {
+            cutline.wal.drain.drain: {"SEGMENT_BYTES_MAX": 200_000},
+            cutline.wal.drain.peek: {"BATCH_BYTES": 20_000},
+        }
+    ):
+        yield
+
+
+def check(runs: Runs, increment: int | None = None) -> None:
+    """Check the chain; the fleet has one copy, so what is not found is all that a check can say."""
+    report = runs.check_one(NAME, increment)
+    assert report.conflicts == []
+    assert {part.is_one_copy for part in report.skipped} == {True}
+
+
+def check_restore(runs: Runs, increment: int, expected: dict[str, bytes]) -> None:
+    target = restore_target(runs.fleet)
+    runs.restore(NAME, target, increment)
+    assert sorted_copies(target.nodes[0].dsn) == expected
+
+
+def test_a_transaction_that_spans_segments_before_a_merge_is_no_damage(runs: Runs) -> None:
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    with small_segments():
+        execute(dsn, "INSERT INTO seen SELECT n, 'before' FROM generate_series(1, 20) n")
+        execute(dsn, "INSERT INTO seen SELECT n, repeat('large', 300) FROM generate_series(100, 600) n")
+        commit = runs.increment(NAME)
+    *_, before, last = commit.segments["s1"]
+    assert before.open is not None
+    assert last.open is None
+    assert last.changes
+    expected = sorted_copies(dsn)
+    chain = merge(runs)
+    # The changes of the last segment don't count, but its transaction is whole.
+    assert last.key in {segment.key for segment in chain.segments("s1")}
+    check(runs)
+    check_restore(runs, 1, expected)
+    execute(dsn, "UPDATE seen SET text = 'after' WHERE id = 100")
+    runs.increment(NAME)
+    check(runs)
+    check_restore(runs, 2, sorted_copies(dsn))

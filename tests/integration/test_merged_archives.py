@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 import cutline.check.verify
 import cutline.wal.drain.drain
@@ -100,3 +102,19 @@ def test_a_transaction_that_spans_segments_before_a_merge_is_no_damage(runs: Run
     runs.increment(NAME)
     check(runs)
     check_restore(runs, 2, sorted_copies(dsn))
+
+
+def test_tables_that_became_append_only_before_a_merge_are_no_conflict(runs: Runs) -> None:
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    execute(dsn, "CREATE TABLE log (text text)", "INSERT INTO log VALUES ('a')")
+    rules = structs.replace(runs.fleet.groups, append_only=("public.log",))
+    runs = replace(runs, fleet=replace(runs.fleet, groups=rules))
+    runs.init()
+    assert [one.name for one in runs.increment(NAME).left_out] == ["public.log"]
+    check(runs)
+    merge(runs)
+    check(runs)
+    execute(dsn, "INSERT INTO log VALUES ('b')")
+    runs.increment(NAME)
+    check(runs)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +18,17 @@ import cutline.wal.drain.drain
 import cutline.wal.drain.peek
 from cutline.check.merge_proof import prove_merge
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet, resume_restore
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merged_chain import read_from_merge
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
+from tests.commands.watching import Reached, Watching
 from tests.fuzz.small_sizes import lowered
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
@@ -50,9 +58,9 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path) -> It
         yield found
 
 
-def merge(runs: Runs) -> Chain:
-    """Merge at the newest increment; return the chain that begins there."""
-    run_merge(runs.fleet, plan_merge(runs.fleet, NAME, None, Silent()), runs.spark, Silent(), prove_merge)
+def merge(runs: Runs, increment: int | None = None) -> Chain:
+    """Merge at the increment, or at the newest; return the chain that begins there."""
+    run_merge(runs.fleet, plan_merge(runs.fleet, NAME, increment, Silent()), runs.spark, Silent(), prove_merge)
     return read_from_merge(runs.fleet.store.open(), NAME)
 
 
@@ -118,3 +126,29 @@ def test_tables_that_became_append_only_before_a_merge_are_no_conflict(runs: Run
     execute(dsn, "INSERT INTO log VALUES ('b')")
     runs.increment(NAME)
     check(runs)
+
+
+@pytest.mark.parametrize("point", [RestoreCrashPoint.CREATED, RestoreCrashPoint.DECIDED])
+def test_a_restore_of_an_exact_time_is_resumed_after_a_merge(runs: Runs, point: RestoreCrashPoint) -> None:
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    execute(dsn, "INSERT INTO seen VALUES (1, 'first')")
+    runs.increment(NAME)
+    execute(dsn, "INSERT INTO seen VALUES (2, 'second')")
+    expected, moment = sorted_copies(dsn), datetime.now(UTC)
+    time.sleep(0.1)
+    execute(dsn, "INSERT INTO seen VALUES (3, 'third')")
+    runs.increment(NAME)
+
+    def then(reached: Reached) -> None:
+        if reached.point == str(point):
+            raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
+
+    target = restore_target(runs.fleet)
+    request = RestoreRequest(NAME, replace=True, at=moment, exact=True)
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan_restore(runs.fleet, target, request), runs.spark, Watching(then))
+    merge(runs, 1)
+    merge(runs, 2)
+    resume_restore(runs.fleet, target, RestoreRequest(NAME), runs.spark, Silent())
+    assert sorted_copies(target.nodes[0].dsn) == expected

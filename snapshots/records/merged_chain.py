@@ -260,17 +260,13 @@ def needed_segments(
         (
             number
             for number, segment in enumerate(segments)
-            if _reaches(segment, copy.counted_from) or any(map(segment.contains, wanted))
+            if segment.reaches(copy.counted_from) or any(map(segment.contains, wanted))
         ),
         len(segments) - 1,
     )
     while first > 0 and segments[first - 1].open is not None:
         first -= 1
     return segments[max(first, 0) :]
-
-
-def _reaches(segment: Segment, position: Lsn) -> bool:
-    return segment.through > position or (segment.open is not None and segment.open.lsn >= position)
 
 
 def check_segments_of(part: Chain, node: str, segments: tuple[Segment, ...], copy: MergedCopy) -> None:

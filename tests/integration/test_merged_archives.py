@@ -19,19 +19,23 @@ import cutline.wal.drain.peek
 from cutline.check.merge_proof import prove_merge
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
+from cutline.restore.plan.copies import CopyNeeds
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import plan_merge, run_merge
+from cutline.snapshots.operations.object_damage import ChainObject
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.fuzz.small_sizes import lowered
 from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import execute
+from tests.stores.damage import flip_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,3 +156,30 @@ def test_a_restore_of_an_exact_time_is_resumed_after_a_merge(runs: Runs, point: 
     merge(runs, 2)
     resume_restore(runs.fleet, target, RestoreRequest(NAME), runs.spark, Silent())
     assert sorted_copies(target.nodes[0].dsn) == expected
+
+
+def test_a_damaged_segment_of_which_no_change_counts_prevents_no_restore(runs: Runs) -> None:
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    execute(dsn, "INSERT INTO seen VALUES (1, 'before')", "TRUNCATE seen", "INSERT INTO seen VALUES (2, 'before')")
+    runs.increment(NAME)
+    expected = sorted_copies(dsn)
+    (last,) = merge(runs).segments("s1")
+    assert last.changes
+    # While the node is idle, its archive is not extended.
+    assert runs.increment(NAME).idle
+    assert merge(runs).segments("s1") == (last,)
+    execute(dsn, "UPDATE seen SET text = 'after'")
+    runs.increment(NAME)
+    newest = sorted_copies(dsn)
+    path = Path(runs.fleet.store.url.removeprefix("file://")) / last.key
+    flip_byte(path)
+    assert [conflict.object for conflict in runs.check_one(NAME).conflicts] == [last.key]
+    check_restore(runs, 1, expected)
+    check_restore(runs, 3, newest)
+    path.unlink()
+    check_restore(runs, 2, expected)
+    check_restore(runs, 3, newest)
+    # Its changes count in the states before the merge.
+    chain = read_chain(runs.fleet.store.open(), NAME)
+    assert CopyNeeds.of(chain, "s1").groups_of(ChainObject(last.key, "s1", 1, last))

@@ -52,6 +52,28 @@ def test_segments_are_kept_from_the_first_that_still_counts(
     assert [one.number for one in kept] == list(range(first, 6))
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "earlier", "counting"),
+    [
+        (0, 1000, (), [1, 2, 3, 4, 5]),
+        (0, 150, (), [1, 2]),
+        (340, 1000, (), [2, 3, 4, 5]),
+        (360, 1000, (), [4, 5]),
+        (400, 1000, (), [5]),
+        (500, 1000, (), []),
+        (500, 1000, (350,), [2, 3, 4]),
+        # The state at the cut of the merge itself: only what was prepared before and committed later may count.
+        (450, 450, (), []),
+        (450, 450, (50,), [1]),
+    ],
+)
+def test_only_segments_with_changes_that_may_count_are_needed(
+    begin: int, end: int, earlier: tuple[int, ...], counting: list[int]
+) -> None:
+    found = [one.number for one in ARCHIVE if one.may_count(Lsn(begin), Lsn(end), map(Lsn, earlier))]
+    assert found == counting
+
+
 def test_an_archive_without_segments_needs_none() -> None:
     assert needed_segments((), MergedCopy(base=Lsn(1), counted_from=Lsn(1))) == ()
 

@@ -28,8 +28,15 @@ from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.operations.object_damage import ChainObject
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import BASE
+from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import read_from_merge
-from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.operation_records import read_outcome
+from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_full
+from cutline.snapshots.removal import earlier_objects
+from cutline.snapshots.removal.deletion import open_removals
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.fuzz.small_sizes import lowered
@@ -183,3 +190,49 @@ def test_a_damaged_segment_of_which_no_change_counts_prevents_no_restore(runs: R
     # Its changes count in the states before the merge.
     chain = read_chain(runs.fleet.store.open(), NAME)
     assert CopyNeeds.of(chain, "s1").groups_of(ChainObject(last.key, "s1", 1, last))
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+def test_what_a_dead_prune_gave_up_goes_although_an_object_was_lost_since(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = runs.fleet.store.open()
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    for number in (1, 2):
+        execute(dsn, f"INSERT INTO seen VALUES ({number}, 'new')")
+        commit = runs.increment(NAME)
+        if number == 1:
+            merge(runs)
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(earlier_objects, "remove_objects", die)
+        with pytest.raises(KilledError):
+            drop_earlier_objects(store, plan_drop(store, NAME), Silent())
+    assert first_increment(store, NAME) == 1
+    full = read_full(store, NAME)
+    store.delete(commit.segments["s1"][-1].key)
+    (removal,) = open_removals(store)
+
+    # While a commit can't be read, it is not known what is needed.
+    commit_path = Path(runs.fleet.store.url.removeprefix("file://")) / commit_key(NAME, 2)
+    body = commit_path.read_bytes()
+    flip_byte(commit_path)
+    code, document = run_here(runs.fleet, "prune", "--yes")
+    assert (code, document["given_up"]) == (0, []), document
+    assert open_removals(store) == [removal]
+    commit_path.write_bytes(body)
+
+    code, document = run_here(runs.fleet, "prune", "--yes")
+    assert code == 0, document
+    assert open_removals(store) == []
+    outcome = read_outcome(store, removal.operation)
+    assert outcome is not None
+    assert outcome.state == "done"
+    assert not [entry for entry in full.copied if entry.kind == BASE and store.exists(entry.key)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import DRILL_COMMAND, SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
 from cutline.restore.scope.scope import ChosenTables
@@ -65,16 +66,23 @@ def standbys_of(chain: Chain, shard: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CopyNeeds:
-    """The objects that make up a node's copy at the chain's last commit; `numbers` are its numbers_at_cut."""
+    """The objects that make up a node's copy at the chain's last commit; `numbers` are its numbers_at_cut.
+
+    Changes count from `counted_from` on, and so do those of the `earlier` transactions.
+    """
 
     chain: Chain
     node: str
     numbers: Mapping[int, int]
+    counted_from: Lsn
+    earlier: frozenset[Lsn]
 
     @classmethod
     def of(cls, chain: Chain, node: str) -> CopyNeeds:
         """Determine the needs of the node's copy."""
-        return cls(chain, node, chain.numbers_at_cut(node))
+        counted_from, pending = chain.counted_from(node)
+        earlier = pending - chain.excluded(node) if pending else pending
+        return cls(chain, node, chain.numbers_at_cut(node), counted_from, earlier)
 
     def groups_of(self, chain_object: ChainObject) -> frozenset[int]:
         """Return the numbers of the groups whose rows can't be restored from this copy without the object."""
@@ -85,7 +93,8 @@ class CopyNeeds:
             return frozenset()
         if isinstance(chain_object.stored, Segment):
             # A segment may contain changes of every group.
-            is_needed = chain_object.stored.changes and chain_object.stored.after < self.chain.position(self.node)
+            position = self.chain.position(self.node)
+            is_needed = chain_object.stored.may_count(self.counted_from, position, self.earlier)
             return frozenset(self.numbers.values()) if is_needed else frozenset()
         if chain_object.stored.kind != BASE:
             return frozenset()

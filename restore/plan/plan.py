@@ -31,7 +31,7 @@ from cutline.restore.targets.target import Connections, Superusers, Target, find
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.fold.amounts import amount_of_copies
-from cutline.snapshots.listing.exact_point import ExactPoint, check_same_definitions, find_exact_point
+from cutline.snapshots.listing.exact_point import ExactPoint, check_same_definitions, digest_at, find_exact_point
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
 from cutline.snapshots.operations.object_damage import find_listed_damage
@@ -371,9 +371,14 @@ def _read_whole(store: ObjectStore, request: RestoreRequest, resumed: DatabaseRe
     whole = chain = read_restorable(store, request.name, request.increment)
     # What lies before a merge may have been given up.
     with suppress(MergedAwayError):
-        while resumed is not None and chain.beginning and chain.digest != resumed.digest:
+        while resumed is not None and chain.beginning and not _has_begun_with(chain, request, resumed):
             chain = read_from_merge(store, request.name, request.increment, chain.full.increment - 1)
-    return chain if resumed is not None and chain.digest == resumed.digest else whole
+    return chain if resumed is not None and _has_begun_with(chain, request, resumed) else whole
+
+
+def _has_begun_with(chain: Chain, request: RestoreRequest, resumed: DatabaseRecord) -> bool:
+    """Whether the restore that is resumed has begun with the chain, or with an exact time before its end."""
+    return resumed.digest == (digest_at(chain, request.exact_at) if request.exact_at else chain.digest)
 
 
 def _choose_copies(

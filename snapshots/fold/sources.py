@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import from_json
 from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
@@ -153,6 +153,14 @@ class SegmentSource:
     truncated: Mapping[int, tuple[int, int]]
     mapping: SchemaMapping | None = None
     groups: frozenset[int] | None = None
+
+    @property
+    def may_count(self) -> bool:
+        """Whether changes in the segment may belong to the state."""
+        if self.mapping is None:
+            return self.segment.may_count(ORIGIN, self.position, ())
+        earlier = self.mapping.pending - self.excluded
+        return self.segment.may_count(self.mapping.counted_from, self.position, earlier)
 
 
 # Small segments of a node are read together if they follow each other: numpy and Arrow take as long for the rows of one
@@ -620,7 +628,7 @@ def effective_sources(store: ObjectStore, sources: Iterable[SegmentSource]) -> l
 
     Reads only the segments that contain a TRUNCATE; raises ObjectDamagedError.
     """
-    needed = [source for source in sources if source.segment.changes and source.segment.after < source.position]
+    needed = [source for source in sources if source.may_count]
     truncated = truncations(store, needed)
     return [replace(source, truncated=truncated) for source in needed]
 

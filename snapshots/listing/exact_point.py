@@ -215,7 +215,23 @@ def _commit_at(after: Increment, resolved: CutAtTime, moment: datetime, skew_sec
         safe_at=safe_time_of_nodes(nodes),
         skew_seconds=skew_seconds,
     )
-    return structs.replace(after, cut=record, digest=digest(f"{after.digest}\n{at}".encode()))
+    return structs.replace(after, cut=record, digest=_digest_at(after, at))
+
+
+def _digest_at(after: Increment, at: Time) -> str:
+    return digest(f"{after.digest}\n{at}".encode())
+
+
+def digest_at(chain: Chain, moment: datetime) -> str:
+    """Return the digest of the exact point's chain at `moment`, of which the chain's last increment is the later one.
+
+    Reads nothing. Without increments, no chain of an exact point has the digest.
+    """
+    if not chain.increments:
+        return chain.digest
+    *earlier, after = chain.increments
+    after = structs.replace(after, digest=_digest_at(after, Time.exactly(moment)))
+    return replace(chain, increments=(*earlier, after)).digest
 
 
 def _latest(at: Time, nodes: Iterable[NodeCut]) -> Time:

@@ -295,10 +295,9 @@ def _new_merge(chain: Chain, intent: Intent, parts: Sequence[MergePart]) -> Merg
     segments: dict[str, tuple[Segment, ...]] = {}
     for node, copy in copies.items():
         archive = tuple(map(chain.original, chain.segments(node)))
+        has_ended = node in chain.absent and chain.absent[node].has_ended
         in_doubt = [part.lsn for part in chain.last.cut.of(chain.shard_of(node)).in_doubt if part.is_prepared]
-        segments[node] = needed_segments(archive, copy, in_doubt)
-        if node in chain.absent and chain.absent[node].has_ended:
-            segments[node] = archive[-1:]
+        segments[node] = needed_segments(archive, copy, () if has_ended else in_doubt)
     commit = chain.beginning.commit if chain.beginning and not chain.increments else chain.last
     return Merge(
         snapshot=chain.name,

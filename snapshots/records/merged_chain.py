@@ -250,7 +250,8 @@ def needed_segments(
     """Return the last of a node's segments, from the first that a chain that begins with `copy` still needs.
 
     These contain the changes that still count, and the PREPAREs of transactions that are `in_doubt`. The last segment
-    is always among them, because the next one has to follow it.
+    is always among them, because the next one has to follow it. They begin with no transaction's end alone: the end of
+    a transaction counts its changes, which `check` compares.
     """
     if not copy.counted_from:
         return segments
@@ -259,15 +260,13 @@ def needed_segments(
         (
             number
             for number, segment in enumerate(segments)
-            if _reaches(segment, copy.counted_from) or any(map(segment.contains, wanted))
+            if segment.reaches(copy.counted_from) or any(map(segment.contains, wanted))
         ),
         len(segments) - 1,
     )
+    while first > 0 and segments[first - 1].open is not None:
+        first -= 1
     return segments[max(first, 0) :]
-
-
-def _reaches(segment: Segment, position: Lsn) -> bool:
-    return segment.through > position or (segment.open is not None and segment.open.lsn >= position)
 
 
 def check_segments_of(part: Chain, node: str, segments: tuple[Segment, ...], copy: MergedCopy) -> None:

@@ -8,6 +8,7 @@ completed as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -60,6 +61,7 @@ from cutline.snapshots.removal.survey import (
     survey_snapshots,
 )
 from cutline.storage.clock import utc_now
+from cutline.storage.errors import RefusedError
 from cutline.storage.store import Listed, ObjectStore
 
 NAMES_SHOWN_MAX = 10
@@ -289,8 +291,11 @@ def _plan_drops(store: ObjectStore, judged: JudgedStore) -> tuple[DropPlan, ...]
         surveyed = judged.surveys[verdict.name]
         if verdict.begins is not None:
             drops.append(plan_drop(store, verdict.name, verdict.begins))
-        elif verdict.name in begun and surveyed.first and surveyed.is_whole and verdict.fate is RetentionFate.KEEP:
-            drops.append(plan_drop(store, verdict.name, surveyed.first))
+        elif verdict.name in begun and surveyed.first and verdict.fate is RetentionFate.KEEP:
+            # Earlier restore points are refused already, whatever was lost since. If the chain can't be read, it is not
+            # known what it needs.
+            with suppress(RefusedError):
+                drops.append(plan_drop(store, verdict.name, surveyed.first))
     return tuple(drops)
 
 

@@ -19,28 +19,59 @@ def segment(number: int, after: int, through: int, opened: int | None = None) ->
     )  # fmt: skip
 
 
-ARCHIVE = (segment(1, 0, 100), segment(2, 100, 200, opened=350), segment(3, 200, 300, opened=350), segment(4, 300, 400))
+ARCHIVE = (
+    segment(1, 0, 100),
+    segment(2, 100, 200, opened=350),
+    segment(3, 200, 300, opened=350),
+    segment(4, 300, 400),
+    segment(5, 400, 500),
+)
 
 
 @pytest.mark.parametrize(
     ("counted_from", "pending", "in_doubt", "first"),
     [
         (350, (), (), 2),  # The transaction at 350 is not before the position, and begins in segment 2.
-        (360, (), (), 4),
+        (360, (), (), 2),  # Segment 4 has the end of the transaction at 350.
         (360, (350,), (), 2),
-        (360, (250,), (), 3),
+        (360, (250,), (), 2),
         (360, (), (50,), 1),
-        (400, (), (), 4),
+        (399, (), (), 2),
+        (400, (), (), 5),
         (400, (99,), (), 1),
+        (400, (300,), (), 2),
+        (500, (), (), 5),
         (0, (), (), 1),
     ],
 )
 def test_segments_are_kept_from_the_first_that_still_counts(
     counted_from: int, pending: tuple[int, ...], in_doubt: tuple[int, ...], first: int
 ) -> None:
-    copy = MergedCopy(base=Lsn(400), counted_from=Lsn(counted_from), pending=tuple(map(Lsn, pending)))
+    copy = MergedCopy(base=Lsn(500), counted_from=Lsn(counted_from), pending=tuple(map(Lsn, pending)))
     kept = needed_segments(ARCHIVE, copy, map(Lsn, in_doubt))
-    assert [one.number for one in kept] == list(range(first, 5))
+    assert [one.number for one in kept] == list(range(first, 6))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "earlier", "counting"),
+    [
+        (0, 1000, (), [1, 2, 3, 4, 5]),
+        (0, 150, (), [1, 2]),
+        (340, 1000, (), [2, 3, 4, 5]),
+        (360, 1000, (), [4, 5]),
+        (400, 1000, (), [5]),
+        (500, 1000, (), []),
+        (500, 1000, (350,), [2, 3, 4]),
+        # The state at the cut of the merge itself: only what was prepared before and committed later may count.
+        (450, 450, (), []),
+        (450, 450, (50,), [1]),
+    ],
+)
+def test_only_segments_with_changes_that_may_count_are_needed(
+    begin: int, end: int, earlier: tuple[int, ...], counting: list[int]
+) -> None:
+    found = [one.number for one in ARCHIVE if one.may_count(Lsn(begin), Lsn(end), map(Lsn, earlier))]
+    assert found == counting
 
 
 def test_an_archive_without_segments_needs_none() -> None:

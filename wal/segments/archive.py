@@ -91,6 +91,16 @@ class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Whether it may contain changes of the transaction at this position."""
         return self.after <= lsn < self.through or (self.open is not None and self.open.lsn == lsn)
 
+    def reaches(self, position: Lsn) -> bool:
+        """Whether it may contain changes of transactions at or after the position."""
+        return self.through > position or (self.open is not None and self.open.lsn >= position)
+
+    def may_count(self, begin: Lsn, end: Lsn, earlier: Iterable[Lsn]) -> bool:
+        """Whether it may contain changes of transactions from `begin` to before `end`, or of those at `earlier`."""
+        if not self.changes or self.after >= end:
+            return False
+        return (begin < end and self.reaches(begin)) or any(map(self.contains, earlier))
+
 
 @dataclass(frozen=True, slots=True)
 class ArchivedSegment:

@@ -1,0 +1,112 @@
+"""Chains with a merge whose objects are damaged: they are repaired, continued, merged again and copied.
+
+Expected rows come from the live servers (COPY), and expected results of checks from what was done to the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Fleet
+from cutline.snapshots.records.operation_records import VALID
+from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.servers.dealt import start_fleet
+from tests.servers.fleets import fleet_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PREFERRED = '[copies]\nbase = "prefer-standby"\n'
+TABLES = (
+    "DROP TABLE IF EXISTS seen, quiet",
+    "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+    "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+    "CREATE TABLE quiet (id int PRIMARY KEY, text text)",
+    "INSERT INTO quiet SELECT n, 'quiet ' || n FROM generate_series(1, 50) n",
+)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    """A shard with two standbys, and an empty one to restore into."""
+    folder = tmp_path_factory.mktemp("repaired")
+    try:
+        fleet = start_fleet(folder / "fleet", shards=1, backups=2)
+        with fleet_of(folder / "target", [None]) as target:
+            yield fleet, target
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+
+
+@pytest.fixture
+def more(request: pytest.FixtureRequest) -> str:
+    """Further tables of fleet.toml."""
+    return str(getattr(request, "param", ""))
+
+
+@pytest.fixture
+def place(
+    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, more: str
+) -> Iterator[ChangingFleet]:
+    source, target = servers
+    key = tmp_path / "key"
+    key.write_text("11" * 32)
+    key.chmod(0o600)
+    more = more.replace("KEY", json.dumps(str(key)))
+    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
+    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+    found.execute("s1", *TABLES)
+    for standby in ("s1-b1", "s1-b2"):
+        found.await_replay(standby)
+    with dropping_slots(fleet):
+        found.runs.init()
+        try:
+            yield found
+        finally:
+            found.start("s1-b1")
+
+
+def command(place: ChangingFleet, *words: str) -> dict[str, Any]:
+    code, document = run_here(place.fleet, *words, spark=place.runs.spark.running)
+    assert code == 0, document
+    return document
+
+
+def take(place: ChangingFleet, increments: int = 1) -> None:
+    for _ in range(increments):
+        place.write()
+        place.increment()
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("more", [f"{PREFERRED}[encryption]\nkey_file = KEY\n"], indirect=True, ids=["encrypted"])
+def test_a_copy_that_is_away_keeps_its_rows_in_a_merge_of_an_encrypted_store(place: ChangingFleet) -> None:
+    """Its objects are stored again, and encryption binds their bytes to the new keys."""
+    place.runs.full("chain")
+    place.stop("s1-b1")
+    take(place)
+    command(place, "merge", "chain")
+    place.start("s1-b1")
+    take(place)
+    report = place.check()
+    assert (report.result, report.conflicts) == (VALID, [])
+    place.check_restores_without("s1", 2)
+    key = place.folder / "second-key"
+    key.write_text("22" * 32)
+    key.chmod(0o600)
+    text = f"[encryption]\nkey_file = {json.dumps(str(key))}\n"
+    second: Fleet = configure_fleet(
+        place.servers, place.folder / "second.toml", f"file://{place.folder}/second", more=text
+    )
+    command(place, "copy", "chain", "--to", str(second.path))
+    code, checked = run_here(second, "check", "chain", spark=place.runs.spark.running)
+    assert (code, checked["result"]) == (0, VALID), checked

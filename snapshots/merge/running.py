@@ -61,6 +61,7 @@ from cutline.snapshots.records.merge_records import COUNTS, Merge, MergedCopy, M
 from cutline.snapshots.records.merged_chain import begin_with, merged_copy, needed_segments, read_from_merge
 from cutline.snapshots.records.operation_records import MERGE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import check_has_rows, check_name, check_not_pruned, read_part_at
+from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.repair.work import Work
@@ -357,7 +358,8 @@ def _copy_of(chain: Chain, node: str) -> MergedCopy:
 def _read_back(store: ObjectStore, merge: Merge) -> Chain:
     """Return the chain that begins with the merge, as readers will see it."""
     check_merge(merge)
-    return read_chain_lists(store, begin_with(read_part_at(store, merge.snapshot, merge.increment), merge))
+    chain = begin_with(read_part_at(store, merge.snapshot, merge.increment), merge)
+    return read_chain_lists(store, with_repairs(store, chain))
 
 
 def _check_unproven(chain: Chain, merged: Chain, work: Work) -> None:

@@ -58,7 +58,7 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     # A partial chain may lack the commit that lists the last segment of an idle node.
     full = _with_last(chain.full, replacement)
     chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
-    if replacement.merge and (chain.beginning is None or chain.beginning.merge.digest != replacement.merge):
+    if not _counts_for(chain, replacement):
         return chain
     if chain.beginning is not None and replacement.increment <= full.increment:
         return _apply_to_beginning(chain, replacement)
@@ -74,6 +74,22 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
         return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
     increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
     return replace(chain, increments=increments, applied=applied)
+
+
+def _counts_for(chain: Chain, replacement: Replacement) -> bool:
+    """Whether a replacement of objects that a merge lists counts in a chain that begins here.
+
+    A later merge lists DDL, server globals, large objects and segments again as the commits do, so what has the same
+    content replaces them there, too. Rows that were rebuilt are those at the position of the merge. A later merge lists
+    them itself, and an earlier beginning needs others.
+    """
+    if not replacement.merge:
+        return True
+    if chain.beginning is None:
+        return False
+    has_same_content = not replacement.copy or bool(replacement.segments)
+    is_later = has_same_content and chain.full.increment >= replacement.increment
+    return is_later or chain.beginning.merge.digest == replacement.merge
 
 
 def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:

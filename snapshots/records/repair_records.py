@@ -53,8 +53,7 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     All replaced objects are listed in the same part of the commit. A segment is replaced by a segment with the same
     number and range of WAL. If the chain began with a merge at this increment when it was repaired, `merge` is its
-    digest: then that lists the replaced objects. In later merges the new objects count unless they have rebuilt rows,
-    which such a merge lists itself. `copy` is the node from whose copy the new objects were made; if it is
+    digest: then that lists the replaced objects. `copy` is the node from whose copy the new objects were made; if it is
     "", they have the same content as the replaced objects, and were read from another store.
     """
 
@@ -72,6 +71,14 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
     def new(self) -> tuple[StoredObject | ObjectList | Segment, ...]:
         """All new objects."""
         return (*self.objects, *self.lists, *self.segments)
+
+    @property
+    def has_same_content(self) -> bool:
+        """Whether the new objects have the content of the old ones, wherever these are listed.
+
+        Rows that were rebuilt from another copy are those at the position with which the chain began.
+        """
+        return not self.copy or bool(self.segments)
 
 
 class Repair(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=REPAIR_FORMAT):

@@ -58,8 +58,8 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     # A partial chain may lack the commit that lists the last segment of an idle node.
     full = _with_last(chain.full, replacement)
     chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
-    if not _counts_for(chain, replacement):
-        return chain
+    if replacement.merge and (chain.beginning is None or chain.beginning.merge.digest != replacement.merge):
+        return _apply_elsewhere(chain, replacement) if replacement.has_same_content else chain
     if chain.beginning is not None and replacement.increment <= full.increment:
         return _apply_to_beginning(chain, replacement)
     commit = next((one for one in chain.commits if one.increment == replacement.increment), None)
@@ -67,29 +67,19 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
         return chain
     if commit.digest != replacement.commit:
         raise ValueError(f"it names a different commit of increment {replacement.increment}")
-    old = _find_replaced(commit, replacement)
-    _check_new(replacement, old)
-    applied = _note(chain.applied, replacement, old)
-    if isinstance(commit, FullSnapshot):
-        return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
-    increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
-    return replace(chain, increments=increments, applied=applied)
+    return _exchange_in(chain, commit, replacement)
 
 
-def _counts_for(chain: Chain, replacement: Replacement) -> bool:
-    """Whether a replacement of objects that a merge lists counts in a chain that begins here.
+def _apply_elsewhere(chain: Chain, replacement: Replacement) -> Chain:
+    """Replace objects that a merge lists in a chain that does not begin with it, wherever they are listed.
 
-    A later merge lists DDL, server globals, large objects and segments again as the commits do, so what has the same
-    content replaces them there, too. Rows that were rebuilt are those at the position of the merge. A later merge lists
-    them itself, and an earlier beginning needs others.
+    A merge lists DDL, server globals, large objects and segments of the commits before it, and so does the next merge.
+    No key is ever used again. Rows that were rebuilt are those at the position of the merge, so they count only there.
     """
-    if not replacement.merge:
-        return True
-    if chain.beginning is None:
-        return False
-    has_same_content = not replacement.copy or bool(replacement.segments)
-    is_later = has_same_content and chain.full.increment >= replacement.increment
-    return is_later or chain.beginning.merge.digest == replacement.merge
+    for commit in chain.commits:
+        if commit is chain.full or commit.increment <= replacement.increment:
+            chain = _apply_if_listed(chain, commit, replacement)
+    return chain
 
 
 def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
@@ -97,8 +87,12 @@ def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
 
     New objects have the rows of all objects that they replace, so they can only replace all of them together.
     """
-    full = chain.full
-    parts = parts_of(full)
+    return _apply_if_listed(chain, chain.full, replacement)
+
+
+def _apply_if_listed(chain: Chain, commit: Commit, replacement: Replacement) -> Chain:
+    """Replace objects of the commit, if it lists all of them."""
+    parts = parts_of(commit)
     if replacement.segments:
         # Segments are replaced one by one, and the merge lists only the last ones of an archive.
         replaced = tuple(one for one in replacement.replaced if one.key in parts)
@@ -109,9 +103,17 @@ def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
         return chain
     if not all((one.list or one.key) in parts for one in replacement.replaced):
         return chain
-    old = _find_replaced(full, replacement)
+    return _exchange_in(chain, commit, replacement)
+
+
+def _exchange_in(chain: Chain, commit: Commit, replacement: Replacement) -> Chain:
+    old = _find_replaced(commit, replacement)
     _check_new(replacement, old)
-    return replace(chain, full=_replaced(full, replacement, old), applied=_note(chain.applied, replacement, old))
+    applied = _note(chain.applied, replacement, old)
+    if isinstance(commit, FullSnapshot):
+        return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
+    increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
+    return replace(chain, increments=increments, applied=applied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,12 @@ import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import read_chain
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
@@ -32,6 +38,14 @@ TABLES = (
     "CREATE TABLE quiet (id int PRIMARY KEY, text text)",
     "INSERT INTO quiet SELECT n, 'quiet ' || n FROM generate_series(1, 50) n",
 )
+
+
+@dataclass
+class Notes(Silent):
+    lines: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +124,28 @@ def test_a_copy_that_is_away_keeps_its_rows_in_a_merge_of_an_encrypted_store(pla
     command(place, "copy", "chain", "--to", str(second.path))
     code, checked = run_here(second, "check", "chain", spark=place.runs.spark.running)
     assert (code, checked["result"]) == (0, VALID), checked
+
+
+@pytest.mark.rest
+def test_a_chain_goes_on_without_what_lies_before_its_merge(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    take(place, 2)
+    command(place, "merge", "chain")
+    chain = read_from_merge(place.fleet.store.open(), "chain")
+    folder = place.folder / "store"
+    # The next increment reads the last segment behind the cut.
+    (folder / chain.segments("s1")[-1].key).unlink()
+    (replaced,) = command(place, "repair", "chain", "--yes")["replaced"]
+    assert replaced["from_copy"] == "s1-b1"
+    take(place)
+    needed = {entry.key for entry in chain.full.named}
+    full = read_chain(place.fleet.store.open(), "chain", 0).full
+    (folder / next(entry.key for entry in full.copied if entry.node == "s1" and entry.key not in needed)).unlink()
+    assert command(place, "repair", "chain", "--yes")["damaged"] == []
+    notes = Notes()
+    place.write()
+    create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, notes)
+    assert any("snapshot merge chain --to 2 --drop-earlier" in line for line in notes.lines)
+    place.states[4] = place.live_state()
+    assert place.check().result == VALID
+    place.check_restores(2, 3, 4)

@@ -278,6 +278,8 @@ def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPo
     changes = commit.definition_changes
     begun, pending = (changes.begun, changes.pending) if changes else ({}, {})
     if number in begun.get(unit.node, {}):
+        if number not in begun.get(unit.copy, {}):
+            raise NotRebuildableError(f"the increment did not copy the table from {unit.copy}")
         place = _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
         if place.here_at != place.there_at and (unit.node in pending or unit.copy in pending):
             raise NotRebuildableError("transactions were prepared before the table was copied and decided later")

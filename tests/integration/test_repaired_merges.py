@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.servers.dealt import start_fleet
 from tests.servers.fleets import fleet_of
+from tests.stores.damage import flip_byte
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +87,7 @@ def place(
         try:
             yield found
         finally:
+            found.runs = Runs(fleet, Ready(spark))
             found.start("s1-b1")
 
 
@@ -149,3 +151,37 @@ def test_a_chain_goes_on_without_what_lies_before_its_merge(place: ChangingFleet
     place.states[4] = place.live_state()
     assert place.check().result == VALID
     place.check_restores(2, 3, 4)
+
+
+@pytest.mark.rest
+def test_rows_are_rebuilt_from_whichever_copy_has_them(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    place.runs = Runs(
+        replace(place.fleet, nodes=tuple(one for one in place.fleet.nodes if one.id != "s1-b1")), place.runs.spark
+    )
+    take(place)
+    command(place, "merge", "chain")
+    store = place.fleet.store.open()
+    chain = read_from_merge(store, "chain")
+    assert chain.absent["s1-b1"].has_ended
+    assert not chain.base_entries("s1-b1")
+    flip_byte(place.folder / "store" / chain.base_entries("s1")[0].key)
+    (replaced,) = command(place, "repair", "chain", "--yes")["replaced"]
+    assert replaced["from_copy"] == "s1-b2"
+    assert not place.check().conflicts
+
+
+@pytest.mark.rest
+def test_another_copy_is_tried_if_the_first_one_is_damaged(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    take(place)
+    command(place, "merge", "chain")
+    chain = read_from_merge(place.fleet.store.open(), "chain")
+    key = chain.base_entries("s1")[0].key
+    for entry in (*chain.base_entries("s1")[:1], *chain.base_entries("s1-b1")):
+        flip_byte(place.folder / "store" / entry.key)
+    # Only this object is read before.
+    (replaced,) = command(place, "repair", "chain", "--object", key, "--yes")["replaced"]
+    assert replaced["from_copy"] == "s1-b2"
+    assert command(place, "repair", "chain", "--yes")["unrepaired"] == []
+    assert place.check().result == VALID

@@ -108,7 +108,9 @@ def _apply_if_listed(chain: Chain, commit: Commit, replacement: Replacement) -> 
 
 def _exchange_in(chain: Chain, commit: Commit, replacement: Replacement) -> Chain:
     old = _find_replaced(commit, replacement)
-    _check_new(replacement, old)
+    # A merge may list rows of a table under several definitions; a repair stores them under the newest.
+    is_merged = chain.beginning is not None and commit is chain.full
+    _check_new(replacement, old, chain.successions(replacement.node) if is_merged else {})
     applied = _note(chain.applied, replacement, old)
     if isinstance(commit, FullSnapshot):
         return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
@@ -168,8 +170,11 @@ def parts_of(commit: Commit) -> dict[str, tuple[str, Entry]]:
     return found
 
 
-def _check_new(replacement: Replacement, old: _Replaced) -> None:
-    """Raise ValueError unless the new objects can take the place of the old."""
+def _check_new(replacement: Replacement, old: _Replaced, successions: Mapping[int, int]) -> None:
+    """Raise ValueError unless the new objects can take the place of the old.
+
+    Definitions that continue those of the old rows, according to `successions` (by the new number), are allowed.
+    """
     if (old.part == SEGMENTS) != bool(replacement.segments):
         raise ValueError("it replaces segments by objects, or objects by segments")
     if old.part == SEGMENTS:
@@ -180,6 +185,8 @@ def _check_new(replacement: Replacement, old: _Replaced) -> None:
         return
     objects = [entry for entry in (*old.entries, *old.lists) if not isinstance(entry, Segment)]
     kinds, groups = {entry.kind for entry in objects}, {number for entry in objects for number in entry.rows}
+    while more := {new for new, before in successions.items() if before in groups} - groups:
+        groups |= more
     new = [entry for entry in replacement.new if not isinstance(entry, Segment)]
     if len(kinds) > 1 or {entry.kind for entry in new} - kinds:
         raise ValueError("a new object has a different kind")

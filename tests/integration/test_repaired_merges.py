@@ -185,3 +185,33 @@ def test_another_copy_is_tried_if_the_first_one_is_damaged(place: ChangingFleet)
     assert replaced["from_copy"] == "s1-b2"
     assert command(place, "repair", "chain", "--yes")["unrepaired"] == []
     assert place.check().result == VALID
+
+
+@pytest.mark.parametrize("more", [PREFERRED], indirect=True, ids=["shared"])
+@pytest.mark.rest
+@pytest.mark.parametrize("damaged", ["s1", "s1-b1"])
+def test_rows_under_several_definitions_are_rebuilt(place: ChangingFleet, damaged: str) -> None:
+    """The merge carries the primary's objects, and writes those of the standby anew, because both began with them."""
+    place.runs = Runs(
+        replace(place.fleet, nodes=tuple(one for one in place.fleet.nodes if one.id != "s1-b2")), place.runs.spark
+    )
+    place.execute("s1", "CREATE TABLE gone (id int PRIMARY KEY)", "INSERT INTO gone SELECT generate_series(1, 9)")
+    place.runs.full("chain")
+    place.execute("s1", "ALTER TABLE quiet ADD c int DEFAULT 7", "DROP TABLE gone")
+    place.increment()
+    command(place, "merge", "chain")
+    chain = read_from_merge(place.fleet.store.open(), "chain")
+    stored = {node: {number for entry in chain.base_entries(node) for number in entry.rows} for node in chain.present}
+    assert stored["s1"] != stored["s1-b1"]
+    for entry in chain.base_entries(damaged):
+        (place.folder / "store" / entry.key).unlink()
+    assert {one["from_copy"] for one in command(place, "repair", "chain", "--yes")["replaced"]} == {
+        "s1-b1" if damaged == "s1" else "s1"
+    }
+    assert not place.check().conflicts
+    place.check_restores(1)
+    place.check_restores_without("s1", 1)
+    take(place)
+    command(place, "merge", "chain")
+    assert not place.check().conflicts
+    place.check_restores(2)

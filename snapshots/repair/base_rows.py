@@ -354,6 +354,9 @@ class _Window:
             # The archive of the node on which the rows were read begins at their position.
             older = chain.base_read_on(older)
         low, high = sorted((scope.place.here_at, scope.place.there_at))
+        if older in chain.absent and chain.absent[older].last.through < high:
+            # A merge carries the copy of a standby that is away: the changes since are not in its archive yet.
+            raise NotRebuildableError(f"{older} is away, and its archive ends before the position of the other copy")
         changes = _read_window(chain, older, low, high, scope, work)
         return _new_window(changes, scope) if len(changes) else cls(scope.rules)
 

@@ -215,3 +215,27 @@ def test_rows_under_several_definitions_are_rebuilt(place: ChangingFleet, damage
     command(place, "merge", "chain")
     assert not place.check().conflicts
     place.check_restores(2)
+
+
+@pytest.mark.rest
+def test_no_row_is_rebuilt_from_a_copy_that_is_away(place: ChangingFleet) -> None:
+    """What was updated while the standby is away is older there, and as many rows."""
+    place.runs = Runs(
+        replace(place.fleet, nodes=tuple(one for one in place.fleet.nodes if one.id != "s1-b2")), place.runs.spark
+    )
+    place.runs.full("chain")
+    place.stop("s1-b1")
+    place.execute("s1", "UPDATE seen SET text = 'newer'")
+    assert place.increment().absent
+    command(place, "merge", "chain")
+    chain = read_from_merge(place.fleet.store.open(), "chain")
+    for entry in chain.base_entries("s1"):
+        flip_byte(place.folder / "store" / entry.key)
+    code, document = run_here(place.fleet, "repair", "chain", "--yes", spark=place.runs.spark.running)
+    assert (code, document["replaced"]) == (1, [])
+    assert all("s1-b1 is away" in one["why"] for one in document["unrepaired"])
+    place.start("s1-b1")
+    place.increment()
+    assert command(place, "repair", "chain", "--yes")["unrepaired"] == []
+    assert not place.check().conflicts
+    place.check_restores(1, 2)

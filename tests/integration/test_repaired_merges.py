@@ -103,7 +103,6 @@ def take(place: ChangingFleet, increments: int = 1) -> None:
         place.increment()
 
 
-@pytest.mark.rest
 @pytest.mark.parametrize("more", [f"{PREFERRED}[encryption]\nkey_file = KEY\n"], indirect=True, ids=["encrypted"])
 def test_a_copy_that_is_away_keeps_its_rows_in_a_merge_of_an_encrypted_store(place: ChangingFleet) -> None:
     """Its objects are stored again, and encryption binds their bytes to the new keys."""
@@ -128,7 +127,6 @@ def test_a_copy_that_is_away_keeps_its_rows_in_a_merge_of_an_encrypted_store(pla
     assert (code, checked["result"]) == (0, VALID), checked
 
 
-@pytest.mark.rest
 def test_a_chain_goes_on_without_what_lies_before_its_merge(place: ChangingFleet) -> None:
     place.runs.full("chain")
     take(place, 2)
@@ -153,7 +151,6 @@ def test_a_chain_goes_on_without_what_lies_before_its_merge(place: ChangingFleet
     place.check_restores(2, 3, 4)
 
 
-@pytest.mark.rest
 def test_rows_are_rebuilt_from_whichever_copy_has_them(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.runs = Runs(
@@ -171,7 +168,6 @@ def test_rows_are_rebuilt_from_whichever_copy_has_them(place: ChangingFleet) -> 
     assert not place.check().conflicts
 
 
-@pytest.mark.rest
 def test_another_copy_is_tried_if_the_first_one_is_damaged(place: ChangingFleet) -> None:
     place.runs.full("chain")
     take(place)
@@ -188,7 +184,6 @@ def test_another_copy_is_tried_if_the_first_one_is_damaged(place: ChangingFleet)
 
 
 @pytest.mark.parametrize("more", [PREFERRED], indirect=True, ids=["shared"])
-@pytest.mark.rest
 @pytest.mark.parametrize("damaged", ["s1", "s1-b1"])
 def test_rows_under_several_definitions_are_rebuilt(place: ChangingFleet, damaged: str) -> None:
     """The merge carries the primary's objects, and writes those of the standby anew, because both began with them."""
@@ -217,7 +212,6 @@ def test_rows_under_several_definitions_are_rebuilt(place: ChangingFleet, damage
     place.check_restores(2)
 
 
-@pytest.mark.rest
 def test_no_row_is_rebuilt_from_a_copy_that_is_away(place: ChangingFleet) -> None:
     """What was updated while the standby is away is older there, and as many rows."""
     place.runs = Runs(

@@ -43,9 +43,10 @@ from cutline.snapshots.records.merge_records import (
     first_increment,
     merge_key,
     merge_numbers,
+    newest_merge,
     read_merges,
 )
-from cutline.snapshots.records.merged_chain import begin_with
+from cutline.snapshots.records.merged_chain import begin_with, read_from_merge
 from cutline.snapshots.records.operation_records import operation_key, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -193,11 +194,20 @@ class ChainPlan:
     def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
         """Yield the objects of the missing repairs that commits in the second store already need."""
         first, stored_size = self.missing[0].increment if self.missing else None, pair.source.stored_size
+        there = {
+            entry.key
+            for commit in self.chain.commits
+            if self.repairs and (first is None or commit.increment < first)
+            for entry in commit.named
+        }
         for repair in self.chain.applied.repairs:
             for replacement in repair.replacements:
-                if repair.number in self.repairs and (first is None or replacement.increment < first):
+                if repair.number in self.repairs:
+                    is_needed = first is None or replacement.increment < first
                     for entry in replacement.new:
-                        yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
+                        # What a merge lists may be listed by earlier commits, too.
+                        if is_needed or entry.key in there:
+                            yield WantedObject(entry.key, entry.node, stored_size(entry.size), entry.digest)
 
 
 def plan_chain(pair: StorePair, name: str) -> ChainPlan:
@@ -412,12 +422,30 @@ class _ChainCopy:
         for commit in missing:
             label = increment_label(self.plan.chain.name, commit.increment)
             if not self._copy_objects(self.plan.wanted(self.pair, commit), label):
+                self._hint_at_merge(commit)
                 break
             if not self._commit(commit):
                 return False
             if commit.increment in self.plan.merges:
                 self._copy_merge(commit.increment)
         return True
+
+    def _hint_at_merge(self, commit: Commit) -> None:
+        """Say so if no restore point from the newest merge on needs the damaged objects: a repair does not see them."""
+        name = commit.snapshot
+        with suppress(RefusedError):
+            merge = newest_merge(self.pair.first, name)
+            if merge is None or commit.increment > merge.increment:
+                return
+            chain = read_chain_lists(self.pair.first, read_from_merge(self.pair.first, name))
+            needed = {entry.key for one in chain.commits for entry in one.named_and_listed}
+            hint = (
+                f"only restore points before increment {merge.increment} need the object; to give them up:"
+                f" snapshot merge {name} --to {merge.increment} --drop-earlier   then copy it again"
+            )
+            self.result.problems[:] = [
+                one if one.hint or one.key in needed else replace(one, hint=hint) for one in self.result.problems
+            ]
 
     def _copy_objects(self, wanted: Iterable[WantedObject], label: str) -> bool:
         """Copy the objects that are missing; return whether none of them is damaged. Add problems to the result."""

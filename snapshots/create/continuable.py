@@ -7,6 +7,7 @@ logical decoding, slots, tables, the objects in the store. No check changes anyt
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +119,8 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason. `nodes` are all nodes of the chain, and those that may join it.
+    only begin again, with the reason. `nodes` are all nodes of the chain, and those that may join it. `lack` is a
+    warning about objects that earlier restore points lack, or "".
     """
 
     nodes: tuple[Node, ...]
@@ -126,6 +128,7 @@ class Continuable:
     plan: DdlPlan
     unknown: tuple[LeftOut, ...]
     to_renew: Mapping[str, str]
+    lack: str = ""
 
 
 def check_continuable(
@@ -155,8 +158,7 @@ def check_continuable(
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
-    check_objects(store, chain)
-    return Continuable(sessions.chosen, state, plan, unknown, to_renew)
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain))
 
 
 def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:
@@ -289,8 +291,10 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
     return read_metadata(store, node, segment_key(prefix, number), number).segment.through
 
 
-def check_objects(store: ObjectStore, chain: Chain) -> None:
+def check_objects(store: ObjectStore, chain: Chain) -> str:
     """Raise ChainObjectMissingError unless the store has the objects that the chain's commits name.
+
+    If it lacks objects that only restore points before the newest merge need, return a warning; otherwise "".
 
     Server globals and the rows of extension tables may be missing, because the next commit stores them again. Objects
     that only an object list names are not checked: there may be millions. Of the segments of a long chain, only those
@@ -307,11 +311,38 @@ def check_objects(store: ObjectStore, chain: Chain) -> None:
     if not _expected_keys(chain, nodes) <= sizes.keys() and first_increment(store, chain.name):
         # What lies before the merge may be gone.
         chain = read_from_merge(store, chain.name)
+    try:
+        _check_sizes(store, chain, nodes, sizes)
+    except ChainObjectMissingError as error:
+        merged = _read_merged(store, chain)
+        if merged is None:
+            raise
+        _check_sizes(store, merged, nodes, sizes)
+        number = merged.full.increment
+        return (
+            f"{error.message}. Only restore points before increment {number} need it; to give them up: snapshot merge"
+            f" {chain.name} --to {number} --drop-earlier"
+        )
+    return ""
+
+
+def _read_merged(store: ObjectStore, chain: Chain) -> Chain | None:
+    """Return the chain from its newest merge on; None if it has none, begins with it already, or can't be read."""
+    if chain.beginning is None:
+        with suppress(RefusedError):
+            merged = read_from_merge(store, chain.name)
+            return merged if merged.beginning else None
+    return None
+
+
+def _check_sizes(store: ObjectStore, chain: Chain, nodes: Collection[str], listed: Mapping[str, int | None]) -> None:
+    """Raise ChainObjectMissingError if an object is missing or has another size; `listed` has sizes from listings."""
+    sizes = dict(listed)
     if chain.is_partial and any(key not in sizes for key in _segment_keys(chain, nodes)):
         # The error names the increment that lost the object.
         chain = read_chain(store, chain.name)
     named = {entry.key: entry.size for commit in chain.commits for entry in _entries_to_check(commit, nodes)}
-    if copies == "lists":
+    if any(commit.object_lists for commit in chain.commits):
         sizes |= listed_sizes(store, (key for key in named if key not in sizes))
     # A listing may be out of date, so an object that it lacks or lists with a different size is looked up by key.
     sizes |= sizes_of(store, [key for key, size in named.items() if sizes.get(key) != size])

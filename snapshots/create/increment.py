@@ -333,6 +333,8 @@ def _create_increment(
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
+        if continuable.lack:
+            progress.note(continuable.lack)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         drop_retired(sessions, chain, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
@@ -475,6 +477,8 @@ def _preview_increment(
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)
+        if continuable.lack:
+            progress.note(continuable.lack)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)

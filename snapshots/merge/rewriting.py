@@ -192,7 +192,7 @@ def copy_objects(
 
 @dataclass(frozen=True, slots=True)
 class _ObjectCopyTask:
-    """An object to read, and the entry under which it is stored again."""
+    """An object to read, and the entry under which it is stored again, but for the digest."""
 
     source: StoredObject
     target: StoredObject
@@ -203,10 +203,11 @@ def _copy_object(task: _ObjectCopyTask) -> _RewriteReport:
     store, source = task.location.open(), task.source
     try:
         body = read_listed(store, source.node, source.key, (source.size, source.digest))
-        create_or_find(store, task.target.key, body)
+        # In an encrypted store the new object has other bytes, because encryption binds them to the key.
+        digest = create_or_find(store, task.target.key, body)
     except SnapshotError as error:
         return _RewriteReport(problem=report_of(error))
-    return _RewriteReport((task.target,))
+    return _RewriteReport((structs.replace(task.target, digest=digest),))
 
 
 def _share(bases: Sequence[BaseSource]) -> list[tuple[BaseSource, ...]]:

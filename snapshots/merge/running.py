@@ -2,7 +2,8 @@
 
 1. Store the intent, which also is a lease: no delete or prune removes the snapshot meanwhile.
 2. Store the base of each node under keys of this operation, and then a list of its objects in the operation's folder.
-3. Read the base back, and compare its partition hashes with those of the chain folded to the increment.
+3. Read the base back, and compare its partition hashes with those of the chain folded to the increment. What has no
+   hashes there, such as DDL and the rows of copies that the increment leaves out, is read and compared with its digest.
 4. Store the merge by a conditional put. From here on, every reader of the increment or a later one begins there.
 5. Store the outcome.
 
@@ -28,6 +29,13 @@ from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.rewriting import copy_objects, write_base
 from cutline.snapshots.operations.committing import check_stored, put_merge
 from cutline.snapshots.operations.leases import HeldLease, hold_lease, in_use_error, read_lease
+from cutline.snapshots.operations.object_damage import (
+    Damage,
+    VerifyTask,
+    find_listed_damage,
+    list_objects,
+    verify_object,
+)
 from cutline.snapshots.operations.object_lists import (
     lost_list_error,
     read_chain_lists,
@@ -38,12 +46,22 @@ from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Increment, LostList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    EXTENSION_ROWS,
+    GLOBALS,
+    Increment,
+    LostList,
+    StoredObject,
+    listed_objects,
+)
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
 from cutline.snapshots.records.merge_records import COUNTS, Merge, MergedCopy, MergePart, check_merge, find_merge
 from cutline.snapshots.records.merged_chain import begin_with, merged_copy, needed_segments, read_from_merge
 from cutline.snapshots.records.operation_records import MERGE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import check_has_rows, check_name, check_not_pruned, read_part_at
+from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.repair.work import Work
@@ -54,6 +72,7 @@ from cutline.storage.errors import RefusedError, SnapshotError, StoppedError, Un
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore, WritingRefusedError
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError
 
 # A merge lists up to this many objects of each node itself.
 OWN_OBJECTS_MAX = 100
@@ -159,11 +178,12 @@ def plan_merge(fleet: Fleet, name: str, increment: int | None, progress: Progres
 def run_merge(fleet: Fleet, plan: MergePlan, spark: SparkSource, progress: Progress, proves: Proves) -> MergeReport:
     """Carry out the plan.
 
-    Raises ObjectDamagedError if an object of the chain can't be read, the error of `proves` if the new base is not
-    equal to the chain, MergeSupersededError if another merge was stored meanwhile, CommitIndeterminateError if it is
-    not known whether the merge was stored; SnapshotInUseError if another merge of the snapshot is running. In all of
-    these cases but the indeterminate one, the chain is as it was. Raises MergeUnrecordedError or MergeForbiddenError,
-    with the store's error, if the merge can't be recorded. An interrupt is raised as a StoppedError.
+    Raises ObjectDamagedError if an object of the chain or of the new base can't be read, the error of `proves` if the
+    new base is not equal to the chain, MergeSupersededError if another merge was stored meanwhile,
+    CommitIndeterminateError if it is not known whether the merge was stored; SnapshotInUseError if another merge of the
+    snapshot is running. In all of these cases but the indeterminate one, the chain is as it was. Raises
+    MergeUnrecordedError or MergeForbiddenError, with the store's error, if the merge can't be recorded. An interrupt is
+    raised as a StoppedError.
     """
     began, store, name = time.monotonic(), fleet.store.open(), plan.chain.name
     if plan.existing is not None:
@@ -221,6 +241,7 @@ def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, pro
     parts += [_carried_copy(store, chain, node, intent.operation, work) for node in chain.absent]
     merge = _new_merge(chain, intent, parts)
     merged = _read_back(store, merge)
+    _check_unproven(chain, merged, work)
     proof = proves(chain, merged, work)
     progress.reached(MergeCrashPoint.PROVEN)
     merge = structs.replace(merge, proof=proof.digest, seconds=round(time.monotonic() - began, 3))
@@ -336,7 +357,40 @@ def _copy_of(chain: Chain, node: str) -> MergedCopy:
 def _read_back(store: ObjectStore, merge: Merge) -> Chain:
     """Return the chain that begins with the merge, as readers will see it."""
     check_merge(merge)
-    return read_chain_lists(store, begin_with(read_part_at(store, merge.snapshot, merge.increment), merge))
+    chain = begin_with(read_part_at(store, merge.snapshot, merge.increment), merge)
+    return read_chain_lists(store, with_repairs(store, chain))
+
+
+def _check_unproven(chain: Chain, merged: Chain, work: Work) -> None:
+    """Read what the proof does not compare: DDL, and the rows of copies that the increment leaves out.
+
+    Of their segments and of large objects, only the sizes are compared; server globals and rows of extensions may be
+    missing, because the next commit stores them again. Raises ObjectDamagedError, and any error of the store.
+    """
+    store = work.location.open()
+    entries = {one.key: one for one in list_objects(merged, merged.all_nodes)}
+    for damage in find_listed_damage(store, merged, merged.all_nodes).values():
+        entry = entries[damage.key].stored
+        if isinstance(entry, Segment) or entry.kind not in (GLOBALS, EXTENSION_ROWS):
+            raise _damaged_error(damage)
+    to_read = [
+        one
+        for one in entries.values()
+        if not isinstance(one.stored, Segment)
+        and (one.stored.kind == DDL or (one.stored.kind == BASE and one.node in chain.absent))
+    ]
+
+    def tasks(_: object) -> list[VerifyTask]:
+        return [VerifyTask(one, work.location) for one in to_read]
+
+    is_local = work.is_local(sum(one.stored.size for one in to_read))
+    for report in work.run(verify_object, tasks, None, lambda task: task.chain_object.stored.size, is_local=is_local):
+        if report.damage is not None:
+            raise _damaged_error(report.damage)
+
+
+def _damaged_error(damage: Damage) -> ObjectDamagedError:
+    return ObjectDamagedError(key=damage.key, kind=damage.kind, node=damage.node, detail=damage.detail)
 
 
 def _stopped_error(plan: MergePlan, intent: Intent, held: HeldLease) -> StoppedError:

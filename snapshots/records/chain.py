@@ -169,7 +169,8 @@ class Chain:
         repairs = [
             repair.digest
             for repair in self.applied.repairs
-            if any(replacement.increment <= number for replacement in repair.replacements)
+            # What a later merge lists may be listed by these commits as well.
+            if any(one.increment <= number or (one.merge and one.has_same_content) for one in repair.replacements)
         ]
         if self.beginning is not None:
             repairs.insert(0, self.beginning.merge.digest)

@@ -72,6 +72,14 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
         """All new objects."""
         return (*self.objects, *self.lists, *self.segments)
 
+    @property
+    def has_same_content(self) -> bool:
+        """Whether the new objects have the content of the old ones, wherever these are listed.
+
+        Rows that were rebuilt from another copy are those at the position with which the chain began.
+        """
+        return not self.copy or bool(self.segments)
+
 
 class Repair(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=REPAIR_FORMAT):
     """Repair `number` of a snapshot, made by `operation`; `previous` is the digest of the repair before it, or "".

@@ -59,7 +59,7 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
     full = _with_last(chain.full, replacement)
     chain = replace(chain, full=full, increments=tuple(_with_last(one, replacement) for one in chain.increments))
     if replacement.merge and (chain.beginning is None or chain.beginning.merge.digest != replacement.merge):
-        return chain
+        return _apply_elsewhere(chain, replacement) if replacement.has_same_content else chain
     if chain.beginning is not None and replacement.increment <= full.increment:
         return _apply_to_beginning(chain, replacement)
     commit = next((one for one in chain.commits if one.increment == replacement.increment), None)
@@ -67,13 +67,19 @@ def _apply(chain: Chain, replacement: Replacement) -> Chain:
         return chain
     if commit.digest != replacement.commit:
         raise ValueError(f"it names a different commit of increment {replacement.increment}")
-    old = _find_replaced(commit, replacement)
-    _check_new(replacement, old)
-    applied = _note(chain.applied, replacement, old)
-    if isinstance(commit, FullSnapshot):
-        return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
-    increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
-    return replace(chain, increments=increments, applied=applied)
+    return _exchange_in(chain, commit, replacement)
+
+
+def _apply_elsewhere(chain: Chain, replacement: Replacement) -> Chain:
+    """Replace objects that a merge lists in a chain that does not begin with it, wherever they are listed.
+
+    A merge lists DDL, server globals, large objects and segments of the commits before it, and so does the next merge.
+    No key is ever used again. Rows that were rebuilt are those at the position of the merge, so they count only there.
+    """
+    for commit in chain.commits:
+        if commit is chain.full or commit.increment <= replacement.increment:
+            chain = _apply_if_listed(chain, commit, replacement)
+    return chain
 
 
 def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
@@ -81,8 +87,12 @@ def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
 
     New objects have the rows of all objects that they replace, so they can only replace all of them together.
     """
-    full = chain.full
-    parts = parts_of(full)
+    return _apply_if_listed(chain, chain.full, replacement)
+
+
+def _apply_if_listed(chain: Chain, commit: Commit, replacement: Replacement) -> Chain:
+    """Replace objects of the commit, if it lists all of them."""
+    parts = parts_of(commit)
     if replacement.segments:
         # Segments are replaced one by one, and the merge lists only the last ones of an archive.
         replaced = tuple(one for one in replacement.replaced if one.key in parts)
@@ -93,9 +103,19 @@ def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
         return chain
     if not all((one.list or one.key) in parts for one in replacement.replaced):
         return chain
-    old = _find_replaced(full, replacement)
-    _check_new(replacement, old)
-    return replace(chain, full=_replaced(full, replacement, old), applied=_note(chain.applied, replacement, old))
+    return _exchange_in(chain, commit, replacement)
+
+
+def _exchange_in(chain: Chain, commit: Commit, replacement: Replacement) -> Chain:
+    old = _find_replaced(commit, replacement)
+    # A merge may list rows of a table under several definitions; a repair stores them under the newest.
+    is_merged = chain.beginning is not None and commit is chain.full
+    _check_new(replacement, old, chain.successions(replacement.node) if is_merged else {})
+    applied = _note(chain.applied, replacement, old)
+    if isinstance(commit, FullSnapshot):
+        return replace(chain, full=_replaced(commit, replacement, old), applied=applied)
+    increments = tuple(_replaced(one, replacement, old) if one is commit else one for one in chain.increments)
+    return replace(chain, increments=increments, applied=applied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +170,11 @@ def parts_of(commit: Commit) -> dict[str, tuple[str, Entry]]:
     return found
 
 
-def _check_new(replacement: Replacement, old: _Replaced) -> None:
-    """Raise ValueError unless the new objects can take the place of the old."""
+def _check_new(replacement: Replacement, old: _Replaced, successions: Mapping[int, int]) -> None:
+    """Raise ValueError unless the new objects can take the place of the old.
+
+    Definitions that continue those of the old rows, according to `successions` (by the new number), are allowed.
+    """
     if (old.part == SEGMENTS) != bool(replacement.segments):
         raise ValueError("it replaces segments by objects, or objects by segments")
     if old.part == SEGMENTS:
@@ -162,6 +185,8 @@ def _check_new(replacement: Replacement, old: _Replaced) -> None:
         return
     objects = [entry for entry in (*old.entries, *old.lists) if not isinstance(entry, Segment)]
     kinds, groups = {entry.kind for entry in objects}, {number for entry in objects for number in entry.rows}
+    while more := {new for new, before in successions.items() if before in groups} - groups:
+        groups |= more
     new = [entry for entry in replacement.new if not isinstance(entry, Segment)]
     if len(kinds) > 1 or {entry.kind for entry in new} - kinds:
         raise ValueError("a new object has a different kind")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, groupby, islice
+from itertools import chain, filterfalse, groupby, islice
 from typing import Any, NamedTuple
 
 from msgspec import UnsetType
@@ -80,13 +80,13 @@ from cutline.snapshots.records.proven_chains import (
     read_full,
     read_turn,
 )
-from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair
+from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair, read_repairs
 from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.records.unfinished_records import is_copy_record
 from cutline.snapshots.removal.deletion import open_removals
 from cutline.snapshots.removal.earlier_objects import EarlierObjects
-from cutline.snapshots.removal.survey import SizeTotal
+from cutline.snapshots.removal.survey import SizeTotal, of_increments
 from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.storage.ids import OPERATION_ID
@@ -254,12 +254,16 @@ class GarbageRules:
             return lambda _key, _parsed: verdict
         if not isinstance(repair, Repair) or repair.operation != intent.operation:
             return lambda _key, _parsed: GarbageVerdict(GarbageReason.FAILED)
-        increments = {entry.key: one.increment for one in repair.replacements for entry in one.new}
+        new = {entry.key for one in repair.replacements for entry in one.new}
+        of_full = set[str]()
+        if self.is_only_full:
+            full, repairs = read_commit(self.store, self.snapshot, 0), read_repairs(self.store, self.snapshot)
+            of_full = set(filterfalse(of_increments(full, repairs), new))
 
         def judge(key: str, _parsed: ParsedKey) -> GarbageVerdict:
-            if key not in increments:
+            if key not in new:
                 return GarbageVerdict(GarbageReason.UNLISTED)
-            return self._pruned_verdict() if self.is_only_full and increments[key] else NEEDED
+            return self._pruned_verdict() if self.is_only_full and key not in of_full else NEEDED
 
         return judge
 

@@ -59,8 +59,11 @@ def of_increments(full: Commit, repairs: Iterable[Repair]) -> Callable[[str], bo
     The objects with which `repairs` have replaced objects of the full snapshot belong to it, as the damaged objects do.
     """
     needed = {entry.key for entry in full.named}
-    for replacement in (one for repair in repairs for one in repair.replacements if one.increment == 0):
-        needed.update(entry.key for entry in (*replacement.new, *replacement.replaced))
+    for replacement in (one for repair in repairs for one in repair.replacements):
+        # A merge may list objects of the full snapshot, too.
+        is_of_full = replacement.merge and any((one.list or one.key) in needed for one in replacement.replaced)
+        if is_of_full or replacement.increment == 0:
+            needed.update(entry.key for entry in (*replacement.new, *replacement.replaced))
     folders, copies = (
         tuple(f"snapshots/{full.snapshot}/{part}/" for part in parts) for parts in (CHAIN_FOLDERS, COPY_FOLDERS)
     )

@@ -13,6 +13,9 @@ with the lower position contains.
   a table with a key that makes no difference: a fold takes the last image of each key that changed. Only an update that
   changed a key and left out values needs the row under its old key. In tables without a key the window is undone.
 
+In a merge, rows of a table may be stored under several definitions, and under others in each copy. They are compared in
+the schema at its cut, and the new objects have that.
+
 Rows of a table without a key can't be told apart, so all of its objects are replaced; so are those of other tables if
 too many rows are lost. Objects with rows of several tables are then replaced together.
 """
@@ -40,7 +43,15 @@ from cutline.snapshots.base_copy.copy_slots import find_changed_groups
 from cutline.snapshots.base_copy.row_writer import RowWriter
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, overlays, read_bases
 from cutline.snapshots.fold.changes import find_last
-from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Source, read_tables
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut
+from cutline.snapshots.fold.sources import (
+    PROBLEM,
+    BaseSource,
+    BaseSources,
+    Source,
+    converted_to_cut,
+    read_tables,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, LostList, StoredObject, listed_objects
 from cutline.snapshots.records.documents import base_prefix
@@ -203,7 +214,10 @@ class _CopyPositions:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A unit's objects: those that are `lost`, the intact ones `here` with rows of the same groups, and all `there`."""
+    """A unit's objects: those that are `lost`, the intact ones `here` with rows of the same groups, and all `there`.
+
+    `mapping` converts the rows of a merged base to the schema at its cut, to which `rules` refer.
+    """
 
     unit: BaseUnit
     lost: tuple[LocatedObject, ...]
@@ -212,21 +226,22 @@ class _Scope:
     rules: _Rules
     place: _CopyPositions
     definitions: Mapping[int, Group]
+    mapping: SchemaMapping | None = None
 
     @classmethod
     def of(cls, chain: Chain, commit: Commit, unit: BaseUnit) -> _Scope:
-        own = list_bases(commit, unit.node)
+        own, mapping = list_bases(commit, unit.node), _mapping_of(chain, commit, unit)
         lost = [one for one in own if one.stored.key in unit.damaged]
-        groups = frozenset[int]().union(*(one.groups for one in lost))
+        groups = frozenset[int]().union(*(_at_cut(one.groups, mapping) for one in lost))
         definitions = chain.definitions(unit.node)
         rows = sum(sum(one.stored.rows.values()) for one in lost)
         is_whole = rows > LOST_ROWS_MAX or any(definitions[number].is_multiset for number in groups)
         if is_whole:
-            groups = _together(own, groups)
-        here = [one for one in own if one not in lost and one.groups & groups]
+            groups = _together(own, groups, mapping)
+        here = [one for one in own if one not in lost and _at_cut(one.groups, mapping) & groups]
         if damaged := [one.stored.key for one in here if isinstance(one.stored, LostList)]:
             raise NotRebuildableError(f"object list {damaged[0]} of {unit.node} has to be repaired first")
-        there = [one.stored for one in list_bases(commit, unit.copy) if one.groups & groups]
+        there = [one.stored for one in list_bases(commit, unit.copy) if _at_cut(one.groups, mapping) & groups]
         if lists := [stored.key for stored in there if isinstance(stored, LostList)]:
             raise NotRebuildableError(f"neither copy can be trusted: object list {lists[0]} of {unit.copy} is damaged")
         places = {_place(chain, commit, unit, number) for number in groups}
@@ -236,7 +251,13 @@ class _Scope:
         multisets = frozenset(number for number in groups if definitions[number].is_multiset)
         rules = _Rules(groups, multisets, is_whole)
         objects = tuple(stored for stored in there if isinstance(stored, StoredObject))
-        return cls(unit, tuple(lost), tuple(here), objects, rules, place, definitions)
+        scope = cls(unit, tuple(lost), tuple(here), objects, rules, place, definitions, mapping)
+        if mapping is not None and place.here_at != place.there_at:
+            converted = {one.number for one in mapping.conversions.values()} & groups
+            if converted:
+                names = scope.names(converted)
+                raise NotRebuildableError(f"the definition of {names} has changed, and the copies have other positions")
+        return scope
 
     @property
     def is_there_newer(self) -> bool:
@@ -247,7 +268,8 @@ class _Scope:
         """Return the number of rows of each group in the objects, according to the commit."""
         rows: Counter[int] = Counter()
         for one in objects:
-            rows.update({number: count for number, count in one.stored.rows.items() if number in self.rules.groups})
+            for stored, count in one.stored.rows.items():
+                rows.update(dict.fromkeys(_at_cut((stored,), self.mapping) & self.rules.groups, count))
         return rows
 
     def names(self, numbers: Iterable[int]) -> str:
@@ -265,21 +287,42 @@ class _Scope:
 
     def _source(self, stored: StoredObject, number: int) -> BaseSource:
         source = Source(stored.key, stored.node, number, stored.size, stored.digest, stored.rows)
-        return BaseSource(source, stored.rows, multisets=self.rules.multisets)
+        mapping = self.mapping.restrict_to(stored.rows) if self.mapping else None
+        return BaseSource(source, stored.rows, multisets=self.rules.multisets, mapping=mapping)
 
 
-def _together(own: Iterable[LocatedObject], groups: frozenset[int]) -> frozenset[int]:
+def _mapping_of(chain: Chain, commit: Commit, unit: BaseUnit) -> SchemaMapping | None:
+    """Map the rows of a merged base to the schema at its cut; None for those that a create has copied.
+
+    A merge carries objects, so rows of one table may be stored under several definitions, and under others in each
+    copy; rows of tables that are gone may be among them.
+    """
+    if chain.beginning is None or commit is not chain.full:
+        return None
+    return mapping_to_cut(chain.up_to(commit.increment), unit.node)
+
+
+def _at_cut(groups: Iterable[int], mapping: SchemaMapping | None) -> frozenset[int]:
+    """Return the numbers of the groups in the schema of the comparison, without those that are gone."""
+    if mapping is None:
+        return frozenset(groups)
+    return frozenset(now for number in groups if (now := mapping.number_of(number)) is not None)
+
+
+def _together(own: Iterable[LocatedObject], groups: frozenset[int], mapping: SchemaMapping | None) -> frozenset[int]:
     """Return the groups with which these share objects, directly or through others."""
-    waiting = list(own)
-    while more := [one for one in waiting if one.groups & groups]:
-        waiting = [one for one in waiting if not one.groups & groups]
-        groups = groups.union(*(one.groups for one in more))
+    waiting = [_at_cut(one.groups, mapping) for one in own]
+    while more := [one for one in waiting if one & groups]:
+        waiting = [one for one in waiting if not one & groups]
+        groups = groups.union(*more)
     return groups
 
 
 def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPositions:
     begun = commit.definition_changes.begun if commit.definition_changes else {}
     if number in begun.get(unit.node, {}):
+        if number not in begun.get(unit.copy, {}):
+            raise NotRebuildableError(f"the increment did not copy the table from {unit.copy}")
         return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
     here, there = (chain.bases[chain.base_read_on(node)] for node in (unit.node, unit.copy))
     return _CopyPositions(here, there, is_recopied=False)
@@ -329,6 +372,9 @@ class _Window:
             # The archive of the node on which the rows were read begins at their position.
             older = chain.base_read_on(older)
         low, high = sorted((scope.place.here_at, scope.place.there_at))
+        if older in chain.absent and chain.absent[older].last.through < high:
+            # A merge carries the copy of a standby that is away: the changes since are not in its archive yet.
+            raise NotRebuildableError(f"{older} is away, and its archive ends before the position of the other copy")
         changes = _read_window(chain, older, low, high, scope, work)
         return _new_window(changes, scope) if len(changes) else cls(scope.rules)
 
@@ -451,12 +497,18 @@ def _compared(table: Any, rules: _Rules, **counts: int) -> pa.Table:
     return pa.table([columns[name] for name in COMPARED_SCHEMA.names], schema=COMPARED_SCHEMA)
 
 
+def _read_rows(location: StoreLocation, base: BaseSource) -> Iterator[pa.Table]:
+    """Read an object's rows (BASE_SCHEMA) in the schema of the comparison."""
+    for table in read_tables(location.open(), base.source, BASE_SCHEMA):
+        yield from converted_to_cut(table, base)
+
+
 def _read_compared(
     location: StoreLocation, base: BaseSource, rules: _Rules, changed: Mapping[int, Keys]
 ) -> Iterator[pa.Table]:
     """Read an object's rows of the groups as COMPARED_SCHEMA, without the rows there that changed."""
     is_there = base.source.number == 1
-    for table in read_tables(location.open(), base.source, BASE_SCHEMA):
+    for table in _read_rows(location, base):
         for batch in table.to_batches():
             keep = np.isin(to_numpy(batch.column("group")), list(rules.groups))
             if is_there and changed:
@@ -676,7 +728,7 @@ def _write_rows(task: _WriteTask) -> _WriteReport:
     rows = RowWriter.of(task.location, task.node, task.beginning)
     try:
         for base in task.bases:
-            for table in read_tables(task.location.open(), base.source, BASE_SCHEMA):
+            for table in _read_rows(task.location, base):
                 for batch in table.to_batches():
                     keep = wanted.choose(batch, rules)
                     if changed:

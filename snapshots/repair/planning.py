@@ -102,8 +102,8 @@ class LocatedEntry:
 class RepairStep:
     """Damaged objects that are repaired together.
 
-    `copy` is the node from whose copy they are rebuilt, and `tables` names their tables; both are empty if they come
-    from another store.
+    `copy` is the node from whose copy they are rebuilt, `further` those that are tried if that can't be used, and
+    `tables` names their tables; all are empty if they come from another store.
     """
 
     method: Method
@@ -111,6 +111,7 @@ class RepairStep:
     damages: tuple[Damage, ...]
     copy: str = ""
     tables: str = ""
+    further: tuple[str, ...] = ()
 
     @property
     def node(self) -> str:
@@ -349,6 +350,7 @@ class _Planner:
         if one.increment < (begun := self.chain.begun(segment.node)):
             self._give_up(damage, f"the copy of {segment.node} began again with increment {begun}")
             return
+        copies: list[str] = []
         for copy in self._others(segment.node):
             try:
                 overlapping = find_overlapping(self.chain, segment, copy)
@@ -358,7 +360,10 @@ class _Planner:
             if damaged := [other.key for other in overlapping if other.key in self.damages]:
                 reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
-            self.steps.append(RepairStep(Method.REBUILD_SEGMENT, (one,), (damage,), copy))
+            copies.append(copy)
+        if copies:
+            first, *further = copies
+            self.steps.append(RepairStep(Method.REBUILD_SEGMENT, (one,), (damage,), first, further=tuple(further)))
             return
         self._give_up(damage, "; ".join(reasons) or ONE_COPY)
 
@@ -368,6 +373,7 @@ class _Planner:
         rows = [one.entry.rows for one in together if not isinstance(one.entry, Segment)]
         groups = {number for counts in rows for number, count in counts.items() if count}
         reasons: list[str] = []
+        copies: list[str] = []
         for copy in self._others(node):
             if groups & self.chain.shared_groups(copy):
                 reasons.append(f"the copies of {self.chain.shard_of(copy)} and {copy} begin with the same objects")
@@ -377,14 +383,22 @@ class _Planner:
             if begun and increment <= begun:
                 reasons.append(f"the copy of {' or '.join(involved)} began again with increment {begun}")
                 continue
-            bases = list_bases(self._commit(increment), copy)
-            damaged = [one.stored.key for one in bases if one.groups & groups and one.stored.key in self.damages]
+            bases = [one for one in list_bases(self._commit(increment), copy) if one.groups & groups]
+            damaged = [one.stored.key for one in bases if one.stored.key in self.damages]
             if damaged:
                 reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
+            absent = self.chain.absent.get(copy)
+            if not bases and absent is not None and absent.has_ended:
+                reasons.append(f"the copy of {copy} has ended, and has none of the rows any more")
+                continue
+            copies.append(copy)
+        if copies:
             definitions = self.chain.definitions(node)
             tables = list_some(sorted({definitions[number].name for number in groups}), TABLES_NAMED_MAX)
-            self.steps.append(RepairStep(Method.REBUILD_ROWS, tuple(together), tuple(damages), copy, tables))
+            first, *further = copies
+            step = RepairStep(Method.REBUILD_ROWS, tuple(together), tuple(damages), first, tables, tuple(further))
+            self.steps.append(step)
             return
         for damage in damages:
             self._give_up(damage, "; ".join(reasons) or ONE_COPY)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from msgspec import structs
@@ -254,13 +254,19 @@ def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: R
     """Put back missing objects, and store the new objects; add the results to the report."""
     work.progress.step("repair", total=len(plan.steps), unit="steps")
     for step in plan.steps:
-        try:
-            if step.method is Method.PUT_BACK:
-                report.put_back.append(_put_back(work, plan.other, step))
-            else:
-                report.replaced.append(_of_merge(chain, _replace(work, chain, intent, plan.other, step)))
-        except NotRebuildableError as error:
-            report.unrepaired += [Unrepairable(damage.key, str(error)) for damage in step.damages]
+        reasons: list[str] = []
+        for copy in (step.copy, *step.further):
+            try:
+                if step.method is Method.PUT_BACK:
+                    report.put_back.append(_put_back(work, plan.other, step))
+                else:
+                    one = _replace(work, chain, intent, plan.other, replace(step, copy=copy))
+                    report.replaced.append(_of_merge(chain, one))
+                break
+            except NotRebuildableError as error:
+                reasons.append(str(error))
+        else:
+            report.unrepaired += [Unrepairable(damage.key, "; ".join(reasons)) for damage in step.damages]
         work.progress.advance(1)
 
 

@@ -266,7 +266,7 @@ def row_of(change: Change, one: Transaction, xid: int, seq: int, gid: str | None
 
 def restored(shard: MadeShard, chain: Chain, node: str) -> Counter[Row]:
     """What a fold of the node's copy yields at the chain's last cut, computed row by row."""
-    position = chain.position(node)
+    position, (counted_from, pending) = chain.position(node), chain.counted_from(node)
     rows: Counter[Row] = Counter()
     for entry in chain.base_entries(node):
         assert isinstance(entry, StoredObject)
@@ -285,6 +285,8 @@ def restored(shard: MadeShard, chain: Chain, node: str) -> Counter[Row]:
     for change in sorted(changes, key=lambda one: (one["lsn"], one["seq"])):  # type: ignore[arg-type, return-value]
         assert isinstance(change["lsn"], int)
         if change["lsn"] >= position or change["lsn"] in chain.excluded(node):
+            continue
+        if change["lsn"] < counted_from and change["lsn"] not in pending:
             continue
         row, op = (change["group"], change["row"]), chr(change["op"])  # type: ignore[arg-type]
         if op == "T":

@@ -75,6 +75,7 @@ LEFT_TO_REST = {
     "tests/integration/test_participants.py",
     "tests/integration/test_pgbench.py",
     "tests/integration/test_policies.py",
+    "tests/integration/test_repaired_merges.py",
     "tests/integration/test_restoring_role.py",
     "tests/integration/test_secrets.py",
     "tests/integration/test_server_globals.py",

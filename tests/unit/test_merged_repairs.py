@@ -1,0 +1,226 @@
+"""Chains that begin with a merge are repaired, merged again and reduced; expected rows come from the made history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from cutline.fleet.progress import Silent
+from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
+from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
+from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.proven_chains import read_chain, read_continued
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pruning import increments_of
+from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, plan_repair
+from cutline.snapshots.repair.running import RepairReport, run_repair
+from cutline.wal.segments.damage import ObjectDamagedError
+from tests.unit.made_garbage import preview_gc
+from tests.unit.made_repairs import NAME, Change, MadeShard, NoSpark, Transaction, damage, item, log, restored, upserts
+from tests.unit.test_copying import KilledError, copy, place
+from tests.unit.test_repair import copy_of
+
+ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
+# One transaction is prepared before both merges, and committed after them.
+HISTORY = [
+    upserts(100, item(1, "first")),
+    Transaction(300, (Change("U", item(3, "prepared")),), prepared=3500),
+    upserts(1200, item(4, "second"), log("more")),
+    upserts(2200, item(1, "third")),
+    upserts(3200, item(2, "fourth")),
+]
+BORDERS = {"a": [[250, 1000], [2000], [3000], [4000]], "b": [[350, 1000], [1250, 2000], [3000], [4000]]}
+
+
+class Ready(NoSpark):
+    """A SparkSource that may be begun, and has no session."""
+
+    def begin(self, *_: object) -> None:
+        """Do nothing."""
+
+
+def new_shard() -> MadeShard:
+    """A shard of so many objects that merges carry some of them."""
+    return MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, BORDERS, {"a": 9, "b": 5})
+
+
+def merge(shard: MadeShard, increment: int) -> MergeReport:
+    """Merge the chain; its rows are compared with the history instead of proven by Spark."""
+    found = plan_merge(shard.fleet, NAME, increment, Silent())
+    report = run_merge(shard.fleet, found, Ready(), Silent(), lambda *_: Proof(0, ""))  # type: ignore[arg-type]
+    check_whole(shard)
+    return report
+
+
+def plan(shard: MadeShard, other: str | None = None) -> RepairPlan:
+    return plan_repair(shard.fleet, RepairRequest(NAME, other), NoSpark(), Silent())  # type: ignore[arg-type]
+
+
+def repair(shard: MadeShard, other: str | None = None) -> RepairReport:
+    """Repair everything."""
+    report = run_repair(shard.fleet, plan(shard, other), NoSpark(), Silent())  # type: ignore[arg-type]
+    assert report.unrepaired == []
+    assert plan(shard).damages == ()
+    check_whole(shard)
+    return report
+
+
+def merged(shard: MadeShard) -> Chain:
+    return read_chain_lists(shard.store, read_from_merge(shard.store, NAME))
+
+
+def check_whole(shard: MadeShard) -> None:
+    """Both copies restore the last state from the merge on."""
+    chain = merged(shard)
+    for node in ("a", "b"):
+        assert restored(shard, chain, node) == shard.state_at(4000), node
+
+
+@pytest.mark.parametrize("is_rebuilt", [False, True], ids=["from another store", "rebuilt"])
+def test_the_next_merge_lists_what_a_repair_has_replaced(*, is_rebuilt: bool) -> None:
+    shard = new_shard()
+    shard.take()
+    merge(shard, 1)
+    other = copy_of(shard)
+    ddl, segments = merged(shard).ddl_object("a"), merged(shard).segments("a")
+    assert ddl is not None
+    assert [segment.number for segment in segments] == [2, 3, 4, 5]
+    damaged = {segments[0].key} if is_rebuilt else {segments[0].key, ddl.key}
+    for key in damaged:
+        damage(shard, key)
+    replaced = repair(shard, None if is_rebuilt else other.url).replaced
+    first = merged(shard).beginning
+    assert first is not None
+    assert {(one.merge, one.copy) for one in replaced} == {(first.merge.digest, "b" if is_rebuilt else "")}
+    for increment in (2, 3):
+        merge(shard, increment)
+        assert merged(shard).full.increment == increment
+        assert plan(shard).damages == ()
+        assert not damaged & {entry.key for entry in merged(shard).full.named}
+
+
+@pytest.mark.parametrize("is_missing", [False, True], ids=["altered", "missing"])
+def test_nothing_is_merged_with_damaged_ddl(*, is_missing: bool) -> None:
+    shard = new_shard()
+    ddl = shard.take().ddl_object("a")
+    assert ddl is not None
+    damage(shard, ddl.key, None if is_missing else b"DDL")
+    with pytest.raises(ObjectDamagedError, match=ddl.key):
+        merge(shard, 1)
+    assert merged(shard).beginning is None
+
+
+def continued(shard: MadeShard) -> Chain:
+    return read_continued(shard.store, NAME)
+
+
+@pytest.mark.parametrize("kind", ["base", "segment"])
+@pytest.mark.parametrize("body", [None, b"x"], ids=["missing", "wrong size"])
+def test_a_chain_is_continued_without_what_only_states_before_its_merge_need(kind: str, body: bytes | None) -> None:
+    shard = new_shard()
+    chain = shard.take()
+    merge(shard, 2)
+    needed = {entry.key for commit in merged(shard).commits for entry in commit.named_and_listed}
+    entries = chain.base_entries("a") if kind == "base" else chain.segments("a")
+    lost = next(entry.key for entry in entries if entry.key not in needed)
+    assert check_objects(shard.store, continued(shard)) == ""
+    damage(shard, lost, body)
+    assert plan(shard).damages == ()
+    lack = check_objects(shard.store, continued(shard))
+    assert lost in lack
+    assert lack.endswith(f"snapshot merge {NAME} --to 2 --drop-earlier")
+    copied = copy(shard.fleet, place())
+    assert [problem.key for problem in copied.problems] == [lost]
+    assert f"snapshot merge {NAME} --to 2 --drop-earlier" in copied.problems[0].hint
+    drop_earlier_objects(shard.store, plan_drop(shard.store, NAME), Silent())
+    assert check_objects(shard.store, continued(shard)) == ""
+    assert copy(shard.fleet, place()).problems == []
+    # What the merge lists is needed.
+    key = merged(shard).segments("a")[0].key
+    damage(shard, key, body)
+    with pytest.raises(ChainObjectMissingError, match=key):
+        check_objects(shard.store, continued(shard))
+
+
+def test_a_chain_is_continued_after_a_repair_of_what_its_merge_lists() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    merge(shard, 3)
+    segment = chain.newest_segments("a")[-1]
+    assert segment in merged(shard).segments("a")
+    damage(shard, segment.key)
+    (replaced,) = repair(shard).replaced
+    (new,) = replaced.segments
+    # The next increment reads what is behind the cut.
+    assert continued(shard).newest_segments("a")[-1] == new
+    assert continued(shard).original(new) == segment
+    assert check_objects(shard.store, continued(shard)) == ""
+    assert restored(shard, read_chain(shard.store, NAME), "a") == shard.state_at(4000)
+
+    carried = {entry.key for entry in merged(shard).base_entries("a")}
+    lost = next(entry.key for entry in chain.base_entries("a") if entry.key in carried)
+    damage(shard, lost)
+    (replaced,) = repair(shard).replaced
+    assert replaced.copy == "b"
+    # Earlier restore points need its rows at an earlier position.
+    assert lost in check_objects(shard.store, continued(shard))
+    assert copy(shard.fleet, place()).problems[0].hint != ""
+
+
+def test_a_full_snapshot_keeps_the_repairs_of_what_a_merge_has_listed() -> None:
+    shard = new_shard()
+    chain = shard.take()
+    segment, ddl = chain.full.segments["a"][1], chain.ddl_object("a")
+    assert ddl is not None
+    merge(shard, 1)
+    assert segment in merged(shard).segments("a")
+    other = copy_of(shard)
+    for key in (segment.key, ddl.key):
+        damage(shard, key)
+    digest = read_chain(shard.store, NAME, 0).digest
+    repair(shard, other.url)
+    assert read_chain(shard.store, NAME, 0).digest != digest
+    removed = {listed.key for listed in increments_of(shard.store, NAME)}
+    shard.builder.put_only_full(NAME)
+    for key in removed:
+        shard.store.delete(key)
+    only = read_chain(shard.store, NAME)
+    assert restored(shard, only, "a") == shard.state_at(1000)
+    assert all(shard.store.exists(entry.key) for entry in only.full.named)
+    assert not [one for one in preview_gc(shard.store).garbage if one.snapshot == NAME]
+
+
+@dataclass
+class Dying(Silent):
+    """A process that dies at a point."""
+
+    point: str
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        if point == self.point:
+            raise KilledError
+
+
+def test_a_copy_that_dies_has_the_objects_of_its_repairs() -> None:
+    """The full snapshot, which is there already, lists a segment that a merge lists as well."""
+    shard = new_shard()
+    chain = shard.take()
+    second = place()
+    report = StoreCopy(second.url, is_dry=False)
+    with pytest.raises(KilledError):
+        copy_snapshots(shard.fleet, second, NAME, Dying(CopyCrashPoint.COMMITTED), report)
+    merge(shard, 1)
+    damage(shard, chain.full.segments["a"][1].key)
+    repair(shard)
+    with pytest.raises(KilledError):
+        copy_snapshots(shard.fleet, second, NAME, Dying(CopyCrashPoint.REPAIRS_STORED), report)
+    there = second.location.open()
+    full = read_chain(there, NAME)
+    assert full.last.increment == 0
+    assert full.applied.repairs
+    assert all(there.exists(entry.key) for entry in full.full.named)
+    assert copy(shard.fleet, second).problems == []

@@ -322,7 +322,7 @@ def _with_sections(entries: Collection[ArchiveEntry]) -> Iterator[ArchiveEntry]:
             own = BEFORE_ROWS
         if own == AFTER_ROWS:
             late.add(entry.number)
-        yield entry if entry.section == own else replace(entry, section=own)
+        yield entry if entry.section == own else structs.replace(entry, section=own)
 
 
 def _needed_by_tables(entries: Collection[ArchiveEntry]) -> set[int]:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import structs
 
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.encodings import raw_text
@@ -189,7 +191,7 @@ def _describe(entry: ArchiveEntry) -> str:
 
 
 def _without_owner(entry: ArchiveEntry) -> ArchiveEntry:
-    return replace(entry, owner="")
+    return structs.replace(entry, owner="")
 
 
 def _unmappable(entry: ArchiveEntry, statement: str) -> RoleUnmappableError:

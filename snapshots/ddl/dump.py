@@ -41,6 +41,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     DumpFormatError,
     NewEntry,
     read_contents,
+    read_header,
     rewrite,
     statements_of_entry,
 )
@@ -144,6 +145,9 @@ class DumpFaults:
     names: Mapping[int, list[UnquotedName]] = field(default_factory=dict)
     inherited: Mapping[int, list[InheritedNotNull]] = field(default_factory=dict)
     types: Mapping[int, OtherType] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.inherited or self.types)
 
     def correct(self, body: bytes, contents: Contents) -> dict[int, str]:
         """Return the corrected statements for the archive's faulty entries, by number."""
@@ -333,14 +337,15 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
             first.append(NewEntry(PATH_ENTRY, search_path))
         body, faults = path.read_bytes(), read_dump_faults(connection)
     try:
-        contents = read_contents(body)
+        # Reading the entries of 100,000 tables takes seconds. It is necessary only if some are corrected or added.
+        contents = read_contents(body) if first or faults else read_header(body)
     except DumpFormatError as error:
         raise ArchiveUnknownError(
             f"node {node.id}: the archive of {programs.folder}/pg_dump can't be read: {error}",
             hint="use a pg_dump that this version of Cutline supports: set [tools] postgresql in fleet.toml",
             details={"node": node.id},
         ) from error
-    return rewrite(body, contents, faults.correct(body, contents), first)
+    return rewrite(body, contents, faults.correct(body, contents), first) if first or faults else body
 
 
 def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:

@@ -26,7 +26,7 @@ from psycopg import sql
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.table_names import TABLE_NAME
+from cutline.fleet.table_names import table_name
 from cutline.nodes.connections import node_of
 from cutline.nodes.groups import Group, Table, qualify, read_tables
 from cutline.nodes.problems import quote
@@ -132,8 +132,8 @@ def _event_trigger_error(
 
 
 # The third and fourth columns are stamps that change whenever the catalogs' rows change, and only then.
-MEMBERS_QUERY = f"""
-SELECT p.pubname, {TABLE_NAME},
+MEMBERS_QUERY = """
+SELECT p.pubname, n.nspname, c.relname,
        format('%%s.%%s', p.oid, p.xmin), format('%%s.%%s', r.oid, r.xmin),
        concat_ws(' and ', CASE WHEN r.prqual IS NOT NULL THEN 'a row filter' END,
                           CASE WHEN r.prattrs IS NOT NULL THEN 'a column list' END)
@@ -438,8 +438,9 @@ def have_same_members(connection: psycopg.Connection[Any], fleet_id: str, member
 
 def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:
     members: Members = {}
-    for name, table, *membership in connection.execute(MEMBERS_QUERY, (list(publication_names(fleet_id)),)):
-        members.setdefault(name, {})[table] = Membership(*membership)
+    names = list(publication_names(fleet_id))
+    for publication, schema, table, *membership in connection.execute(MEMBERS_QUERY, (names,)):
+        members.setdefault(publication, {})[table_name(schema, table)] = Membership(*membership)
     return members
 
 

@@ -30,7 +30,7 @@ from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
-from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
+from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, slot_name
 from cutline.wal.drain.waiting import (
     ReplayLagError,
     ReplayState,
@@ -67,7 +67,7 @@ def leave_out(sessions: Sessions, node: Node, error: SnapshotError) -> None:
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     """Return the standby whose failure caused `error`, if the command can do without it."""
-    if not isinstance(error, ENDING) and error.exit_code != UnreachableError.exit_code:
+    if not isinstance(error, (*ENDING, NoFreeSlotError)) and error.exit_code != UnreachableError.exit_code:
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)

@@ -34,6 +34,7 @@ from cutline.snapshots.create.absent_copies import (
 )
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
+from cutline.snapshots.create.readers import choose_readers
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     TableSelection,
@@ -51,7 +52,14 @@ from cutline.snapshots.records.proven_chains import commit_missing_error, point_
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lineage import WalDivergedError, diverged_error
-from cutline.wal.drain.slots import SlotLostError, check_slot, slot_name, slot_state
+from cutline.wal.drain.slots import (
+    SlotLostError,
+    check_slot,
+    count_free_slots,
+    no_free_slot_error,
+    slot_name,
+    slot_state,
+)
 from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
 # The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
@@ -154,6 +162,7 @@ def check_continuable(
     seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
+    _check_free_slots(sessions, chain, plan, to_renew)
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
     return Continuable(sessions.chosen, state, plan, unknown, to_renew)
@@ -169,6 +178,29 @@ def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]
             with raising_unreachable(sessions.fleet.node(node)):
                 for name in publication_names(fleet_id):
                     check_exists(connection, node, name)
+
+
+def _check_free_slots(sessions: Sessions, chain: Chain, plan: DdlPlan, to_renew: Container[str]) -> None:
+    """Raise NoFreeSlotError if a node lacks a free slot to copy tables; leave out such standbys, if not required.
+
+    A copy of tables needs a slot besides that of the chain, and a copy that begins again needs the latter anew.
+    """
+    copied, slot = plan.to_copy.keys() | plan.unpublished.keys(), slot_name(chain.full.operation)
+
+    def lacks(node: Node) -> bool:
+        is_renewed, needed = node.id in to_renew, int(node.shard in copied and node.id not in readers)
+        with raising_unreachable(node):
+            free = count_free_slots(sessions.connections[node.id], slot if is_renewed else "")
+        return free < needed + is_renewed
+
+    # The standbys first: without its reader, a primary needs a slot itself.
+    for is_standby in (True, False):
+        readers = choose_readers(sessions)
+        concerned = [node for node in sessions.nodes if node.shard in copied or node.id in to_renew]
+        nodes = [node for node in concerned if (node.backup_of is not None) == is_standby]
+        for node, is_lacking in zip(nodes, in_parallel(lacks, nodes), strict=True):
+            if is_lacking:
+                leave_out(sessions, node, no_free_slot_error(node))
 
 
 def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str]) -> None:

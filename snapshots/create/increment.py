@@ -331,9 +331,9 @@ def _create_increment(
         progress.reached(CrashPoint.CHECKED)
         slot = slot_name(chain.full.operation)
         if (amount := _amount_of_jobs(continuable.plan, slot, sessions)) is not None:
-            spark.begin(
-                ExecutorNeeds(fleet.store, nodes, writes=True, wait_seconds=request.wait_seconds), progress, amount
-            )
+            # In the roles that the servers have now, and without the standbys that are left out.
+            needs = ExecutorNeeds(fleet.store, sessions.nodes, writes=True, wait_seconds=request.wait_seconds)
+            spark.begin(needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
         commit = None
         while commit is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,9 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_as_committed, read_chain
+from cutline.spark.needs import ExecutorNeeds, check_needs
 from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.own_store import FLEET_KEY
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import (
     Ready,
@@ -222,6 +224,32 @@ def test_a_full_snapshot_does_without_a_standby(place: ChangingFleet) -> None:
     assert commit.renewed.keys() == {STANDBY}
     assert place.check().result == VALID
     place.check_restores(1, 2)
+
+
+def test_executors_connect_only_to_the_nodes_that_take_part(place: ChangingFleet) -> None:
+    """What the executors of a cluster would examine is examined here, in the command's own process."""
+    examined: list[set[str]] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Examining(Ready):
+        def begin(self, *given: object) -> None:
+            needs = given[0]
+            assert isinstance(needs, ExecutorNeeds)
+            body = needs.store.open().read(FLEET_KEY)
+            problem, _ = check_needs(replace(needs, key=FLEET_KEY, body=body))
+            assert problem is None, problem
+            examined.append({node.id for node in needs.nodes})
+
+    place.runs = Runs(place.fleet, Examining(place.runs.spark.running))
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    # Without more shards or much WAL, only copies of tables take executors.
+    place.execute("s2", "CREATE TABLE added (id int PRIMARY KEY)")
+    commit = place.increment()
+    assert absent_names(commit) == {STANDBY}
+    assert len(examined) > 1
+    assert examined[0] == {"s1", "s2", STANDBY, OTHER}
+    assert all(nodes == {"s1", "s2", OTHER} for nodes in examined[1:])
 
 
 @pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n', "[copies]\nrequire = 1\n"], indirect=True)

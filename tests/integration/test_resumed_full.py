@@ -424,6 +424,27 @@ def test_a_command_with_other_options_gives_up_nothing(place: Place) -> None:
     assert place.restored("nightly") == place.live()
 
 
+def test_a_standby_that_is_back_is_copied_if_the_snapshot_begins_again(place: Place) -> None:
+    """It would be left out of the interrupted snapshot, which does not have it."""
+    standby = place.servers.node("s1-b1")
+    stop_server(standby)
+    try:
+        place.interrupt("nightly", signal.SIGKILL)
+    finally:
+        place.servers.start_node(standby)
+    ((operation, copied),) = place.unfinished().items()
+    assert "s1-b1" not in copied.base.nodes
+    (slot,) = slots_of(place.fleet.node("s2").dsn)
+    place.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] != operation
+    assert any("begins again" in text for text in document["warnings"]), document["warnings"]
+    assert "s1-b1" in committed(place, "nightly").parts
+    assert place.restored("nightly") == place.live()
+
+
 def test_a_standby_that_is_away_does_not_give_up_the_others(place: Place) -> None:
     """The snapshot is resumed without its copy, and the next increment copies it."""
     place.interrupt("nightly", signal.SIGKILL)

@@ -11,8 +11,10 @@ A create keeps what it has copied if that is worth more than the WAL that the no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Set
 
+from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.own_process import own_label
@@ -118,11 +120,15 @@ def _check_fits(
     intent: Intent,
     names: Set[str],
 ) -> UnfinishedCopy:
-    """Return what was copied; raise _BeginsAgainError unless nodes and slots are as they were."""
+    """Return what was copied, and leave out the standbys that are not part of it.
+
+    Raises _BeginsAgainError unless nodes and slots are as they were; then all standbys still take part.
+    """
     try:
         base = read_unfinished_base(store, intent.operation, names)
         _check_options(sessions, request, selection, intent, base)
         without = _check_nodes(sessions, base)
+        added = _find_added(sessions, base)
         copied = read_unfinished(store, base, names, without)
     except (ObjectMissingError, ManifestError) as error:
         raise _BeginsAgainError(f"what it had copied can't be read: {error}") from error
@@ -134,6 +140,9 @@ def _check_fits(
         in_parallel(lambda node: _check_node(store, sessions, intent, node, base.positions[node]), base.nodes)
     except (BaselineChangedError, RefusedError) as error:
         raise _BeginsAgainError(error.message) from error
+    # Only now: a snapshot that begins again copies them.
+    for node in added:
+        sessions.leave_out(node, Absence("it was not there when the snapshot began", has_ended=True))
     return copied
 
 
@@ -159,7 +168,7 @@ def _check_options(
 
 
 def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
-    """Return the standbys that are away now, whose copies are given up; leave out those that were not there.
+    """Return the standbys that are away now, whose copies are given up.
 
     Raises _BeginsAgainError if a shard has come or gone, NodeUnreachableError if a standby is away that was read in the
     place of its primary.
@@ -180,12 +189,17 @@ def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
             hint=f"repeat the command when it is back; to give up what was copied: snapshot cancel {base.operation}",
             details={"node": reader},
         )
-    for node in sessions.nodes:
-        if node.id not in base.nodes:
-            if not sessions.may_leave_out(node):
-                raise _BeginsAgainError(f"{node.id}, which [copies] require demands, was not there when it began")
-            sessions.leave_out(node, Absence("it was not there when the snapshot began", has_ended=True))
     return away
+
+
+def _find_added(sessions: Sessions, base: UnfinishedBase) -> list[Node]:
+    """Return the standbys that were not there when the snapshot began; raise _BeginsAgainError if one is required."""
+    added = [node for node in sessions.nodes if node.id not in base.nodes]
+    known = Counter(node.shard for node in sessions.nodes if node.backup_of is not None and node.id in base.nodes)
+    for node in added:
+        if known[node.shard] < sessions.fleet.standbys_needed(node.shard):
+            raise _BeginsAgainError(f"{node.id}, which [copies] require demands, was not there when it began")
+    return added
 
 
 def _check_not_renamed(sessions: Sessions, base: UnfinishedBase, primaries: Set[str]) -> None:

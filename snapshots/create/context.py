@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from msgspec import UNSET, structs
 
-from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, StepTimes
@@ -74,13 +74,16 @@ class CreateRequest:
 class CreateContext:
     """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
 
-    `copied` is what the operation had copied when it was interrupted, if this create resumes it.
+    `began_with` are the nodes on which the operation may make slots: those that took part when it began. Standbys that
+    are left out later are among them. `copied` is what the operation had copied when it was interrupted, if this create
+    resumes it.
     """
 
     request: CreateRequest
     store: ObjectStore
     operation: Operation
     lock: FleetLock
+    began_with: tuple[Node, ...]
     copied: UnfinishedCopy | None = None
 
     @property
@@ -151,7 +154,8 @@ def begin_full(
                 settle_operations(store, sessions.fleet, progress, operations, given_up)
             if resumed is not None:
                 operation = Operation(resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details)
-                yield CreateContext(request, store, operation, lock, resumed.copied)
+                began_with = tuple(node for node in sessions.chosen if node.listed_id in resumed.intent.nodes)
+                yield CreateContext(request, store, operation, lock, began_with, resumed.copied)
                 return
         elif any(intent.snapshot == request.name for intent in resumable_creates(store, operations)):
             raise UsageError(
@@ -169,14 +173,15 @@ def begin_full(
             fleet_id=fleet_id,
             only_cut=request.only_cut or UNSET,
         )
-        yield CreateContext(request, store, Operation(intent, details=details), lock)
+        yield CreateContext(request, store, Operation(intent, details=details), lock, sessions.nodes)
 
 
-def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:
-    """Remove `slot` and other traces of a failed create from the nodes; return False if anything remains."""
-    is_terminal = operation.intent.is_terminal
-    is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
-    return not drop_slots(sessions.nodes, slot) and is_writable
+def undo_create(context: CreateContext, slots: Iterable[str], progress: Progress) -> bool:
+    """Remove `slots` and other traces of a failed create from the nodes; return False if anything remains."""
+    operation, primaries = context.operation, context.fleet.primaries
+    is_writable = not operation.intent.is_terminal or undo_freeze(primaries, operation.id, progress)
+    left = [node for slot in slots for node in drop_slots(context.began_with, slot)]
+    return not left and is_writable
 
 
 @dataclass(frozen=True, slots=True)

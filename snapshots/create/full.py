@@ -120,7 +120,7 @@ from cutline.spark.spark_jobs import (
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import ExportedSlot, slot_name
+from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -568,11 +568,13 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:
-            operation, slot = context.operation, slot_name(context.operation.id)
+            operation = context.operation
+            # The first cut copies tables again, for which it makes slots of their own.
+            slots = slot_name(operation.id), copy_slot_name(operation.id)
             spark.begin(context.executor_needs, progress, _amount(context, plan))
             progress.reached(CrashPoint.SPARK_BEGUN)
 
-            with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
+            with record_operation(store, operation, lambda: undo_create(context, slots, progress), progress):
                 commit = take_full(context, plan, spark, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)
             forget_copied(store, operation.id)

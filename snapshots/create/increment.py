@@ -135,6 +135,8 @@ def take_increment(
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     drop_left_out(context, new, slot_name(state.chain))
+    # Another create drops those on standbys that are still away (operations/slot_guard.py).
+    drop_slots((node for node in context.began_with if node.id in sessions.absent), copy_slot_name(operation.id))
     absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)
@@ -220,8 +222,8 @@ def _take_cut(
                 else:
                     left = _renew(context, error, left, progress)
             note_servers(sessions, progress, before)
-            # A copy of tables that failed leaves its slots.
-            drop_slots(sessions.nodes, copy_slot_name(context.operation.id))
+            # A copy of tables that failed leaves its slots, also on a standby that is left out now.
+            drop_slots(context.began_with, copy_slot_name(context.operation.id))
 
 
 def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
@@ -338,7 +340,7 @@ def _create_increment(
         commit = None
         while commit is None:
             operation = _new_operation(store, sessions, chain, request, continuable, progress)
-            context = CreateContext(request, store, operation, lock)
+            context = CreateContext(request, store, operation, lock, sessions.nodes)
             try:
                 commit = _run_operation(context, chain, continuable, spark, progress, began)
             except ENDING as error:
@@ -418,13 +420,13 @@ def _undo(context: CreateContext, continuable: Continuable, progress: Progress) 
     If the lock was lost, another increment may have created these slots in the meantime, so they are left to the
     command that settles this operation.
     """
-    sessions, operation = context.sessions, context.operation
-    nodes, left = [node for node in sessions.chosen if node.id in continuable.to_renew], True
+    operation = context.operation
+    nodes, left = [node for node in context.began_with if node.id in continuable.to_renew], True
     with suppress(SnapshotError):
         if nodes:
             check_exclusive(context.lock, context.store, operation)
         left = bool(drop_slots(nodes, slot_name(continuable.state.chain)))
-    return undo_create(sessions, operation, copy_slot_name(operation.id), progress) and not left
+    return undo_create(context, [copy_slot_name(operation.id)], progress) and not left
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:

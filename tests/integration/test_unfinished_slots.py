@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.connections import connect_replication
 from cutline.nodes.sessions import open_sessions
-from cutline.snapshots.operations.operation import Operation, new_operation, record_operation, record_outcome
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
 from cutline.snapshots.operations.slot_guard import guard_nodes
-from cutline.storage.errors import IndeterminateError
+from cutline.storage.errors import IndeterminateError, StoppedError
 from cutline.storage.memory import InMemoryStore
-from cutline.wal.drain.slots import create_exported_slot, drop_slot, slot_name
-from tests.commands.snapshot_runs import slots_of
-from tests.commands.watching import Watching
+from cutline.wal.drain.slots import copy_slot_name, create_exported_slot, drop_slot, slot_name
+from tests.commands.snapshot_runs import runs_on, slots_of
+from tests.commands.watching import Reached, Watching
+from tests.integration.refusing import execute
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NAME = "cutline_unfinished"
 SECONDS_MAX = 10
@@ -50,6 +59,45 @@ def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_
     thread.join(SECONDS_MAX)
     assert isinstance(errors[0], psycopg.errors.AdminShutdown)
     assert NAME not in slots_of(node.dsn)
+
+
+@pytest.mark.parametrize("state", ["done", "failed", ""])
+def test_the_slot_of_a_copy_whose_operation_has_ended_is_dropped(shared_fleet: EmbeddedFleet, state: str) -> None:
+    fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore(f"memory://copied-{state}")
+    node, operation = fleet.primaries[0], new_operation("create", "slept", 1, ())
+    begin(store, operation)
+    if state:
+        record_outcome(store, operation, state)
+    slot, watching = copy_slot_name(operation.id), Watching()
+    create_exported_slot(node, node, slot, 30).connection.close()
+    try:
+        with open_sessions(fleet, fleet.nodes) as sessions:
+            guard_nodes(store, sessions, watching)
+        assert (slot in slots_of(node.dsn)) == (not state)
+        assert any(operation.id in note for note in watching.notes) == bool(state)
+    finally:
+        drop_slot(node, slot)
+
+
+def test_a_full_snapshot_that_is_interrupted_while_it_copies_new_tables_leaves_no_slot(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession
+) -> None:
+    with runs_on(shared_fleet, tmp_path, spark) as runs:
+        primary = runs.fleet.primaries[0].dsn
+
+        def create_and_stop(reached: Reached) -> None:
+            if reached == Reached(CrashPoint.BASE_COPIED, 1):
+                execute(primary, "CREATE TABLE made_meanwhile (id int PRIMARY KEY)")
+            elif reached == Reached(CrashPoint.BASE_COPIED, 2):
+                assert len(slots_of(primary)) == 2
+                raise KeyboardInterrupt
+
+        try:
+            with pytest.raises(StoppedError, match="no slot is left"):
+                create_full(runs.fleet, CreateRequest("nightly"), runs.spark, Watching(create_and_stop))
+            assert [slots_of(node.dsn) for node in runs.fleet.nodes] == [[]] * len(runs.fleet.nodes)
+        finally:
+            execute(primary, "DROP TABLE made_meanwhile")
 
 
 @pytest.mark.parametrize("failed", [True, False])

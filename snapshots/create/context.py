@@ -83,7 +83,7 @@ class CreateContext:
     store: ObjectStore
     operation: Operation
     lock: FleetLock
-    began_with: tuple[Node, ...]
+    began_with: tuple[Node, ...] = ()
     copied: UnfinishedCopy | None = None
 
     @property

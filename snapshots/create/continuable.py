@@ -162,30 +162,18 @@ def check_continuable(
     seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
-    _check_free_slots(sessions, chain, plan, to_renew)
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     check_objects(store, chain)
     return Continuable(sessions.chosen, state, plan, unknown, to_renew)
 
 
-def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:
-    """Raise PublicationChangedError if a primary that is copied has no publications, because `init` has not run there.
-
-    A shard that was added and a database that was created again have none. That does not end the chain.
-    """
-    for node, connection in sessions.primaries.items():
-        if node in to_renew:
-            with raising_unreachable(sessions.fleet.node(node)):
-                for name in publication_names(fleet_id):
-                    check_exists(connection, node, name)
-
-
-def _check_free_slots(sessions: Sessions, chain: Chain, plan: DdlPlan, to_renew: Container[str]) -> None:
+def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
     """Raise NoFreeSlotError if a node lacks a free slot to copy tables; leave out such standbys, if not required.
 
     A copy of tables needs a slot besides that of the chain, and a copy that begins again needs the latter anew.
     """
-    copied, slot = plan.to_copy.keys() | plan.unpublished.keys(), slot_name(chain.full.operation)
+    plan, to_renew, slot = continuable.plan, continuable.to_renew, slot_name(continuable.state.chain)
+    copied = plan.to_copy.keys() | plan.unpublished.keys()
 
     def lacks(node: Node) -> bool:
         is_renewed, needed = node.id in to_renew, int(node.shard in copied and node.id not in readers)
@@ -201,6 +189,18 @@ def _check_free_slots(sessions: Sessions, chain: Chain, plan: DdlPlan, to_renew:
         for node, is_lacking in zip(nodes, in_parallel(lacks, nodes), strict=True):
             if is_lacking:
                 leave_out(sessions, node, no_free_slot_error(node))
+
+
+def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:
+    """Raise PublicationChangedError if a primary that is copied has no publications, because `init` has not run there.
+
+    A shard that was added and a database that was created again have none. That does not end the chain.
+    """
+    for node, connection in sessions.primaries.items():
+        if node in to_renew:
+            with raising_unreachable(sessions.fleet.node(node)):
+                for name in publication_names(fleet_id):
+                    check_exists(connection, node, name)
 
 
 def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str]) -> None:

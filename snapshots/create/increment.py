@@ -45,7 +45,7 @@ from cutline.snapshots.create.absent_copies import (
     timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
-from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file
+from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.make_cut import pause_seconds
@@ -327,6 +327,7 @@ def _create_increment(
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
+        check_free_slots(sessions, continuable)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         drop_retired(sessions, chain, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
@@ -469,6 +470,7 @@ def _preview_increment(
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)
+            check_free_slots(sessions, continuable)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)

@@ -33,6 +33,7 @@ from cutline.snapshots.records.operation_records import Intent, read_intent, rea
 from cutline.snapshots.records.proven_chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.snapshots.records.unfinished_records import read_unfinished_base
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, read_retained
 from cutline.wal.drain.slots import COPY_SUFFIX, copy_slot_name, drop_slots, slot_name
@@ -75,10 +76,11 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
 class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `unfinished` is the snapshot of a create that was interrupted and can be resumed; "" otherwise. `is_failed`
-    is set if the operation has failed, but made slots after another command had settled it and dropped its slots.
-    `removal_text` says that the chain was deleted or pruned, and is "" otherwise. `is_ended_copy` is set for a slot for
-    copying tables whose operation has ended; such a slot belongs to the operation `chain`, and to no snapshot.
+    `unfinished` is the snapshot of a create that was interrupted and can be resumed, "" otherwise; `readers` are the
+    standbys on which its tables are read instead of the primaries. `is_failed` is set if the operation has failed, but
+    made slots after another command had settled it and dropped its slots. `removal_text` says that the chain was
+    deleted or pruned, and is "" otherwise. `is_ended_copy` is set for a slot for copying tables whose operation has
+    ended; such a slot belongs to the operation `chain`, and to no snapshot.
     """
 
     slot: str
@@ -86,6 +88,7 @@ class KeptChain:
     snapshot: str | None = None
     chain: str = ""
     unfinished: str = ""
+    readers: frozenset[str] = frozenset()
     is_failed: bool = False
     removal_text: str = ""
     is_ended_copy: bool = False
@@ -137,7 +140,7 @@ def guard_nodes(
         elif nodes := _spare_nodes(kept, sessions, continued):
             # Only the copies of these nodes end.
             for node in nodes:
-                progress.note(f"node {node.id} keeps too much WAL for {kept.label}: its copy ends")
+                progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
             _drop_kept_slots(kept, nodes, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
@@ -213,8 +216,10 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
         # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
-        if is_resumable(store, operation, set(store.list_children(f"operations/{operation.id}"))):
-            return replace(kept, unfinished=operation.snapshot)
+        names = set(store.list_children(f"operations/{operation.id}"))
+        if is_resumable(store, operation, names):
+            readers = read_unfinished_base(store, operation.id, names).readers
+            return replace(kept, unfinished=operation.snapshot, readers=frozenset(readers.values()))
     except ObjectMissingError:
         return kept
     except ManifestError:
@@ -272,14 +277,14 @@ def _spare_nodes(kept: KeptChain, sessions: Sessions, continued: str | None) -> 
     """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
     The command copies them again if it continues the chain. Any other chain goes on without the copies of standbys,
-    unless fleet.toml requires them.
+    unless fleet.toml requires them, and so does an unfinished snapshot, unless tables are read on them alone.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}
     nodes = [node for node in sessions.fleet.nodes if node.id in past]
     if kept.snapshot and kept.chain == continued:
         return nodes
     needed = {node.shard for node in nodes if node.backup_of is None or sessions.fleet.standbys_needed(node.shard)}
-    return nodes if kept.snapshot and not needed else []
+    return nodes if (kept.snapshot or kept.unfinished) and not needed and not past & kept.readers else []
 
 
 def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress) -> None:

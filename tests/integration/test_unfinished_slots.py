@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import load_fleet
+from cutline.fleet.config import Node, load_fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.connections import connect_replication
 from cutline.nodes.sessions import open_sessions
@@ -21,6 +23,7 @@ from cutline.snapshots.operations.operation import Operation, begin, new_operati
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.storage.errors import IndeterminateError, StoppedError
 from cutline.storage.memory import InMemoryStore
+from cutline.wal.drain.lags import read_waiting
 from cutline.wal.drain.slots import copy_slot_name, create_exported_slot, drop_slot, slot_name
 from tests.commands.snapshot_runs import runs_on, slots_of
 from tests.commands.watching import Reached, Watching
@@ -33,14 +36,15 @@ NAME = "cutline_unfinished"
 SECONDS_MAX = 10
 
 
-def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_its_primary(
-    shared_fleet: EmbeddedFleet,
-) -> None:
-    node = next(node for node in load_fleet(shared_fleet.fleet_toml).nodes if node.backup_of)
+@contextmanager
+def creating_slot(node: Node) -> Iterator[list[psycopg.Error]]:
+    """Let a standby create a slot during the block; yield its errors.
+
+    Nothing asks the primary to log its running transactions: the server waits for that even without its client.
+    """
     errors: list[psycopg.Error] = []
 
     def create_slot() -> None:
-        # Nothing asks the primary to log its running transactions: the server waits for that even without its client.
         with connect_replication(node) as connection:
             try:
                 connection.execute(f'CREATE_REPLICATION_SLOT "{NAME}" LOGICAL pgoutput')
@@ -53,12 +57,31 @@ def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_
     while NAME not in slots_of(node.dsn):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    began = time.monotonic()
-    assert drop_slot(node, NAME)
-    assert time.monotonic() - began < SECONDS_MAX
-    thread.join(SECONDS_MAX)
+    try:
+        yield errors
+    finally:
+        drop_slot(node, NAME)
+        thread.join(SECONDS_MAX)
+
+
+def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_its_primary(
+    shared_fleet: EmbeddedFleet,
+) -> None:
+    node = next(node for node in load_fleet(shared_fleet.fleet_toml).nodes if node.backup_of)
+    with creating_slot(node) as errors:
+        began = time.monotonic()
+        assert drop_slot(node, NAME)
+        assert time.monotonic() - began < SECONDS_MAX
     assert isinstance(errors[0], psycopg.errors.AdminShutdown)
     assert NAME not in slots_of(node.dsn)
+
+
+def test_no_wal_waits_after_a_slot_that_is_still_created(shared_fleet: EmbeddedFleet) -> None:
+    """It has no position yet, and decoding will begin where it gets one. Without a slot, nothing waits either."""
+    fleet = load_fleet(shared_fleet.fleet_toml)
+    standby = next(node for node in fleet.nodes if node.backup_of)
+    with creating_slot(standby), open_sessions(fleet, fleet.nodes) as sessions:
+        assert read_waiting(sessions, NAME) == dict.fromkeys((node.id for node in fleet.nodes), 0)
 
 
 @pytest.mark.parametrize("state", ["done", "failed", ""])

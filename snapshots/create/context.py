@@ -14,11 +14,10 @@ from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, StepTimes
-from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.create.absent_copies import standby_wait_seconds
+from cutline.snapshots.create.absent_copies import leave_out_crowded, note_left_out, standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
@@ -133,8 +132,9 @@ def begin_full(
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle dead operations, and start or resume a full snapshot of the sessions' nodes.
 
-    With `find_resumable`, interrupted snapshots that are not resumed are given up. The intent of a new operation is
-    not stored yet. Raises the errors of `exclusive`, and any errors from the store and node checks.
+    Standbys with too few connections are left out. With `find_resumable`, interrupted snapshots that are not resumed
+    are given up. The intent of a new operation is not stored yet. Raises the errors of `exclusive`, and any errors from
+    the store and node checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
@@ -143,7 +143,9 @@ def begin_full(
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
         guard_nodes(store, sessions, progress, operations)
-        check_free_connections(sessions.by_node)
+        before = frozenset(sessions.absent)
+        leave_out_crowded(sessions)
+        note_left_out(sessions, before, progress)
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         details = OutcomeDetails(times=progress)

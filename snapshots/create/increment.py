@@ -22,7 +22,6 @@ from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
@@ -33,6 +32,7 @@ from cutline.snapshots.create.absent_copies import (
     drop_retired,
     find_spare,
     leave_out,
+    leave_out_crowded,
     leave_out_late,
     leave_out_silent,
     left_out_standbys,
@@ -323,7 +323,7 @@ def _create_increment(
         note_renamed(fleet, chain, progress)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
-        check_free_connections(sessions.by_node)
+        leave_out_crowded(sessions)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
@@ -465,7 +465,7 @@ def _preview_increment(
         note_renamed(fleet, chain, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        check_free_connections(sessions.by_node)
+        leave_out_crowded(sessions)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):

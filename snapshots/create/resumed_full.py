@@ -23,6 +23,7 @@ from cutline.nodes.baseline import BaselineChangedError, check_baseline
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
+from cutline.snapshots.create.absent_copies import note_left_out
 from cutline.snapshots.create.context import CreateRequest, ResumedFull
 from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
@@ -79,8 +80,7 @@ def find_resumable(
         # A resumption that died while it copied tables leaves its slots.
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
-        for node in sessions.absent.keys() - before:
-            progress.note(News(f"standby {node} is left out: {sessions.absent[node].reason}"))
+        note_left_out(sessions, before, progress)
         return ResumedFull(intent, copied, resumption)
     return None
 

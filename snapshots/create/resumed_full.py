@@ -29,6 +29,7 @@ from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.settling import note_unlisted
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import Intent, operation_key
 from cutline.snapshots.records.unfinished_records import (
@@ -81,6 +82,7 @@ def find_resumable(
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
         note_left_out(sessions, before, progress)
+        note_unlisted(sessions.fleet, intent, progress)
         return ResumedFull(intent, copied, resumption)
     return None
 

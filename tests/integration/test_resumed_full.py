@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.messages import unlisted_text
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.name_templates import new_name, resumable_name
 from cutline.snapshots.records.commit import FullSnapshot
@@ -453,6 +455,22 @@ def test_the_lost_slot_of_a_standby_does_not_give_up_the_others(place: Place, ho
     increment = place.run("create", "nightly", "--incremental")
     assert [copy["node"] for copy in increment["renewed"]] == ["s1-b1"]
     assert place.run("check", "nightly")["result"] == "valid"
+
+
+def test_a_standby_that_has_left_the_file_is_named_with_its_slot(place: Place) -> None:
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, _),) = place.unfinished().items()
+    standby, path = place.fleet.node("s2-b1"), place.fleet.path
+    (slot,) = slots_of(standby.dsn)
+    left = re.sub(r'(?m)^\[\[node\]\]\nid = "s2-b1"\n(?:[^\[\n].*\n|\n)*', "", path.read_text())
+    assert left != path.read_text()
+    path.write_text(left)
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] == operation
+    assert unlisted_text(["s2-b1"], "the slot", slot) in document["warnings"]
+    assert slots_of(standby.dsn) == [slot]
 
 
 def retained_bytes(standby: str, slot: str) -> int:

@@ -15,11 +15,14 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node, load_fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.messages import unlisted_text
 from cutline.nodes.connections import connect_replication
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
+from cutline.snapshots.operations.open_operations import is_open
 from cutline.snapshots.operations.operation import Operation, begin, new_operation, record_operation, record_outcome
+from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.operations.slot_guard import guard_nodes
 from cutline.storage.errors import IndeterminateError, StoppedError
 from cutline.storage.memory import InMemoryStore
@@ -74,6 +77,20 @@ def test_a_slot_that_a_standby_is_still_creating_is_dropped_without_waiting_for_
         assert time.monotonic() - began < SECONDS_MAX
     assert isinstance(errors[0], psycopg.errors.AdminShutdown)
     assert NAME not in slots_of(node.dsn)
+
+
+@pytest.mark.parametrize("increment", [0, 3])
+def test_a_node_that_has_left_the_file_is_named_with_the_slot_that_it_may_keep(
+    shared_fleet: EmbeddedFleet, increment: int
+) -> None:
+    """Whoever settles the operation can't drop it there. As many nodes are listed as then, but not the same."""
+    fleet, store, watching = load_fleet(shared_fleet.fleet_toml), InMemoryStore("memory://left"), Watching()
+    nodes = tuple(node.id for node in fleet.nodes)
+    begin(store, operation := new_operation("create", "nightly", increment, (*nodes[:-1], "gone-b1")))
+    settle_operations(store, fleet, watching)
+    assert not is_open(store, operation.id)
+    slot = copy_slot_name(operation.id) if increment else slot_name(operation.id)
+    assert [note for note in watching.notes if "gone-b1" in note] == [unlisted_text(["gone-b1"], "the slot", slot)]
 
 
 def test_no_wal_waits_after_a_slot_that_is_still_created(shared_fleet: EmbeddedFleet) -> None:

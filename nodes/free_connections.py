@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
@@ -50,23 +51,46 @@ class _Free(NamedTuple):
     server: str
 
 
-def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> None:
-    """Raise TooFewConnectionsError if a node has too few free connections for a command, or NodeUnreachableError."""
+@dataclass(frozen=True, slots=True)
+class TooFew:
+    """A node with fewer `free` connections than are `needed`."""
+
+    node: Node
+    free: int
+    needed: int
+
+    @property
+    def text(self) -> str:
+        """How many connections are free and needed, after the node's name."""
+        return f"has {max(self.free, 0)} of the {self.needed} needed"
+
+
+def find_too_few(nodes: Mapping[Node, psycopg.Connection[Any]]) -> list[TooFew]:
+    """Return the nodes with too few free connections for a command; raise NodeUnreachableError."""
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
-    lacking = {
-        node.id: (free.connections, needed)
-        for node, free in asked.items()
-        if free.connections < (needed := STILL_NEEDED * sharing[free.server])
-    }
+    found = (TooFew(node, free.connections, STILL_NEEDED * sharing[free.server]) for node, free in asked.items())
+    return [one for one in found if one.free < one.needed]
+
+
+def refuse_too_few(lacking: Sequence[TooFew]) -> None:
+    """Raise TooFewConnectionsError if there are such nodes."""
     if lacking:
-        lines = [f"node {node} has {max(free, 0)} of the {needed} needed" for node, (free, needed) in lacking.items()]
+        lines = [f"node {one.node.id} {one.text}" for one in lacking]
         raise TooFewConnectionsError(
             f"too few connections are free for the role of the dsn: {list_some(lines, SHOWN_MAX)}",
             hint="end other clients' sessions, or raise max_connections or the limit of the role or the database, then"
             " repeat the command",
-            details={"nodes": list(lacking), "free": {node: free for node, (free, _) in lacking.items()}},
+            details={
+                "nodes": [one.node.id for one in lacking],
+                "free": {one.node.id: one.free for one in lacking},
+            },
         )
+
+
+def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> None:
+    """Raise TooFewConnectionsError if a node has too few free connections for a command, or NodeUnreachableError."""
+    refuse_too_few(find_too_few(nodes))
 
 
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:

@@ -180,8 +180,8 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
 def find_undecodable_nodes(sessions: Sessions) -> dict[str, list[NodeProblem]]:
     """Find the problems of the nodes that can no longer decode their WAL, by node; raise the error of check_names.
 
-    An increment checks only this, because the nodes passed all checks for the full snapshot, the increment needs no new
-    slot, and it waits for a standby that is reconnecting.
+    An increment checks only this, because the nodes passed all checks for the full snapshot, the increment needs a new
+    slot only if it copies tables, and it waits for a standby that is reconnecting.
     """
     check_names(sessions)
 

@@ -21,6 +21,7 @@ from cutline.fleet.messages import name_nodes, unlisted_text
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
+from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.watch import silent_error
@@ -30,7 +31,7 @@ from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
-from cutline.wal.drain.slots import SlotLostError, drop_slots, slot_name
+from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, slot_name
 from cutline.wal.drain.waiting import (
     ReplayLagError,
     ReplayState,
@@ -68,7 +69,7 @@ def leave_out(sessions: Sessions, node: Node, error: SnapshotError) -> None:
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     """Return the standby whose failure caused `error`, if the command can do without it."""
-    if not isinstance(error, ENDING) and error.exit_code != UnreachableError.exit_code:
+    if not isinstance(error, (*ENDING, NoFreeSlotError)) and error.exit_code != UnreachableError.exit_code:
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
@@ -87,9 +88,7 @@ def note_servers(
     for primary, standby in sessions.promoted.items():
         if primary not in baseline or baseline[primary].timeline != sessions.identities[primary].timeline:
             progress.note(News(f"{standby} was promoted: its server is the primary {primary} now"))
-    for node, absence in sessions.absent.items():
-        if node not in absent:
-            progress.note(News(f"standby {node} is left out: {absence.reason}"))
+    note_left_out(sessions, absent, progress)
 
 
 def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) -> None:
@@ -127,6 +126,27 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
     for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
         if error is not None:
             leave_out(sessions, node, error)
+
+
+def leave_out_crowded(sessions: Sessions) -> None:
+    """Leave out the standbys with too few free connections.
+
+    Raises TooFewConnectionsError if another node has too few, or a standby that fleet.toml requires.
+    """
+    lacking = find_too_few(sessions.by_node)
+    for one in lacking[:]:
+        if sessions.may_leave_out(one.node):
+            lacking.remove(one)
+            reason = f"too few connections are free for the role of its dsn: it {one.text}"
+            sessions.leave_out(one.node, Absence(reason))
+    refuse_too_few(lacking)
+
+
+def note_left_out(sessions: Sessions, before: Collection[str], progress: Progress) -> None:
+    """Note the standbys that are left out, except those that were left out `before`."""
+    for node, absence in sessions.absent.items():
+        if node not in before:
+            progress.note(News(f"standby {node} is left out: {absence.reason}"))
 
 
 def leave_out_silent(sessions: Sessions) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,15 +10,14 @@ from typing import TypeAlias
 
 from msgspec import UNSET, structs
 
-from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, StepTimes
-from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.create.absent_copies import standby_wait_seconds
+from cutline.snapshots.create.absent_copies import leave_out_crowded, note_left_out, standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
@@ -75,14 +74,16 @@ class CreateRequest:
 class CreateContext:
     """The request for a create, the store for the snapshot, the operation, and the fleet lock that it holds.
 
-    `copied` is what the operation had copied when it was interrupted, if this create resumes it, and `ran_seconds` how
-    long its earlier runs took.
+    `began_with` are the nodes on which the operation may make slots: those that took part when it began. Standbys that
+    are left out later are among them. `copied` is what the operation had copied when it was interrupted, if this create
+    resumes it, and `ran_seconds` how long its earlier runs took.
     """
 
     request: CreateRequest
     store: ObjectStore
     operation: Operation
     lock: FleetLock
+    began_with: tuple[Node, ...] = ()
     copied: UnfinishedCopy | None = None
     ran_seconds: float = 0.0
 
@@ -137,8 +138,9 @@ def begin_full(
 ) -> Iterator[CreateContext]:
     """Hold the fleet's lock, settle dead operations, and start or resume a full snapshot of the sessions' nodes.
 
-    With `find_resumable`, interrupted snapshots that are not resumed are given up. The intent of a new operation is
-    not stored yet. Raises the errors of `exclusive`, and any errors from the store and node checks.
+    Standbys with too few connections are left out. With `find_resumable`, interrupted snapshots that are not resumed
+    are given up. The intent of a new operation is not stored yet. Raises the errors of `exclusive`, and any errors from
+    the store and node checks.
     """
     with exclusive(sessions, store, "create", request.name) as lock:
         progress.reached(CrashPoint.LOCKED)
@@ -147,7 +149,9 @@ def begin_full(
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
         guard_nodes(store, sessions, progress, operations)
-        check_free_connections(sessions.by_node)
+        before = frozenset(sessions.absent)
+        leave_out_crowded(sessions)
+        note_left_out(sessions, before, progress)
         progress.reached(CrashPoint.GIVEN_UP)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         details = OutcomeDetails(times=progress)
@@ -161,7 +165,9 @@ def begin_full(
                     operation = Operation(
                         resumed.intent, is_resumable=True, resumption=resumed.resumption, details=details
                     )
-                    yield CreateContext(request, store, operation, lock, resumed.copied, resumed.ran_seconds)
+                    began_with = tuple(node for node in sessions.chosen if node.listed_id in resumed.intent.nodes)
+                    copied, ran_seconds = resumed.copied, resumed.ran_seconds
+                    yield CreateContext(request, store, operation, lock, began_with, copied, ran_seconds)
                     return
             finally:
                 if resumed is not None:
@@ -183,14 +189,15 @@ def begin_full(
             fleet_id=fleet_id,
             only_cut=request.only_cut or UNSET,
         )
-        yield CreateContext(request, store, Operation(intent, details=details), lock)
+        yield CreateContext(request, store, Operation(intent, details=details), lock, sessions.nodes)
 
 
-def undo_create(sessions: Sessions, operation: Operation, slot: str, progress: Progress) -> bool:
-    """Remove `slot` and other traces of a failed create from the nodes; return False if anything remains."""
-    is_terminal = operation.intent.is_terminal
-    is_writable = not is_terminal or undo_freeze(sessions.fleet.primaries, operation.id, progress)
-    return not drop_slots(sessions.nodes, slot) and is_writable
+def undo_create(context: CreateContext, slots: Iterable[str], progress: Progress) -> bool:
+    """Remove `slots` and other traces of a failed create from the nodes; return False if anything remains."""
+    operation, primaries = context.operation, context.fleet.primaries
+    is_writable = not operation.intent.is_terminal or undo_freeze(primaries, operation.id, progress)
+    left = [node for slot in slots for node in drop_slots(context.began_with, slot)]
+    return not left and is_writable
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from cutline.snapshots.create.absent_copies import (
 )
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
+from cutline.snapshots.create.readers import choose_readers
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     TableSelection,
@@ -52,7 +53,7 @@ from cutline.snapshots.records.proven_chains import commit_missing_error, point_
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lineage import diverged_error
-from cutline.wal.drain.slots import check_slot, slot_name, slot_state
+from cutline.wal.drain.slots import check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
 from cutline.wal.segments.archive import Segment, archive_prefix, last_number, segment_key
 
 # The maximum number of requests, of 1,000 keys each, with which an increment lists segments: listing all of them would
@@ -159,6 +160,30 @@ def check_continuable(
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain))
+
+
+def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
+    """Raise NoFreeSlotError if a node lacks a free slot to copy tables; leave out such standbys, if not required.
+
+    A copy of tables needs a slot besides that of the chain, and a copy that begins again needs the latter anew.
+    """
+    plan, to_renew, slot = continuable.plan, continuable.to_renew, slot_name(continuable.state.chain)
+    copied = plan.to_copy.keys() | plan.unpublished.keys()
+
+    def lacks(node: Node) -> bool:
+        is_renewed, needed = node.id in to_renew, int(node.shard in copied and node.id not in readers)
+        with raising_unreachable(node):
+            free = count_free_slots(sessions.connections[node.id], slot if is_renewed else "")
+        return free < needed + is_renewed
+
+    # The standbys first: without its reader, a primary needs a slot itself.
+    for is_standby in (True, False):
+        readers = choose_readers(sessions)
+        concerned = [node for node in sessions.nodes if node.shard in copied or node.id in to_renew]
+        nodes = [node for node in concerned if (node.backup_of is not None) == is_standby]
+        for node, is_lacking in zip(nodes, in_parallel(lacks, nodes), strict=True):
+            if is_lacking:
+                leave_out(sessions, node, no_free_slot_error(node))
 
 
 def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:

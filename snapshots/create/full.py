@@ -26,7 +26,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
-from cutline.nodes.free_connections import check_free_connections, task_sessions
+from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import Group, Table
 from cutline.nodes.large_objects import check_readable, count_large_objects
 from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
@@ -45,7 +45,13 @@ from cutline.snapshots.base_copy.copy_slots import (
     insert_position,
 )
 from cutline.snapshots.base_copy.copy_tables import CopiedTables, TableSource, amount_to_copy, copy_tables
-from cutline.snapshots.create.absent_copies import leave_out_late, never_copied, note_servers, standby_wait_seconds
+from cutline.snapshots.create.absent_copies import (
+    leave_out_crowded,
+    leave_out_late,
+    never_copied,
+    note_servers,
+    standby_wait_seconds,
+)
 from cutline.snapshots.create.context import (
     ChainState,
     CreateContext,
@@ -120,7 +126,7 @@ from cutline.spark.spark_jobs import (
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, slot_name
+from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -207,9 +213,9 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
     with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
+        leave_out_crowded(sessions)
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
-        check_free_connections(sessions.by_node)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
         note_readers(plan.node_tables, plan.readers, sessions, progress)
@@ -567,11 +573,15 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
-        note_readers(plan.node_tables, plan.readers, sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:
-            operation, slot = context.operation, slot_name(context.operation.id)
+            operation = context.operation
+            # Standbys may have been left out since the checks.
+            plan = replace(plan, nodes=sessions.nodes, readers=choose_readers(sessions))
+            note_readers(plan.node_tables, plan.readers, sessions, progress)
+            # The first cut copies tables again, for which it makes slots of their own.
+            slots = slot_name(operation.id), copy_slot_name(operation.id)
 
             def begin_spark() -> None:
                 spark.begin(context.executor_needs, progress, _amount(context, plan))
@@ -580,13 +590,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             if not operation.resumption:
                 # Nothing is stored before this.
                 begin_spark()
-
-            def undo() -> bool:
-                # Tables that the base copy lacks are copied like those of an increment.
-                left = drop_slots(sessions.nodes, copy_slot_name(operation.id))
-                return undo_create(sessions, operation, slot, progress) and not left
-
-            with record_operation(store, operation, undo, progress):
+            with record_operation(store, operation, lambda: undo_create(context, slots, progress), progress):
                 if operation.resumption:
                     begin_spark()
                 commit = take_full(context, plan, spark, progress, began)

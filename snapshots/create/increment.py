@@ -22,7 +22,6 @@ from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.free_connections import check_free_connections
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
@@ -33,6 +32,7 @@ from cutline.snapshots.create.absent_copies import (
     drop_retired,
     find_spare,
     leave_out,
+    leave_out_crowded,
     leave_out_late,
     leave_out_silent,
     left_out_standbys,
@@ -45,7 +45,7 @@ from cutline.snapshots.create.absent_copies import (
     timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
-from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file
+from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
 from cutline.snapshots.create.make_cut import pause_seconds
@@ -136,6 +136,8 @@ def take_increment(
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     drop_left_out(context, new, slot_name(state.chain))
+    # Another create drops those on standbys that are still away (operations/slot_guard.py).
+    drop_slots((node for node in context.began_with if node.id in sessions.absent), copy_slot_name(operation.id))
     absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)
@@ -228,8 +230,8 @@ def _take_cut(
                 else:
                     left = _renew(context, error, left, progress)
             note_servers(sessions, progress, before)
-            # A copy of tables that failed leaves its slots.
-            drop_slots(sessions.nodes, copy_slot_name(context.operation.id))
+            # A copy of tables that failed leaves its slots, also on a standby that is left out now.
+            drop_slots(context.began_with, copy_slot_name(context.operation.id))
 
 
 def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
@@ -329,10 +331,11 @@ def _create_increment(
         note_renamed(fleet, chain, progress)
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
-        check_free_connections(sessions.by_node)
+        leave_out_crowded(sessions)
         progress.reached(CrashPoint.GIVEN_UP)
         check_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
+        check_free_slots(sessions, continuable)
         if continuable.lack:
             progress.note(continuable.lack)
         note_servers(sessions, progress, chain.absent, chain.baseline)
@@ -341,14 +344,14 @@ def _create_increment(
         progress.reached(CrashPoint.CHECKED)
         slot = slot_name(chain.full.operation)
         if (amount := _amount_of_jobs(continuable.plan, slot, sessions)) is not None:
-            spark.begin(
-                ExecutorNeeds(fleet.store, nodes, writes=True, wait_seconds=request.wait_seconds), progress, amount
-            )
+            # In the roles that the servers have now, and without the standbys that are left out.
+            needs = ExecutorNeeds(fleet.store, sessions.nodes, writes=True, wait_seconds=request.wait_seconds)
+            spark.begin(needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
         commit = None
         while commit is None:
             operation = _new_operation(store, sessions, chain, request, continuable, progress)
-            context = CreateContext(request, store, operation, lock)
+            context = CreateContext(request, store, operation, lock, sessions.nodes)
             try:
                 commit = _run_operation(context, chain, continuable, spark, progress, began)
             except ENDING as error:
@@ -428,13 +431,13 @@ def _undo(context: CreateContext, continuable: Continuable, progress: Progress) 
     If the lock was lost, another increment may have created these slots in the meantime, so they are left to the
     command that settles this operation.
     """
-    sessions, operation = context.sessions, context.operation
-    nodes, left = [node for node in sessions.chosen if node.id in continuable.to_renew], True
+    operation = context.operation
+    nodes, left = [node for node in context.began_with if node.id in continuable.to_renew], True
     with suppress(SnapshotError):
         if nodes:
             check_exclusive(context.lock, context.store, operation)
         left = bool(drop_slots(nodes, slot_name(continuable.state.chain)))
-    return undo_create(sessions, operation, copy_slot_name(operation.id), progress) and not left
+    return undo_create(context, [copy_slot_name(operation.id)], progress) and not left
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:
@@ -472,11 +475,12 @@ def _preview_increment(
         note_renamed(fleet, chain, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        check_free_connections(sessions.by_node)
+        leave_out_crowded(sessions)
         check_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)
+            check_free_slots(sessions, continuable)
         if continuable.lack:
             progress.note(continuable.lack)
         note_servers(sessions, progress, chain.absent, chain.baseline)

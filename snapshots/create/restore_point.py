@@ -58,7 +58,7 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
         progress.reached(CrashPoint.CHECKED)
         with begin_full(sessions, store, request, plan.fleet_id, progress) as context:
             operation, slot = context.operation, slot_name(context.operation.id)
-            with record_operation(store, operation, lambda: undo_create(sessions, operation, slot, progress), progress):
+            with record_operation(store, operation, lambda: undo_create(context, [slot], progress), progress):
                 commit = _take(context, plan, progress, began)
             progress.reached(CrashPoint.OUTCOME_STORED)
     progress.reached(CrashPoint.RELEASED)

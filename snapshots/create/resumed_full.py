@@ -11,12 +11,14 @@ A create keeps what it has copied if that is worth more than the WAL that the no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from datetime import datetime
 
 from msgspec import UnsetType
 
+from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.own_process import own_label
@@ -26,11 +28,13 @@ from cutline.nodes.baseline import BaselineChangedError, check_baseline
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
+from cutline.snapshots.create.absent_copies import note_left_out
 from cutline.snapshots.create.context import CreateRequest, ResumedFull
 from cutline.snapshots.create.continuable import PLACE_QUERY, check_place
 from cutline.snapshots.ddl.table_changes import TableSelection
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import current_time
+from cutline.snapshots.operations.settling import note_unlisted
 from cutline.snapshots.operations.signs import first_sign, newest_sign, next_number, sign_numbers, store_sign
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import Intent, operation_key
@@ -68,12 +72,14 @@ def find_resumable(
     """Return the interrupted operation that this create resumes; None if it begins again, noting the reason.
 
     The caller holds the fleet's lock. `documents` is the result of document_names. Standbys that were not there when it
-    began are left out. Raises UsageError if the command has other options, so that nothing is given up by mistake, and
-    NodeUnreachableError if a standby is away whose rows are needed.
+    began, and those whose slots are lost, are left out, which is noted. Raises UsageError if the command has other
+    options, so that nothing is given up by mistake, and NodeUnreachableError if a standby is away whose rows are
+    needed.
     """
     for intent in reversed(resumable_creates(store, documents)):
         if intent.snapshot != request.name:
             continue
+        before = frozenset(sessions.absent)
         try:
             copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
         except _BeginsAgainError as error:
@@ -85,6 +91,8 @@ def find_resumable(
         # A resumption that died while it copied tables leaves its slots.
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
+        note_left_out(sessions, before, progress)
+        note_unlisted(sessions.fleet, intent, progress)
         return ResumedFull(intent, copied, resumption, ran_seconds)
     return None
 
@@ -158,24 +166,64 @@ def _check_fits(
     intent: Intent,
     names: Set[str],
 ) -> UnfinishedCopy:
-    """Return what was copied; raise _BeginsAgainError unless nodes and slots are as they were."""
+    """Return what was copied, and leave out the standbys that are not part of it.
+
+    Raises _BeginsAgainError unless nodes and slots are as they were; then all standbys still take part.
+    """
     try:
         base = read_unfinished_base(store, intent.operation, names)
         _check_slots(sessions, intent, base)
         _check_options(sessions, request, selection, intent, base)
-        without = _check_nodes(sessions, base)
-        copied = read_unfinished(store, base, names, without)
+        away = _check_nodes(sessions, base)
+        left_out = _find_unfit(store, sessions, intent, base, away)
+        left_out |= {
+            node: "it was not there when the snapshot began" for node in sessions.nodes if node.id not in base.nodes
+        }
+        _check_required(sessions, left_out)
+        copied = read_unfinished(store, base, names, away | {node.id for node in left_out})
     except (ObjectMissingError, ManifestError) as error:
         raise _BeginsAgainError(f"what it had copied can't be read: {error}") from error
     if not any(copied.groups.values()):
         raise _BeginsAgainError("it had copied no table completely")
-    base = copied.base
-    try:
-        check_baseline({identity.node: identity for identity in base.baseline}, sessions.identities)
-        in_parallel(lambda node: _check_node(store, sessions, intent, node, base.positions[node]), base.nodes)
-    except (BaselineChangedError, RefusedError, ArchiveError) as error:
-        raise _BeginsAgainError(error.message) from error
+    # Only now: a snapshot that begins again copies them.
+    for node, reason in left_out.items():
+        sessions.leave_out(node, Absence(reason, has_ended=True))
     return copied
+
+
+def _find_unfit(
+    store: ObjectStore, sessions: Sessions, intent: Intent, base: UnfinishedBase, away: Collection[str]
+) -> dict[Node, str]:
+    """Return the standbys whose servers or slots are not as they were, with the reason.
+
+    Raises _BeginsAgainError if another node is not, or a standby that was read in the place of its primary.
+    """
+    baseline = {identity.node: identity for identity in base.baseline}
+    nodes = [node for node in sessions.nodes if node.id in baseline and node.id not in away]
+
+    def check(node: Node) -> str:
+        try:
+            check_baseline({node.id: baseline[node.id]}, sessions.identities)
+            _check_node(store, sessions, intent, node.id, base.positions[node.id])
+        except (BaselineChangedError, RefusedError, ArchiveError) as error:
+            return error.message
+        return ""
+
+    unfit: dict[Node, str] = {}
+    for node, problem in zip(nodes, in_parallel(check, nodes), strict=True):
+        if problem and (node.backup_of is None or node.id in base.readers.values()):
+            raise _BeginsAgainError(problem)
+        if problem:
+            unfit[node] = problem.removeprefix(f"node {node.id}: ")
+    return unfit
+
+
+def _check_required(sessions: Sessions, left_out: Mapping[Node, str]) -> None:
+    """Raise _BeginsAgainError if fleet.toml requires a standby that would be left out."""
+    kept = Counter(node.shard for node in sessions.nodes if node.backup_of is not None and node not in left_out)
+    for node, reason in left_out.items():
+        if kept[node.shard] < sessions.fleet.standbys_needed(node.shard):
+            raise _BeginsAgainError(f"[copies] require demands {node.id}, but {reason}")
 
 
 def _check_slots(sessions: Sessions, intent: Intent, base: UnfinishedBase) -> None:
@@ -208,7 +256,7 @@ def _check_options(
 
 
 def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
-    """Return the standbys that are away now, whose copies are given up; leave out those that were not there.
+    """Return the standbys that are away now, whose copies are given up.
 
     Raises _BeginsAgainError if a shard has come or gone, NodeUnreachableError if a standby is away that was read in the
     place of its primary.
@@ -229,11 +277,6 @@ def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
             hint=f"repeat the command when it is back; to give up what was copied: snapshot cancel {base.operation}",
             details={"node": reader},
         )
-    for node in sessions.nodes:
-        if node.id not in base.nodes:
-            if not sessions.may_leave_out(node):
-                raise _BeginsAgainError(f"{node.id}, which [copies] require demands, was not there when it began")
-            sessions.leave_out(node, Absence("it was not there when the snapshot began", has_ended=True))
     return away
 
 

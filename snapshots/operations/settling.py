@@ -106,19 +106,18 @@ def settle_operations(
             clear_signs(store, operation.id)
             continue
         progress.note(News(f"operation {operation.id} ended without committing {what}"))
-        if _clean_up(store, fleet, operation, progress, is_given_up=operation_id in given_up):
+        if _clean_up(store, fleet, operation, progress):
             cause = "interrupted, and given up later" if operation_id in given_up else _cause(store, operation)
             record_outcome(store, operation, "failed", cause)
             clear_signs(store, operation.id)
     return restores
 
 
-def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Progress, *, is_given_up: bool) -> bool:
+def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Progress) -> bool:
     """Remove what a create has left on the nodes; return False if anything remains."""
     listed = in_listed_ids(fleet) | {node.listed_id: node for node in fleet.retired_nodes}
     nodes = [listed[node] for node in operation.nodes if node in listed]
-    if is_given_up and len(fleet.nodes) < len(operation.nodes):
-        _note_unlisted(operation, nodes, progress)
+    note_unlisted(fleet, operation, progress)
     if len(nodes) < len(operation.nodes):
         # The others may have other ids now. What the operation left has its own name on every node.
         nodes = [*fleet.nodes, *(node for node in nodes if node in fleet.retired_nodes)]
@@ -126,10 +125,12 @@ def _clean_up(store: ObjectStore, fleet: Fleet, operation: Intent, progress: Pro
     return is_writable and _drop_slots(store, operation, nodes, progress)
 
 
-def _note_unlisted(operation: Intent, nodes: list[Node], progress: Progress) -> None:
-    """Note the nodes from which the slots of a snapshot can't be dropped, because fleet.toml lacks them now."""
-    if unlisted := sorted({*operation.nodes} - {node.listed_id for node in nodes}):
-        progress.note(unlisted_text(unlisted, "the slot", slot_name(operation.id)))
+def note_unlisted(fleet: Fleet, operation: Intent, progress: Progress) -> None:
+    """Note the nodes from which a create's slots can't be dropped, because fleet.toml lacks them now."""
+    listed = {node.listed_id for node in (*fleet.nodes, *fleet.retired_nodes)}
+    if unlisted := sorted({*operation.nodes} - listed):
+        slot = copy_slot_name(operation.id) if operation.increment else slot_name(operation.id)
+        progress.note(unlisted_text(unlisted, "the slot", slot))
 
 
 def _cause(store: ObjectStore, operation: Intent) -> str:

@@ -29,18 +29,19 @@ from cutline.snapshots.operations.open_operations import has_failed, is_resumabl
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
-from cutline.snapshots.records.operation_records import Intent, read_intent
+from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import increment_numbers, listed_numbers
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
+from cutline.snapshots.records.unfinished_records import read_unfinished_base
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, read_retained
-from cutline.wal.drain.slots import COPY_SUFFIX, drop_slots, slot_name
+from cutline.wal.drain.slots import COPY_SUFFIX, copy_slot_name, drop_slots, slot_name
 
 
 @dataclass(frozen=True, slots=True)
 class SlotOwners:
-    """The ids of the operations in the store, keyed by the name of the slot that a create with that id makes."""
+    """The ids of the operations in the store, keyed by the names of the slots that a create with that id makes."""
 
     store: ObjectStore
     ids: dict[str, list[str]]
@@ -61,7 +62,8 @@ def read_slot_owners(store: ObjectStore, operations: Iterable[str] | None = None
     """Read the owners of all slots; `operations` are the ids of all operations, if the caller has them."""
     ids: dict[str, list[str]] = {}
     for operation in store.list_children("operations") if operations is None else operations:
-        ids.setdefault(slot_name(operation), []).append(operation)
+        for name in (slot_name(operation), copy_slot_name(operation)):
+            ids.setdefault(name, []).append(operation)
     return SlotOwners(store, ids)
 
 
@@ -74,9 +76,11 @@ def is_foreign(store: ObjectStore, intent: Intent) -> bool:
 class KeptChain:
     """The WAL that the nodes keep for one chain. `snapshot` is None if no snapshot in this store has the chain.
 
-    `unfinished` is the snapshot of a create that was interrupted and can be resumed; "" otherwise. `is_failed`
-    is set if the operation has failed, but made slots after another command had settled it and dropped its slots.
-    `removal_text` says that the chain was deleted or pruned, and is "" otherwise.
+    `unfinished` is the snapshot of a create that was interrupted and can be resumed, "" otherwise; `readers` are the
+    standbys on which its tables are read instead of the primaries. `is_failed` is set if the operation has failed, but
+    made slots after another command had settled it and dropped its slots. `removal_text` says that the chain was
+    deleted or pruned, and is "" otherwise. `is_ended_copy` is set for a slot for copying tables whose operation has
+    ended; such a slot belongs to the operation `chain`, and to no snapshot.
     """
 
     slot: str
@@ -84,8 +88,10 @@ class KeptChain:
     snapshot: str | None = None
     chain: str = ""
     unfinished: str = ""
+    readers: frozenset[str] = frozenset()
     is_failed: bool = False
     removal_text: str = ""
+    is_ended_copy: bool = False
 
     @property
     def worst(self) -> Retained:
@@ -99,6 +105,8 @@ class KeptChain:
             return f"snapshot {self.snapshot}"
         if self.unfinished:
             return f"snapshot {self.unfinished}, which is not finished,"
+        if self.chain and self.slot.endswith(COPY_SUFFIX):
+            return f"operation {self.chain}, which copies tables,"
         return f"slot {self.slot}, not part of a snapshot in this store,"
 
 
@@ -111,13 +119,18 @@ def guard_nodes(
 ) -> None:
     """Warn of every chain past half of a node's limit, and give up chains past the limit, except for `continued`.
 
-    Also drops the slots of chains that have failed, were removed or are lost. The caller holds the fleet's lock, so no
+    Also drops the slots of chains that have failed, were removed or are lost, and those for copying tables whose
+    operations have ended: a standby that was away then may still have one. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
     """
     for kept in read_kept_chains(store, sessions, progress, operations):
         if kept.is_failed:
             progress.note(News(f"operation {kept.chain} has failed but still has slots"))
             _drop_kept_slots(kept, sessions.fleet.nodes, progress)
+        elif kept.is_ended_copy:
+            progress.note(News(f"operation {kept.chain} has ended but still has a slot for copying tables"))
+            having = {retained.node for retained in kept.retained}
+            _drop_kept_slots(kept, [node for node in sessions.fleet.nodes if node.id in having], progress)
         elif kept.removal_text:
             progress.note(News(f"{kept.removal_text} but still has slots"))
             _drop_kept_slots(kept, sessions.fleet.nodes, progress)
@@ -127,7 +140,7 @@ def guard_nodes(
         elif nodes := _spare_nodes(kept, sessions, continued):
             # Only the copies of these nodes end.
             for node in nodes:
-                progress.note(f"node {node.id} keeps too much WAL for {kept.label}: its copy ends")
+                progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
             _drop_kept_slots(kept, nodes, progress)
         elif kept.worst.is_past_limit:
             if kept.snapshot:
@@ -176,7 +189,7 @@ def note_unknown_slots(chains: Iterable[KeptChain], progress: Progress) -> None:
     Below a node's limit, nothing else reports such slots, and no command drops them.
     """
     for kept in chains:
-        if kept.chain or kept.slot.endswith(COPY_SUFFIX):
+        if kept.chain:
             continue
         nodes = sorted({retained.node for retained in kept.retained})
         progress.note(
@@ -191,6 +204,8 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
     if operation is None:
         return kept
     kept = replace(kept, chain=operation.id)
+    if kept.slot.endswith(COPY_SUFFIX):
+        return replace(kept, is_ended_copy=_has_ended(store, operation.id))
     try:
         if has_failed(store, operation.id) and not has_committed(store, operation):
             return replace(kept, is_failed=True)
@@ -201,14 +216,23 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
         # The whole commit file is read only if there is something to report.
         if not kept.worst.is_past_half or has_committed(store, operation):
             return replace(kept, snapshot=operation.snapshot)
-        if is_resumable(store, operation, set(store.list_children(f"operations/{operation.id}"))):
-            return replace(kept, unfinished=operation.snapshot)
+        names = set(store.list_children(f"operations/{operation.id}"))
+        if is_resumable(store, operation, names):
+            readers = read_unfinished_base(store, operation.id, names).readers
+            return replace(kept, unfinished=operation.snapshot, readers=frozenset(readers.values()))
     except ObjectMissingError:
         return kept
     except ManifestError:
         # An unreadable document doesn't end a chain; only the limit does.
         return replace(kept, snapshot=operation.snapshot)
     return kept
+
+
+def _has_ended(store: ObjectStore, operation: str) -> bool:
+    try:
+        return read_outcome(store, operation) is not None
+    except ManifestError:
+        return False
 
 
 def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
@@ -218,7 +242,7 @@ def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: st
         found.setdefault(slot, []).append(node)
     owners = read_slot_owners(store) if found else None
     for slot, nodes in found.items():
-        owner = owners.owner_of(slot) if owners else None
+        owner = owners.owner_of(slot) if owners and not slot.endswith(COPY_SUFFIX) else None
         if owner is not None and not owner.increment and has_committed(store, owner):
             last = _last_number(store, owner.snapshot)
             at, of_nodes = current_time(), tuple(sorted(set(nodes)))
@@ -253,14 +277,14 @@ def _spare_nodes(kept: KeptChain, sessions: Sessions, continued: str | None) -> 
     """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
     The command copies them again if it continues the chain. Any other chain goes on without the copies of standbys,
-    unless fleet.toml requires them.
+    unless fleet.toml requires them, and so does an unfinished snapshot, unless tables are read on them alone.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}
     nodes = [node for node in sessions.fleet.nodes if node.id in past]
     if kept.snapshot and kept.chain == continued:
         return nodes
     needed = {node.shard for node in nodes if node.backup_of is None or sessions.fleet.standbys_needed(node.shard)}
-    return nodes if kept.snapshot and not needed else []
+    return nodes if (kept.snapshot or kept.unfinished) and not needed and not past & kept.readers else []
 
 
 def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
@@ -22,7 +23,10 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_as_committed, read_chain
+from cutline.spark.needs import ExecutorNeeds, check_needs
+from cutline.wal.drain.slots import COPY_SUFFIX
 from cutline.wal.segments.archive import ArchiveError
+from cutline.wal.segments.own_store import FLEET_KEY
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import (
     Ready,
@@ -30,7 +34,9 @@ from tests.commands.snapshot_runs import (
     configure_fleet,
     dropping_slots,
     run_command,
+    slots_of,
 )
+from tests.commands.watching import Reached, Watching
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -39,6 +45,10 @@ if TYPE_CHECKING:
 STANDBY, OTHER = "s1-b1", "s2-b1"
 # The wait for a standby is ten seconds; a paused one is not waited for.
 PAUSED_SECONDS_MAX = 6.0
+
+
+class FailedError(Exception):
+    """A test ends an increment."""
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +174,41 @@ def test_a_standby_lost_in_the_middle_is_left_out(place: ChangingFleet) -> None:
     place.check_restores(1, 2)
 
 
+@pytest.mark.parametrize("back", [CrashPoint.ARCHIVED, CrashPoint.SEQUENCES_READ, None])
+def test_a_standby_that_falls_while_tables_are_copied_keeps_no_slot_for_them(
+    place: ChangingFleet, back: CrashPoint | None
+) -> None:
+    """It is dropped by the increment if the standby is back in time, committed or not, and otherwise by the next."""
+    place.runs.full("chain")
+    place.execute("s1", "CREATE TABLE added (id int PRIMARY KEY)")
+    standby = place.fleet.node(STANDBY).dsn
+
+    def copy_slots() -> list[str]:
+        return [slot for slot in slots_of(standby) if slot.endswith(COPY_SUFFIX)]
+
+    def fall(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.BASE_COPIED, 1):
+            assert copy_slots()
+            place.stop(STANDBY)
+        elif reached.point == back and reached.count == 1:
+            place.start(STANDBY)
+            assert copy_slots()
+            if back == CrashPoint.SEQUENCES_READ:
+                raise FailedError
+
+    if back == CrashPoint.SEQUENCES_READ:
+        with pytest.raises(FailedError):
+            create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, Watching(fall))
+    else:
+        commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, Watching(fall))
+        assert absent_names(commit) == {STANDBY}
+    if back is None:
+        place.start(STANDBY)
+        assert copy_slots()
+        assert place.increment().renewed.keys() == {STANDBY}
+    assert copy_slots() == []
+
+
 def test_tables_that_change_meanwhile_end_the_copy(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.stop(STANDBY)
@@ -222,6 +267,32 @@ def test_a_full_snapshot_does_without_a_standby(place: ChangingFleet) -> None:
     assert commit.renewed.keys() == {STANDBY}
     assert place.check().result == VALID
     place.check_restores(1, 2)
+
+
+def test_executors_connect_only_to_the_nodes_that_take_part(place: ChangingFleet) -> None:
+    """What the executors of a cluster would examine is examined here, in the command's own process."""
+    examined: list[set[str]] = []
+
+    @dataclass(frozen=True, slots=True)
+    class Examining(Ready):
+        def begin(self, *given: object) -> None:
+            needs = given[0]
+            assert isinstance(needs, ExecutorNeeds)
+            body = needs.store.open().read(FLEET_KEY)
+            problem, _ = check_needs(replace(needs, key=FLEET_KEY, body=body))
+            assert problem is None, problem
+            examined.append({node.id for node in needs.nodes})
+
+    place.runs = Runs(place.fleet, Examining(place.runs.spark.running))
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    # Without more shards or much WAL, only copies of tables take executors.
+    place.execute("s2", "CREATE TABLE added (id int PRIMARY KEY)")
+    commit = place.increment()
+    assert absent_names(commit) == {STANDBY}
+    assert len(examined) > 1
+    assert examined[0] == {"s1", "s2", STANDBY, OTHER}
+    assert all(nodes == {"s1", "s2", OTHER} for nodes in examined[1:])
 
 
 @pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n', "[copies]\nrequire = 1\n"], indirect=True)

@@ -204,3 +204,42 @@ def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFacto
     assert sorted(fleet.store.open().list("operations/")) == stored
     with psycopg.connect(dsn) as session:
         assert session.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+
+
+def test_a_standby_with_too_few_connections_is_left_out(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+    servers = fleet_factory(1, 1, settings={"max_connections": str(CONNECTIONS)})
+    fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    with psycopg.connect(fleet.node("s1").dsn, autocommit=True) as session:
+        session.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    run_command(fleet, "init")
+
+    @contextmanager
+    def crowded() -> Iterator[None]:
+        """Leave too few connections for a command, which asks with two sessions of its own."""
+        standby = fleet.node("s1-b1").dsn
+        with psycopg.connect(standby, autocommit=True) as session:
+            await_others(session)
+            others = [psycopg.connect(standby) for _ in range(CONNECTIONS - RESERVED - 5)]
+            try:
+                yield
+            finally:
+                for other in others:
+                    other.close()
+
+    def absent(document: dict[str, object]) -> dict[str, str]:
+        found: Any = document["left_out"]
+        return {one["name"]: one["why"] for one in found if one["kind"] == "absent_copy"}
+
+    with crowded():
+        for words in ("create", "one", "--dry-run"), ("create", "one"):
+            found = absent(run_command(fleet, *words))
+            assert found.keys() == {"s1-b1"}, words
+            assert "too few connections are free" in found["s1-b1"]
+    assert absent(run_command(fleet, "create", "one", "--incremental")) == {}
+    with crowded():
+        for words in ("create", "one", "--incremental", "--dry-run"), ("create", "one", "--incremental"):
+            assert absent(run_command(fleet, *words)).keys() == {"s1-b1"}, words
+        path = fleet.path
+        path.write_text(f'{path.read_text()}\n[copies]\nrequire = "all"\n')
+        assert run_command(fleet, "create", "one", "--incremental", code=3)["error"] == "too-few-connections"
+    assert absent(run_command(fleet, "create", "one", "--incremental")) == {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.messages import unlisted_text
+from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.name_templates import new_name, resumable_name
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
@@ -556,6 +559,80 @@ def test_a_command_with_other_options_gives_up_nothing(place: Place) -> None:
     assert plan["snapshot"] == "nightly"
     assert list(place.unfinished()) == [operation]
     assert place.run("create", "nightly")["operation"] == operation
+    assert place.restored("nightly") == place.live()
+
+
+@pytest.mark.parametrize("how", ["dropped", "past the limit"])
+def test_the_lost_slot_of_a_standby_does_not_give_up_the_others(place: Place, how: str) -> None:
+    """The snapshot is resumed without its copy, and the next increment copies it, as if it had been away."""
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    standby = place.fleet.node("s1-b1").dsn
+    (slot,) = slots_of(standby)
+    if how == "dropped":
+        with psycopg.connect(standby, autocommit=True) as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    else:
+        path = place.fleet.path
+        path.write_text(path.read_text().replace('id = "s1-b1"\n', 'id = "s1-b1"\nmax_retained_wal = "1 MiB"\n'))
+        place.execute("s1", "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+        await_none(lambda: retained_bytes(standby, slot) <= 1 << 20)
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] == operation, document["warnings"]
+    commit = committed(place, "nightly")
+    assert "s1-b1" not in commit.parts
+    kept = {stored.key for stored in copied.entries if stored.node != "s1-b1"}
+    assert kept <= {stored.key for stored in commit.copied}
+    assert [out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY] == ["s1-b1"]
+    assert place.restored("nightly") == place.live()
+    increment = place.run("create", "nightly", "--incremental")
+    assert [copy["node"] for copy in increment["renewed"]] == ["s1-b1"]
+    assert place.run("check", "nightly")["result"] == "valid"
+
+
+def test_a_standby_that_has_left_the_file_is_named_with_its_slot(place: Place) -> None:
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, _),) = place.unfinished().items()
+    standby, path = place.fleet.node("s2-b1"), place.fleet.path
+    (slot,) = slots_of(standby.dsn)
+    left = re.sub(r'(?m)^\[\[node\]\]\nid = "s2-b1"\n(?:[^\[\n].*\n|\n)*', "", path.read_text())
+    assert left != path.read_text()
+    path.write_text(left)
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] == operation
+    assert unlisted_text(["s2-b1"], "the slot", slot) in document["warnings"]
+    assert slots_of(standby.dsn) == [slot]
+
+
+def retained_bytes(standby: str, slot: str) -> int:
+    query = "SELECT pg_wal_lsn_diff(pg_last_wal_replay_lsn(), restart_lsn) FROM pg_replication_slots"
+    with psycopg.connect(standby, autocommit=True) as connection:
+        ((found,),) = connection.execute(f"{query} WHERE slot_name = %s".encode(), (slot,)).fetchall()
+        return int(found)
+
+
+def test_a_standby_that_is_back_is_copied_if_the_snapshot_begins_again(place: Place) -> None:
+    """It would be left out of the interrupted snapshot, which does not have it."""
+    standby = place.servers.node("s1-b1")
+    stop_server(standby)
+    try:
+        place.interrupt("nightly", signal.SIGKILL)
+    finally:
+        place.servers.start_node(standby)
+    ((operation, copied),) = place.unfinished().items()
+    assert "s1-b1" not in copied.base.nodes
+    (slot,) = slots_of(place.fleet.node("s2").dsn)
+    place.execute("s2", f"SELECT pg_drop_replication_slot('{slot}')")
+
+    document = place.run("create", "nightly")
+
+    assert document["operation"] != operation
+    assert any("begins again" in text for text in document["warnings"]), document["warnings"]
+    assert "s1-b1" in committed(place, "nightly").parts
     assert place.restored("nightly") == place.live()
 
 

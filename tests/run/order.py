@@ -50,6 +50,7 @@ LONG = (
     "tests/integration/test_roles.py",
     "tests/integration/test_points.py",
     "tests/integration/test_archive_ahead.py",
+    "tests/integration/test_free_slots.py",
     "tests/simulation/test_cut.py",
     "tests/simulation/test_failovers.py",
     "tests/simulation/test_repository_mutants.py",

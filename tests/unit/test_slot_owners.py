@@ -6,8 +6,14 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.config import Retention
-from cutline.snapshots.operations.operation import begin, new_operation
-from cutline.snapshots.operations.slot_guard import KeptChain, find_kept_chain, mark_ended, read_slot_owners
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.slot_guard import (
+    KeptChain,
+    find_kept_chain,
+    mark_ended,
+    note_unknown_slots,
+    read_slot_owners,
+)
 from cutline.snapshots.records.lost_chains import read_lost
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import snapshot_names
@@ -21,7 +27,8 @@ from cutline.snapshots.removal.deletion import plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import Retained
-from cutline.wal.drain.slots import chain_of_slot, slot_name
+from cutline.wal.drain.slots import chain_of_slot, copy_slot_name, slot_name
+from tests.commands.watching import Watching
 from tests.unit.made_chains import FLEET, nodes_of, store_chain
 from tests.unit.made_commits import memory
 from tests.unit.made_deletions import (
@@ -147,6 +154,38 @@ def test_a_pruned_chain_without_increments_leaves_no_slot_and_the_newest_keeps_i
     assert [(step.mark.snapshot, step.slots) for step in plan.steps] == [("newer", ())]
     assert plan_deletion(store, FLEET, "newer", force=False).slots == ()
     assert plan_deletion(store, FLEET, "new", force=True).slots == (slot_name("op-new-0"),)
+
+
+@pytest.mark.parametrize("state", ["done", "failed", ""])
+def test_the_slot_of_a_copy_is_needed_only_until_its_operation_has_ended(state: str) -> None:
+    """However much WAL is retained for it: it is not the chain's slot."""
+    store = memory()
+    store_two_chains(store)
+    copying = new_operation("create", "new", 3, ("a", "b"))
+    begin(store, copying)
+    if state:
+        record_outcome(store, copying, state)
+    slot = copy_slot_name(copying.id)
+    for size in (1, 99):
+        owner = read_slot_owners(store).owner_of(slot)
+        kept = find_kept_chain(store, KeptChain(slot, (Retained("b", slot, size, 100),)), owner)
+        assert (kept.chain, kept.snapshot, kept.is_ended_copy) == (copying.id, None, bool(state))
+        assert copying.id in kept.label
+    # The chain whose database a restore sets aside has a slot of its own there.
+    mark_ended(store, [(copy_slot_name("op-new-0"), "b")], "op-9")
+    assert read_lost(store, "new", "op-new-0") is None
+
+
+def test_only_the_slot_of_a_copy_that_no_operation_of_the_store_makes_is_unknown() -> None:
+    store = memory()
+    copying = new_operation("create", "new", 3, ("a",))
+    begin(store, copying)
+    watching = Watching()
+    for slot in (copy_slot_name(copying.id), copy_slot_name(ELSEWHERE)):
+        kept = KeptChain(slot, (Retained("a", slot, 1, 100),))
+        note_unknown_slots([find_kept_chain(store, kept, read_slot_owners(store).owner_of(slot))], watching)
+    (note,) = watching.notes
+    assert copy_slot_name(ELSEWHERE) in note
 
 
 def test_a_restore_that_ends_a_chain_is_recorded_with_all_its_nodes() -> None:

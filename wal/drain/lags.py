@@ -183,8 +183,10 @@ RETAINED_QUERY = f"""
 SELECT slot_name, coalesce(greatest(pg_wal_lsn_diff({POSITION}, restart_lsn), 0), 0)::bigint, {STATE_FIELDS}
   FROM pg_replication_slots s WHERE {SLOTS_HERE} ORDER BY 1
 """
+# A slot that is being created has no position yet: decoding begins where it gets one, so no WAL waits for it.
 WAITING_QUERY = f"""
-SELECT pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn)::bigint FROM pg_replication_slots WHERE slot_name = %s
+SELECT coalesce(pg_wal_lsn_diff({POSITION}, confirmed_flush_lsn), 0)::bigint
+  FROM pg_replication_slots WHERE slot_name = %s
 """
 
 

@@ -59,10 +59,17 @@ DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slo
 
 
 COPY_SUFFIX = "_copy"
+FREE_QUERY = """
+SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots WHERE slot_name <> %s
+"""
 
 
 class SlotLostError(RefusedError):
     """A chain's slot is missing, unusable, or ahead of the archive, so WAL that the chain needs is lost."""
+
+
+class NoFreeSlotError(RefusedError):
+    """All replication slots of a server are in use (max_replication_slots), so no other can be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +107,21 @@ def chain_of_slot(name: str) -> str:
     return name.removeprefix("cutline_").upper()[:16] + "-" + name[-10:]
 
 
+def no_free_slot_error(node: Node) -> NoFreeSlotError:
+    """Return the error of a server that can't create another slot."""
+    return NoFreeSlotError(
+        f"node {node.id}: all replication slots are in use",
+        hint="raise max_replication_slots, or drop slots that are no longer used, then repeat the command",
+        details={"node": node.id},
+    )
+
+
+def count_free_slots(connection: psycopg.Connection[Any], besides: str = "") -> int:
+    """Return how many slots the server can still create; the slot `besides` is not counted as one in use."""
+    (free,) = connection.execute(FREE_QUERY, (besides,)).fetchone() or (0,)
+    return int(free)
+
+
 def create_exported_slot(
     node: Node,
     primary: Node,
@@ -113,8 +135,8 @@ def create_exported_slot(
     PostgreSQL waits for all running transactions on the server, including prepared transactions. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
     names them, and leaves no slot behind. For a standby, makes `primary` log its running transactions; raises a
-    ReplayLagError with the reason if the standby does not replay this record. Also raises SlotLostError if no slot is
-    free, and NodeUnreachableError.
+    ReplayLagError with the reason if the standby does not replay this record. Also raises NoFreeSlotError and
+    NodeUnreachableError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -134,11 +156,7 @@ def create_exported_slot(
         raise wait_error(waiting.what, waiting.notes.waited_seconds, waiting.awaited, node.id) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         connection.close()
-        raise SlotLostError(
-            f"node {node.id}: all replication slots are in use",
-            hint="raise max_replication_slots, or drop slots that are no longer used",
-            details={"node": node.id},
-        ) from error
+        raise no_free_slot_error(node) from error
     except psycopg.OperationalError as error:
         connection.close()
         raise unreachable_error(node, error) from error

@@ -82,13 +82,10 @@ def take_cut(
     progress: Progress,
     end_writes: EndWrites | None = None,
     rewritten: Mapping[str, set[int]] = MappingProxyType({}),
-    *,
-    just_seen: bool = False,
 ) -> CutResult:
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
-    `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again. If the tables
-    were `just_seen`, the first attempt does not read them again.
+    `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again.
     Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
     immediately.
     """
@@ -103,9 +100,8 @@ def take_cut(
             raise ChangedError(cause)
 
     def prepare_and_cut() -> CutResult:
-        nonlocal ends, just_seen
-        are_current, just_seen = just_seen, False
-        prepared = prepare_tables(context, state, moved, seen, spark, progress, are_current=are_current)
+        nonlocal ends
+        prepared = prepare_tables(context, state, moved, seen, spark, progress)
         archiving = spark if is_for_spark(read_waiting(sessions, slot_name(state.chain))) else None
         if archiving is not None:
             archiving.begin(context.executor_needs, progress, Amount())

@@ -129,8 +129,7 @@ def take_increment(
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
-    end, just_seen = end_all_writes if request.terminal else None, not continuable.to_renew
-    cut = _take_cut(context, state, spark, progress, end, just_seen=just_seen)
+    cut = _take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
@@ -199,13 +198,7 @@ def _with_left_out_of_chain(
 
 
 def _take_cut(
-    context: CreateContext,
-    state: ChainState,
-    spark: SparkSource,
-    progress: Progress,
-    end_writes: EndWrites | None,
-    *,
-    just_seen: bool,
+    context: CreateContext, state: ChainState, spark: SparkSource, progress: Progress, end_writes: EndWrites | None
 ) -> CutResult:
     """Make the cut; if a standby fails that the increment can do without, make another cut without it.
 
@@ -215,9 +208,8 @@ def _take_cut(
     sessions, left = context.sessions, context.request.retries
     while True:
         try:
-            return take_cut(context, state, spark, progress, end_writes, just_seen=just_seen)
+            return take_cut(context, state, spark, progress, end_writes)
         except Exception as error:
-            just_seen = False
             # If a node falls silent, its sessions and the jobs are ended, and any error may follow.
             if end_writes is not None or not (isinstance(error, SnapshotError) or sessions.watch.silent()):
                 raise

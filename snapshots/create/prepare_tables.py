@@ -45,10 +45,6 @@ from cutline.wal.drain.slots import copy_slot_name
 from cutline.wal.segments.archive import Definition, archive_prefix, last_number, segment_key
 from cutline.wal.segments.segments import list_unlisted
 
-# With so many tables in a database, reading its catalogs once more takes so long that repeating the attempt costs less
-# if DDL runs between the checks and the plan.
-MANY_TABLES = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class Archived:
@@ -89,25 +85,18 @@ def prepare_tables(
     seen: dict[str, NodeTables],
     spark: SparkSource,
     progress: Progress,
-    *,
-    are_current: bool = False,
 ) -> PreparedTables:
     """Plan, publish new tables, and copy the tables that can't be converted.
 
     `moved` holds, by shard, the oids of tables for which an earlier attempt found an unknown definition in WAL. `seen`
     holds the primaries' tables as they were last found, even after an error: the error is due to DDL only if the tables
-    have changed since. If they `are_current` and many, they are read again only for copies and publications. Raises
-    ChangedError if DDL interfered. The slots of failed copies remain.
+    have changed since. Raises ChangedError if DDL interfered. The slots of failed copies remain.
     """
     sessions = context.sessions
     archived = read_archived(context.store, context.operation.snapshot, state, sessions.nodes)
-    node_tables: Mapping[str, NodeTables] = dict(seen)
-    is_enough = are_current and max(len(one.tables) for one in seen.values()) >= MANY_TABLES
-    plan = plan_ddl(node_tables, state.known, archived.definitions, moved) if is_enough else None
-    if plan is None or plan.to_copy or plan.unpublished:
-        node_tables = read_current_tables(sessions, state.selection, seen)
-        seen.update(node_tables)
-        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
+    node_tables = read_current_tables(sessions, state.selection, seen)
+    seen.update(node_tables)
+    plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if unsized := {shard for shard in plan.to_copy if node_tables[shard].as_committed}:
         # Copies are planned by the sizes of the tables.
         others = {shard: tables for shard, tables in seen.items() if shard not in unsized}

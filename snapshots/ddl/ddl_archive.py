@@ -109,10 +109,6 @@ def read_contents(body: bytes) -> Contents:
     header = read_header(body)
     reader = _Reader(body, header.count_at)
     count = reader.integer()
-    if count < 0:
-        raise DumpFormatError(f"its number of entries is {count}")
-    if count * ENTRY_BYTES_MIN > len(body) - reader.offset:
-        raise DumpFormatError(ENDS_EARLY)
     entries = _read_entries(body, reader.offset, count, header.version)
     if len({entry.number for entry in entries}) != len(entries) or any(entry.number <= 0 for entry in entries):
         raise DumpFormatError(NOT_UNIQUE)
@@ -120,7 +116,7 @@ def read_contents(body: bytes) -> Contents:
 
 
 def read_header(body: bytes) -> Contents:
-    """Read the archive's header alone; raise DumpFormatError if its format is unknown."""
+    """Read the archive's header alone; raise DumpFormatError if its format is unknown or it can't have its entries."""
     reader = _Reader(body)
     if reader.take(len(MAGIC)) != MAGIC:
         raise DumpFormatError("it is not a pg_dump archive")
@@ -140,7 +136,12 @@ def read_header(body: bytes) -> Contents:
     version_text = reader.text()
     if not (writer := re.match("[0-9]{1,4}", version_text)):
         raise DumpFormatError(f"the pg_dump version that it names is not valid: {version_text!r}")
-    return Contents(version, int(writer[0]), reader.offset, (), server)
+    count_at = reader.offset
+    if (count := reader.integer()) < 0:
+        raise DumpFormatError(f"its number of entries is {count}")
+    if count * ENTRY_BYTES_MIN > len(body) - reader.offset:
+        raise DumpFormatError(ENDS_EARLY)
+    return Contents(version, int(writer[0]), count_at, (), server)
 
 
 def _read_entries(  # noqa: C901  # one loop: with a call for each of 8 million values, it takes twice as long
@@ -151,9 +152,8 @@ def _read_entries(  # noqa: C901  # one loop: with a call for each of 8 million 
     # The names of kinds, schemas, owners and the like are few.
     texts: dict[bytes, str] = {b"": ""}
     entries: list[ArchiveEntry] = []
-    # Catalog, oid, name, kind; then the statement, and those that would drop the object and copy its rows; then schema,
-    # tablespace, access method.
-    four, three = range(4), range(3)
+    names_before, names_after = range(4), range(3)  # catalog, oid, name, kind; schema, tablespace, access method
+    other_statements = range(2)  # those that would drop the object and copy its rows
     try:
         for _ in range(count):
             entry_begin = offset
@@ -163,7 +163,7 @@ def _read_entries(  # noqa: C901  # one loop: with a call for each of 8 million 
             if sign or has_data:
                 raise DumpFormatError(f"entry {number} contains data" if has_data else NOT_UNIQUE)
             values: list[bytes] = []
-            for _ in four:
+            for _ in names_before:
                 sign, size = unpack(body, offset)
                 offset += integer
                 if sign:
@@ -172,12 +172,12 @@ def _read_entries(  # noqa: C901  # one loop: with a call for each of 8 million 
                 offset += size
             sign, section = unpack(body, offset)
             begin = offset = offset + integer
-            for number_of_statement in three:
+            missing, size = unpack(body, offset)
+            end = offset = offset + (integer if missing else integer + size)
+            for _ in other_statements:
                 missing, size = unpack(body, offset)
                 offset += integer if missing else integer + size
-                if not number_of_statement:
-                    end = offset
-            for _ in three:
+            for _ in names_after:
                 missing, size = unpack(body, offset)
                 offset += integer
                 if missing:

@@ -337,7 +337,8 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
             first.append(NewEntry(PATH_ENTRY, search_path))
         body, faults = path.read_bytes(), read_dump_faults(connection)
     try:
-        # Reading the entries of 100,000 tables takes seconds. It is necessary only if some are corrected or added.
+        # Reading the entries of 100,000 tables takes seconds. Unless some are corrected or added, only `check` and
+        # `restore` do it.
         contents = read_contents(body) if first or faults else read_header(body)
     except DumpFormatError as error:
         raise ArchiveUnknownError(

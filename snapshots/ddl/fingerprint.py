@@ -9,8 +9,11 @@ updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
   objects are omitted, because busy applications create them all the time, and so are TOAST tables, because VACUUM FULL
   and CLUSTER create new ones. Cutline's own publications are omitted too: nodes/table_state.py compares them table by
   table.
-- The *hash of all rows* covers these too. While it is the same, so is everything else. It needs no joins, so the server
-  reads it in half the time, and in parallel.
+- The *hash of all rows* covers these too. While it is the same, so is everything else. Its query has no joins, so it
+  takes half the time, and the server can divide it among processes.
+
+Rows that were inserted and deleted again leave no trace in the hash of all rows either. So it shows that nothing has
+changed since a reading, but not that everything else that was recorded since then still holds.
 
 For pg_class, the columns are hashed instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new
 file without changing its dump. The xmin of sequences is hashed, because a sequence with a new file was restarted, so
@@ -21,7 +24,7 @@ The setting that makes a database read-only is omitted, because a terminal snaps
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +44,7 @@ relations AS MATERIALIZED (
 """.replace("OWN_PUBLICATION", OWN_PUBLICATION)
 # relhasindex, relhasrules and relhastriggers are omitted: they are not exact, and VACUUM corrects them.
 RELATIONS = """
-SELECT '{name}', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
+SELECT 'pg_class', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
              relpersistence, relam, reltablespace, reloftype, relnatts, relreplident, relrowsecurity,
              relforcerowsecurity, relispartition, relispopulated, reloptions, relacl, relpartbound::text,
              CASE WHEN relkind = 'S' THEN c.xmin END), 0))
@@ -49,7 +52,7 @@ SELECT '{name}', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnames
 """
 # TOAST tables have options of their own.
 TOAST_OPTIONS = """
-SELECT '{name}', count(*), sum(hash_record_extended(ROW({relation}, t.reloptions), 0))
+SELECT 'pg_class of toast', count(*), sum(hash_record_extended(ROW({relation}, t.reloptions), 0))
   FROM pg_class t{join} WHERE t.relkind = 't' AND t.reloptions IS NOT NULL AND t.relpersistence <> 't'
 """
 # What both hashes cover.
@@ -175,72 +178,56 @@ PUBLIC_CATALOGS = (
 )
 
 
-# Labels of parts with hidden rows, in each of the hashes.
-OF_OBJECTS, OF_ROWS = "objects: ", "rows: "
-
-
-def _part(catalog: CatalogRows, condition: str, label: str = "") -> str:
+def _part(catalog: CatalogRows, *, hides: bool) -> str:
     # Sums are exact. With XOR, a difference that many hashes have in common would cancel out.
-    rows = f"SELECT '{label}{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
-    where = " AND ".join(filter(None, [catalog.condition, condition]))
+    rows = f"SELECT '{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
+    where = " AND ".join(filter(None, [catalog.condition, catalog.hidden if hides else ""]))
     return f"{rows} FROM {catalog.name}" + (f" WHERE {where}" if where else "")
 
 
-_OBJECTS = (
-    RELATIONS.format(
-        name=f"{OF_OBJECTS}pg_class",
-        condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)",
-    ),
-    TOAST_OPTIONS.format(
-        name=f"{OF_OBJECTS}toast", relation="c.oid", join=" JOIN pg_class c ON c.reltoastrelid = t.oid"
-    ),
-    *(_part(catalog, catalog.hidden, OF_OBJECTS) for catalog in CATALOGS if catalog.hidden),
-)
-_ROWS = (
-    RELATIONS.format(name=f"{OF_ROWS}pg_class", condition=""),
-    TOAST_OPTIONS.format(name=f"{OF_ROWS}toast", relation="t.oid", join=""),
-    *(_part(catalog, "", OF_ROWS) for catalog in CATALOGS if catalog.hidden),
-)
-_COMMON = (COMMON, *(_part(catalog, "") for catalog in CATALOGS if not catalog.hidden))
+def _query(*special: str, mappings: str, hides: bool) -> bytes:
+    parts = " UNION ALL ".join([*special, COMMON, *(_part(catalog, hides=hides) for catalog in CATALOGS), mappings])
+    return f"""{HIDDEN}
+SELECT md5(string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog))
+  FROM ({parts}) AS part (catalog, rows, hashes)
+""".encode()
 
 
-def _hash(other: str) -> str:
-    """Return the expression that hashes all parts except those with the label `other`."""
-    text = "format('%s %s %s', catalog, rows, hashes)"
-    return f"md5(string_agg({text}, ',' ORDER BY catalog) FILTER (WHERE NOT catalog ^@ '{other}'))"
-
-
-def _query(hashes: str, parts: Iterable[str]) -> bytes:
-    every = " UNION ALL ".join(parts)
-    return f"{HIDDEN} SELECT {hashes} FROM ({every}) AS part (catalog, rows, hashes)".encode()
-
-
-# The queries of the whole fingerprint, and of the hash of all rows, by whether the role may read all user mappings.
-_MAPPINGS = (_part(USER_MAPPINGS, ""), VISIBLE_USER_MAPPINGS)
-QUERIES = {
-    reads_all: _query(f"{_hash(OF_ROWS)} || {_hash(OF_OBJECTS)}", [*_OBJECTS, *_ROWS, *_COMMON, mappings])
-    for reads_all, mappings in zip((True, False), _MAPPINGS, strict=True)
+# The queries of the two hashes, by whether the role may read all user mappings.
+_MAPPINGS = {True: _part(USER_MAPPINGS, hides=True), False: VISIBLE_USER_MAPPINGS}
+OBJECTS_QUERIES = {
+    reads_all: _query(
+        RELATIONS.format(condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"),
+        TOAST_OPTIONS.format(relation="c.oid", join=" JOIN pg_class c ON c.reltoastrelid = t.oid"),
+        mappings=mappings,
+        hides=True,
+    )
+    for reads_all, mappings in _MAPPINGS.items()
 }
 ROWS_QUERIES = {
-    reads_all: _query(_hash(OF_OBJECTS), [*_ROWS, *_COMMON, mappings])
-    for reads_all, mappings in zip((True, False), _MAPPINGS, strict=True)
+    reads_all: _query(
+        RELATIONS.format(condition=""),
+        TOAST_OPTIONS.format(relation="t.oid", join=""),
+        mappings=mappings,
+        hides=False,
+    )
+    for reads_all, mappings in _MAPPINGS.items()
 }
 HASH_DIGITS = 32
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
-    """Return the fingerprint of the connection's database, 64 hexadecimal digits; one statement reads all catalogs.
+    """Return the fingerprint of the connection's database: 32 hexadecimal digits for the objects, and 32 for all rows.
 
-    The first half is the hash of the objects, the second half the hash of all rows.
+    To keep it, read it in a transaction with a single snapshot.
     """
-    (fingerprint,) = connection.execute(QUERIES[_reads_all(connection)]).fetchone() or ("",)
-    return str(fingerprint)
+    return _read_hash(connection, OBJECTS_QUERIES) + _read_hash(connection, ROWS_QUERIES)
 
 
 def read_again(connection: psycopg.Connection[Any], was: str) -> str:
-    """Return the fingerprint as it is now; this is cheaper if no catalog has changed since it `was` read."""
-    (rows,) = connection.execute(ROWS_QUERIES[_reads_all(connection)]).fetchone() or ("",)
-    return was if rows == was[HASH_DIGITS:] else read_fingerprint(connection)
+    """Do the same as `read_fingerprint`, but read only the hash of all rows if it is still what it `was`."""
+    rows = _read_hash(connection, ROWS_QUERIES)
+    return was if rows == was[HASH_DIGITS:] else _read_hash(connection, OBJECTS_QUERIES) + rows
 
 
 def are_same_objects(one: str, other: str) -> bool:
@@ -248,5 +235,7 @@ def are_same_objects(one: str, other: str) -> bool:
     return one[:HASH_DIGITS] == other[:HASH_DIGITS]
 
 
-def _reads_all(connection: psycopg.Connection[Any]) -> bool:
-    return connection.execute(READS_USER_MAPPINGS).fetchone() == (True,)
+def _read_hash(connection: psycopg.Connection[Any], queries: Mapping[bool, bytes]) -> str:
+    reads_all = connection.execute(READS_USER_MAPPINGS).fetchone() == (True,)
+    (found,) = connection.execute(queries[reads_all]).fetchone() or ("",)
+    return str(found)

@@ -408,7 +408,7 @@ def read_tables_since_commit(
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
         # Another server may have the same fingerprint, if it was set up in the same way.
         was = None if node in known.lost else _as_committed(node, known)
-        same = _read_unchanged(connection, node, selection.fleet_id, was) if was else None
+        same = _read_unchanged(connection, node, selection.fleet_id, was, is_stored=True) if was else None
         now = _with_untraced(connection, same, selection.rules) if same else None
         return now or read_node_tables(connection, node, selection)
 
@@ -576,24 +576,38 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _read_unchanged(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables
+    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables, *, is_stored: bool = False
 ) -> NodeTables | None:
-    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
-    now = read_again(connection, was.fingerprint)
-    return None if _describe_change(connection, node, fleet_id, was, now) else replace(was, fingerprint=now)
+    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None.
+
+    If the fingerprint `is_stored`, increments since then may have stored other states.
+    """
+    with connection.transaction():
+        # The fingerprint and the publications must be of the same moment: later readings compare only the former.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        now = read_again(connection, was.fingerprint)
+        changed = _describe_change(connection, node, fleet_id, was, now, is_stored=is_stored)
+    return None if changed else replace(was, fingerprint=now)
 
 
 def _describe_change(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables, fingerprint: str
+    connection: psycopg.Connection[Any],
+    node: str,
+    fleet_id: str,
+    was: NodeTables,
+    fingerprint: str,
+    *,
+    is_stored: bool = False,
 ) -> str:
     """Describe a change since the node's tables were read as `was`, given the current fingerprint; "" if there is none.
 
-    The hash of the objects does not cover Cutline's publications, so unless no row of any catalog has changed, these
-    are compared separately. They may have other members, such as tables that fleet.toml has excluded since.
+    The hash of the objects does not cover Cutline's publications. Unless no row of any catalog has changed since the
+    states were read, these are compared separately. They may have other members, such as tables that fleet.toml has
+    excluded since. `is_stored` is as in `_read_unchanged`.
     """
     if not are_same_objects(fingerprint, was.fingerprint):
         return f"node {node}: its catalogs changed"
-    if fingerprint == was.fingerprint:
+    if fingerprint == was.fingerprint and not is_stored:
         return ""
     states = (state for state in was.states.values() if state.membership)
     members = (TableStamps(state.oid, state.publication, state.membership) for state in states)

@@ -192,7 +192,8 @@ FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/incr
 # The maximum number of increments that a commit summarizes; their summaries take 22 KB without comments. `list` reads
 # one commit in 64.
 SUMMARIZED_MAX = 64
-# The number of groups, in all shards, from which a full snapshot's commit contains equal groups only once.
+# The number of groups, in all shards, from which a full snapshot's commit contains equal groups and equal lists of
+# columns only once.
 SHARED_FROM = 2000
 # The maximum length of a summary's comment, in characters.
 COMMENT_MAX = 1000
@@ -441,16 +442,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
 
 class FullSnapshot(CommonPart, frozen=True, kw_only=True, tag=FULL_FORMAT):
-    """The commit of a full snapshot.
-
-    Groups, roles, tables and fingerprints are keyed by shard; `base` positions are keyed by node. `rules` selected the
-    groups. `fingerprints` identify the state of the catalogs when the DDL was dumped. `only_cut` marks a restore point,
-    which has a cut but no tables. `lists` names additional base copy objects. `slots_complete_at` has the position of
-    each primary at a moment when all slots had been created: a transaction that was prepared later is in the archives
-    of all shards on which it has parts. Early versions did not record it. `shared_bases` has, by primary, the base
-    copies that were read on a standby; their objects are listed for the primary. If the snapshot was interrupted and
-    resumed, `seconds` includes the time in between, and `ran_seconds` is how long its commands ran.
-    """
+    """The commit of a full snapshot; StoredFull describes its fields."""
 
     fleet_id: str = field(name="fleet")
     global_id_form: str = field(name="global_id")
@@ -571,14 +563,12 @@ class FullInParts(StoredFull, frozen=True, kw_only=True, tag=FULL_FORMAT):
         if wrong := {*self.same_groups} & {*self.groups} or {*self.same_groups.values()} - {*self.groups}:
             raise ValueError(f"groups and same_groups contradict each other for {', '.join(sorted(wrong))}")
         columns = self._columns()
-        groups = {
-            shard: tuple(
-                Group(part.number, part.schema, part.table, part.identity, part.key_width, found, part.partitions)
-                for part in parts
-                if (found := columns[bytes(part.columns)]) is not None
-            )
-            for shard, parts in self.groups.items()
-        }
+
+        def group_of(part: GroupInParts) -> Group:
+            found = columns[bytes(part.columns)]
+            return Group(part.number, part.schema, part.table, part.identity, part.key_width, found, part.partitions)
+
+        groups = {shard: tuple(map(group_of, parts)) for shard, parts in self.groups.items()}
         if self.same_groups:
             groups |= {shard: groups[owner] for shard, owner in self.same_groups.items()}
             groups = dict(sorted(groups.items()))

@@ -32,30 +32,6 @@ __all__ = ["tried"]  # the fixture
 PUBLISH = "cutline.snapshots.ddl.table_changes.ensure_publications"
 
 
-def test_with_many_tables_ddl_between_the_checks_and_the_plan_costs_an_attempt(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until then, the catalogs are not read a second time."""
-    monkeypatch.setattr("cutline.snapshots.create.prepare_tables.MANY_TABLES", 1)
-    tried.runs.full(tried.name)
-
-    def add_column() -> None:
-        tried.run("ALTER TABLE tried.t ADD c text DEFAULT 'old'", "UPDATE tried.t SET c = 'new' WHERE id < 5")
-
-    def create_table() -> None:
-        tried.run("CREATE TABLE tried.came (id int PRIMARY KEY)", "INSERT INTO tried.came VALUES (1), (2)")
-
-    def write() -> None:
-        tried.run("UPDATE tried.t SET c = 'newer' WHERE id < 3")
-
-    for number, (step, is_repeated) in enumerate(((add_column, True), (create_table, True), (write, False)), start=1):
-        commit = tried.create(CrashPoint.CHECKED, step)
-        assert any("was invalidated by DDL" in note for note in tried.notes) == is_repeated, (number, tried.notes)
-        assert bool(commit.definition_changes) == is_repeated
-        tried.note(number)
-    tried.compare()
-
-
 @pytest.mark.timeout(600)
 def test_segments_of_a_failed_increment_are_read_under_their_own_definitions(tried: Tried) -> None:
     tried.runs.full(tried.name)

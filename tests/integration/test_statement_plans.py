@@ -24,7 +24,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
-from cutline.snapshots.ddl.fingerprint import QUERIES, ROWS_QUERIES
+from cutline.snapshots.ddl.fingerprint import OBJECTS_QUERIES, ROWS_QUERIES
 from tests.chains.folded_rows import session_without_spark
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.servers.fleets import fleet_of
@@ -130,7 +130,9 @@ def test_no_statement_of_a_command_searches_all_objects_for_each_object(
 
 
 @pytest.mark.parametrize(
-    "query", [*QUERIES.values(), *ROWS_QUERIES.values()], ids=["all", "visible", "rows of all", "rows of visible"]
+    "query",
+    [*OBJECTS_QUERIES.values(), *ROWS_QUERIES.values()],
+    ids=["objects", "visible objects", "rows", "visible rows"],
 )
 def test_the_fingerprint_needs_no_hash_table_of_all_objects(servers: EmbeddedFleet, query: bytes) -> None:
     """With 5,000 tables and 64 kB for hash tables, it took 41 s, instead of 0.2 s; with 100,000 and 4 MB, hours."""

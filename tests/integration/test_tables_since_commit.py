@@ -208,3 +208,22 @@ def test_an_increment_without_ddl_reads_no_definitions(runs: Runs, monkeypatch: 
     runs.restore(NAME, target)
     assert sorted_copies(target.nodes[0].dsn) == expected
     assert runs.check(NAME).exit_code in (0, 4)
+
+
+def test_a_table_is_missed_in_the_publication_that_it_joined_after_the_last_ddl(runs: Runs) -> None:
+    """Then the rows of all catalogs are those at that DDL again, and the table is published no more."""
+    runs.full(NAME)
+    (node,), store = runs.fleet.nodes, runs.fleet.store.open()
+    excluding = structs.replace(runs.fleet.groups, exclude=(*runs.fleet.groups.exclude, "public.came"))
+    execute(node.dsn, "CREATE TABLE came (id int PRIMARY KEY)")
+    Runs(replace(runs.fleet, groups=excluding), runs.spark).increment(NAME)
+    stored = read_chain(store, NAME).fingerprint(node.id)
+    changes = runs.increment(NAME).definition_changes
+    assert changes is not None
+    assert [group.name for group in changes.groups[node.id]] == ["public.came"]
+    execute(node.dsn, f"ALTER PUBLICATION cutline_{read_chain(store, NAME).full.fleet_id} DROP TABLE came")
+    taken, catalogs = read(runs.fleet)
+    assert catalogs.fingerprint == stored == read_chain(store, NAME).fingerprint(node.id)
+    assert not taken.as_committed
+    assert taken.states["public.came"].membership == ""
+    assert_equal(taken, catalogs)

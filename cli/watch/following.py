@@ -135,13 +135,19 @@ DAY_SECONDS = 86400.0
 
 @dataclass(slots=True)
 class RepeatedFailure:
-    """How many times in a row a task has failed with an error that may mean that the chain has ended, and since when.
+    """How many times in a row a task has failed with an error because of which the watch may give something up.
 
-    `since_seconds` is the time.monotonic of the first of these failures.
+    That is the chain, or an interrupted full snapshot. `since_seconds` is the time.monotonic of the first of these
+    failures.
     """
 
     since_seconds: float
     failures: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the task has failed so often and for so long that the watch gives it up."""
+        return self.failures >= FINAL_FAILURES and time.monotonic() - self.since_seconds >= FINAL_SECONDS
 
 
 @dataclass(slots=True)
@@ -206,7 +212,10 @@ class Following:
         return {kind: task for kind, task in self.tasks.items() if kind not in without}
 
     def _follow(self, chain: WatchedChain | None) -> None:
-        """Follow the chain; earlier failures say nothing about it, nor if another watch may have had the turn since."""
+        """Follow the chain, and forget the failures counted so far.
+
+        They concern another chain, or another watch may have had the turn since.
+        """
         self.chain, self._is_given_up = chain, False
         self.doubts.clear()
 
@@ -274,15 +283,32 @@ class Following:
         If the fault can be repaired, the task is first retried for an hour, or without limit if no full snapshot would
         follow.
         """
-        if kind not in OF_CHAIN or end is not ChainEnd.PERHAPS:
+        if kind not in OF_CHAIN:
+            return False
+        if end is not ChainEnd.PERHAPS:
             self.doubts.pop(kind, None)
-            return kind in OF_CHAIN and end is ChainEnd.FOR_GOOD
-        now = time.monotonic()
-        repeated = self.doubts.setdefault(kind, RepeatedFailure(now))
-        repeated.failures += 1
-        is_long = repeated.failures >= FINAL_FAILURES and now - repeated.since_seconds >= FINAL_SECONDS
-        self._is_given_up = is_long and self.source.rules.full > 0
+            return end is ChainEnd.FOR_GOOD
+        self._is_given_up = self._repeated(kind).is_final and self.source.rules.full > 0
         return self._is_given_up
+
+    def full_failed(self, *, is_refused: bool) -> None:
+        """Count how often in a row an interrupted full snapshot was refused; any other failure ends the count."""
+        if is_refused:
+            self._repeated(TaskKind.FULL)
+        else:
+            self.doubts.pop(TaskKind.FULL, None)
+
+    @property
+    def gives_up_full(self) -> bool:
+        """Whether an interrupted full snapshot has been refused so often and for so long that it is given up."""
+        refusals = self.doubts.get(TaskKind.FULL)
+        return refusals is not None and refusals.is_final
+
+    def _repeated(self, kind: TaskKind) -> RepeatedFailure:
+        """Count another failure of the task."""
+        repeated = self.doubts.setdefault(kind, RepeatedFailure(time.monotonic()))
+        repeated.failures += 1
+        return repeated
 
     def end_replaced(self) -> None:
         """End the chains that the newest snapshot has replaced; otherwise their slots retain WAL that nobody reads.

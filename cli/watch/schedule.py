@@ -112,11 +112,6 @@ class Task:
             problem,
         )
 
-    def fails_for_long(self, now: datetime) -> bool:
-        """Whether the task has failed so often and for so long that what stands in its way is given up."""
-        since = self.failing_since
-        return self.failures >= FINAL_FAILURES and since is not None and (now - since).total_seconds() >= FINAL_SECONDS
-
     def put_off(self, now: datetime, seconds: float) -> Task:
         """Return the task, postponed; this does not count as a failure."""
         return replace(self, retry_at=now + timedelta(seconds=seconds))

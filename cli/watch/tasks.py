@@ -125,7 +125,7 @@ def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
     try:
         document = _run(source, ["create", name])
     except CommandFailedError as error:
-        if not gives_up or error.exit_code != UsageError.exit_code or "operation" not in error.details:
+        if not gives_up or not is_refused(error):
             raise
         notes = (f"snapshot {name} is given up: {error.message}",)
         # A snapshot with another name takes its place.
@@ -133,6 +133,12 @@ def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
         document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
     return TaskResult(text, (*notes, *document["warnings"]))
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether a full snapshot failed because an interrupted one does not fit fleet.toml any more."""
+    is_usage = isinstance(error, CommandFailedError) and error.exit_code == UsageError.exit_code
+    return is_usage and "operation" in error.details
 
 
 def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:

@@ -226,7 +226,7 @@ class Watcher:
         # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
             self.log("a full snapshot is starting; increments will wait until it ends")
-        result = work.take_full(self.source, gives_up=self.tasks[TaskKind.FULL].fails_for_long(utc_now()))
+        result = work.take_full(self.source, gives_up=self.following.gives_up_full)
         self.following.follow_newest()
         return result
 
@@ -273,6 +273,8 @@ class Watcher:
         self.counts["failed"] += 1
         self.tasks[task.kind] = failed
         ends_chain = ChainEnd.NO if interrupt is not None else chain_end_of(error)
+        if task.kind is TaskKind.FULL:
+            self.following.full_failed(is_refused=work.is_refused(error))
         if self.following.is_over(task.kind, ends_chain):
             self._end_chain(task, failed, failure)
             return

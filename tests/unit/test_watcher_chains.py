@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import cutline.cli.watch.watcher as module
+from cutline.cli.output.failure import CommandFailure
 from cutline.cli.watch.schedule import FINAL_FAILURES, FINAL_SECONDS, WAITING_SECONDS_MAX, TaskKind
-from cutline.cli.watch.tasks import TaskResult
+from cutline.cli.watch.tasks import CommandFailedError, TaskResult
 from cutline.fleet.config import NEVER, WatchTable
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.units import Interval
@@ -22,7 +23,7 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
-from cutline.storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError
+from cutline.storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError, UsageError
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
@@ -57,6 +58,10 @@ def pass_hour(watched: Watched) -> None:
     """Let the failures of all tasks so far be an hour older."""
     for doubt in watched.watcher.following.doubts.values():
         doubt.since_seconds -= FINAL_SECONDS
+    tasks = watched.watcher.tasks
+    for kind, task in tasks.items():
+        if task.failing_since is not None:
+            tasks[kind] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
 
 
 def give_up(watched: Watched) -> None:
@@ -357,24 +362,93 @@ def test_only_failures_that_may_end_a_chain_count_towards_its_end(watched: Watch
     assert not watched.watcher.following.goes_on
 
 
-def test_an_interrupted_full_snapshot_that_is_refused_is_given_up_after_an_hour(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher, asked = watched.watcher, list[bool]()
+def failed_command(code: int, **details: object) -> CommandFailedError:
+    return CommandFailedError(CommandFailure(code, "any-slug", "the command failed", "", details))
 
-    def take_full(*_: object, gives_up: bool) -> TaskResult:
-        asked.append(gives_up)
-        raise RefusedError("snapshot watch-x was interrupted")
 
-    monkeypatch.setattr("cutline.cli.watch.tasks.take_full", take_full)
-    watched.does[TaskKind.FULL] = watcher._take_full
-    for _ in range(2 * FINAL_FAILURES):
-        watched.run(TaskKind.FULL)
-    task = watcher.tasks[TaskKind.FULL]
-    assert task.failing_since is not None
-    watcher.tasks[TaskKind.FULL] = replace(task, failing_since=task.failing_since - timedelta(seconds=FINAL_SECONDS))
+REFUSED = failed_command(UsageError.exit_code, operation="20261124T000000Z-0000000001")
+
+
+@dataclass
+class FailingFulls:
+    """Full snapshots that fail; `give_up` says for each whether it would have given up an interrupted one."""
+
+    watched: Watched
+    error: SnapshotError = REFUSED
+    give_up: list[bool] = field(default_factory=list)
+
+    def take(self, *_: object, gives_up: bool) -> TaskResult:
+        self.give_up.append(gives_up)
+        raise self.error
+
+    def try_often(self, error: SnapshotError = REFUSED) -> None:
+        self.error = error
+        for _ in range(2 * FINAL_FAILURES):
+            self.watched.run(TaskKind.FULL)
+
+    def gives_up_now(self) -> bool:
+        self.error = REFUSED
+        self.watched.run(TaskKind.FULL)
+        return self.give_up[-1]
+
+
+@pytest.fixture
+def fulls(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> FailingFulls:
+    found = FailingFulls(watched)
+    monkeypatch.setattr("cutline.cli.watch.tasks.take_full", found.take)
+    watched.does[TaskKind.FULL] = watched.watcher._take_full
+    return found
+
+
+def test_an_interrupted_full_snapshot_that_is_refused_is_given_up_after_an_hour(fulls: FailingFulls) -> None:
+    fulls.try_often()
+    assert not fulls.gives_up_now()
+    pass_hour(fulls.watched)
+    assert fulls.gives_up_now()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnreachableError("the reader is away"),
+        failed_command(UnreachableError.exit_code, operation="20261124T000000Z-0000000001"),
+        failed_command(UsageError.exit_code),
+    ],
+    ids=["away", "other code", "other usage"],
+)
+def test_other_failures_give_up_no_interrupted_full_snapshot(fulls: FailingFulls, error: SnapshotError) -> None:
+    """Those before the first refusal do not count, and those after it end the count."""
+    fulls.try_often(error)
+    pass_hour(fulls.watched)
+    fulls.try_often()
+    assert True not in fulls.give_up
+    pass_hour(fulls.watched)
+    assert fulls.gives_up_now()
+    fulls.error = error
+    fulls.watched.run(TaskKind.FULL)
+    assert not fulls.gives_up_now()
+
+
+def test_a_wait_for_another_operation_gives_up_no_interrupted_full_snapshot(fulls: FailingFulls) -> None:
+    watched, tasks = fulls.watched, fulls.watched.watcher.tasks
+    fulls.try_often(BusyError("another operation is running"))
+    task = tasks[TaskKind.FULL]
+    assert task.waiting_since is not None
+    tasks[TaskKind.FULL] = replace(task, waiting_since=task.waiting_since - timedelta(seconds=FINAL_SECONDS))
     watched.run(TaskKind.FULL)
-    assert asked == [*[False] * 2 * FINAL_FAILURES, True]
+    assert tasks[TaskKind.FULL].failing_since is not None
+    fulls.try_often()
+    assert not fulls.gives_up_now()
+
+
+def test_a_change_of_the_file_gives_an_interrupted_full_snapshot_its_time_anew(fulls: FailingFulls) -> None:
+    fulls.try_often()
+    pass_hour(fulls.watched)
+    follow(fulls.watched)
+    fulls.try_often()
+    assert not fulls.gives_up_now()
+    pass_hour(fulls.watched)
+    assert fulls.gives_up_now()
 
 
 def test_a_full_snapshot_that_a_busy_fleet_keeps_waiting_is_told_as_soon_as_an_increment_would_be(

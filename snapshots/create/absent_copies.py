@@ -59,12 +59,15 @@ def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
     return wait_seconds if fleet.standbys_min is None else min(wait_seconds, fleet.standby_wait_seconds)
 
 
-def leave_out(sessions: Sessions, node: Node, error: SnapshotError) -> None:
-    """Do without the standby because of `error`; raise the error if fleet.toml requires the standby."""
+def leave_out(sessions: Sessions, node: Node, error: SnapshotError, *, has_ended: bool = False) -> None:
+    """Do without the standby because of `error`; raise the error if fleet.toml requires the standby.
+
+    Its copy can't be continued if it `has_ended`, or because of the error.
+    """
     if not sessions.may_leave_out(node):
         raise error
     reason = error.message.removeprefix(f"node {node.id}: ")
-    sessions.leave_out(node, Absence(reason, has_ended=isinstance(error, ENDING)))
+    sessions.leave_out(node, Absence(reason, has_ended=has_ended or isinstance(error, ENDING)))
 
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:

@@ -183,7 +183,7 @@ def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
         nodes = [node for node in concerned if (node.backup_of is not None) == is_standby]
         for node, is_lacking in zip(nodes, in_parallel(lacks, nodes), strict=True):
             if is_lacking:
-                leave_out(sessions, node, no_free_slot_error(node))
+                leave_out(sessions, node, no_free_slot_error(node), has_ended=node.id in to_renew)
 
 
 def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:

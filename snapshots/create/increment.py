@@ -478,7 +478,8 @@ def _preview_increment(
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
-        for node, reason in continuable.to_renew.items():
+        renewed = {node: reason for node, reason in continuable.to_renew.items() if node not in sessions.absent}
+        for node, reason in renewed.items():
             progress.note(News(f"{node} will be copied{' again' if node in chain.parts else ''}: {reason}"))
         for shard in retired_shards(fleet, chain):
             progress.note(News(f"shard {shard} is retired in fleet.toml: the chain will continue without it"))
@@ -487,6 +488,5 @@ def _preview_increment(
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = _with_left_out_of_chain(left_out, chain, retired_shards(fleet, chain))
-        renewed = continuable.to_renew
         left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown, sessions.primaries))

@@ -14,10 +14,12 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
+from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.create.absent_copies import ENDED
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.records.commit import Increment
-from cutline.wal.drain.slots import NoFreeSlotError
+from cutline.wal.drain.slots import NoFreeSlotError, drop_slot
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of
 from tests.commands.watching import Reached, Watching
 
@@ -36,7 +38,7 @@ def runs(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> It
         try:
             yield found
         finally:
-            execute(found, "DROP TABLE copied_again")
+            execute(found, "DROP TABLE IF EXISTS copied_again")
 
 
 def execute(runs: Runs, *statements: str) -> None:
@@ -118,4 +120,25 @@ def test_a_standby_without_a_free_slot_is_left_out(runs: Runs, *, is_late: bool)
         assert not commit.renewed
 
     # Its tables have changed meanwhile.
+    assert increment(runs, Watching()).renewed.keys() == {STANDBY}
+
+
+def test_a_standby_without_a_free_slot_in_place_of_a_lost_one_is_left_out(runs: Runs) -> None:
+    """Its copy has ended, and it is not said that it will be copied now."""
+    execute(runs, "DROP TABLE copied_again")
+    node, watching = runs.fleet.node(STANDBY), Watching()
+    (slot,) = slots_of(node.dsn)
+    assert drop_slot(node, slot)
+    with freeing_slots(node):
+        fill_slots(node)
+        plan = preview_increment(runs.fleet, CreateRequest("daily"), watching)
+        assert [note for note in watching.notes if STANDBY in note] == [
+            f"standby {STANDBY} is left out: all replication slots are in use"
+        ]
+        (absent,) = [out for out in plan.left_out if out.kind == LeftOutKind.ABSENT_COPY]
+        assert absent.why.endswith(ENDED)
+        commit = increment(runs, Watching())
+        assert commit.absent[STANDBY].has_ended
+        assert [out for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY] == [absent]
+
     assert increment(runs, Watching()).renewed.keys() == {STANDBY}

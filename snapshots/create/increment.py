@@ -8,7 +8,7 @@ archive, or before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -97,7 +97,7 @@ from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import is_for_spark, read_waiting
-from cutline.wal.drain.slots import copy_slot_name, drop_slots, slot_name
+from cutline.wal.drain.slots import drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -136,7 +136,7 @@ def take_increment(
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
-    drop_slots((node for node in context.began_with if node.id in sessions.absent), copy_slot_name(operation.id))
+    _drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
     absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)
@@ -223,7 +223,13 @@ def _take_cut(
                     left = _renew(context, error, left, progress)
             note_servers(sessions, progress, before)
             # A copy of tables that failed leaves its slots, also on a standby that is left out now.
-            drop_slots(context.began_with, copy_slot_name(context.operation.id))
+            _drop_table_slots(context, context.began_with)
+
+
+def _drop_table_slots(context: CreateContext, nodes: Iterable[Node]) -> None:
+    """Drop the slots for copying tables on these nodes, if there may be any: a silent node takes many seconds."""
+    for slot in context.operation.table_slots:
+        drop_slots(nodes, slot)
 
 
 def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
@@ -429,7 +435,7 @@ def _undo(context: CreateContext, continuable: Continuable, progress: Progress) 
         if nodes:
             check_exclusive(context.lock, context.store, operation)
         left = bool(drop_slots(nodes, slot_name(continuable.state.chain)))
-    return undo_create(context, [copy_slot_name(operation.id)], progress) and not left
+    return undo_create(context, operation.table_slots, progress) and not left
 
 
 def _amount_of_jobs(plan: DdlPlan, slot: str, sessions: Sessions) -> Amount | None:

@@ -60,6 +60,7 @@ def export_readers_last(
 
     with ExitStack() as stack:
         slots: dict[str, ExportedSlot] = {}
+        context.operation.table_slots.add(slot)
         if first:
             slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress))
         if last:

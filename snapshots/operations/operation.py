@@ -97,6 +97,7 @@ class Operation:
     has committed. `is_idle` is true if the operation stored nothing but its intent and its commit. `details` are
     additional fields of the outcome. `is_resumable` is set once a full snapshot has stored what a repetition needs to
     resume it. `resumption` is the number with which this process has resumed it; 0 if it began the operation.
+    `table_slots` are the names of the slots for copying tables that this process may have created.
     """
 
     intent: Intent
@@ -104,6 +105,7 @@ class Operation:
     is_idle: bool = False
     is_resumable: bool = False
     resumption: int = 0
+    table_slots: set[str] = field(default_factory=set)
     details: OutcomeDetails = field(default_factory=lambda: OutcomeDetails())
 
     @property

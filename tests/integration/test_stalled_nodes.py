@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,16 +23,19 @@ import cutline.nodes.connections
 import cutline.nodes.watch
 import cutline.wal.drain.slots
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import resume_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.restore_point import create_restore_point
+from cutline.snapshots.operations.open_operations import document_names, open_operation_ids
 from cutline.snapshots.records.commit import Commit
-from cutline.storage.errors import SnapshotError, UnreachableError
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -42,6 +45,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.commands.watching import Reached, Watching
 from tests.faults.pg_proxy import Mode, PgProxy, pg_proxy, route_through
 from tests.run.by_spark import archiving_by_spark
 from tests.run.soak import first
@@ -220,6 +224,41 @@ def test_a_stalled_increment_ends_and_the_next_one_succeeds(
     following, _ = network.create("chain", full=False)
     assert not following.absent
     assert {one.id: slots_of(one.dsn) for one in network.direct.nodes} == slots
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fails", [False, True], ids=["committed", "failed"])
+def test_a_silent_standby_is_not_asked_for_slots_that_were_never_made(
+    network: Network, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """An increment that goes on without the standby, and copies no table; an error of another kind leaves nothing."""
+    asked: list[str] = []
+    drop = cutline.wal.drain.slots.drop_slot
+
+    def record(node: Node, name: str) -> bool:
+        asked.append(name)
+        return drop(node, name)
+
+    def fail(reached: Reached) -> None:
+        if fails and reached.point == CrashPoint.SEQUENCES_READ:
+            raise RefusedError("this increment ends here")
+
+    monkeypatch.setattr(cutline.wal.drain.slots, "drop_slot", record)
+    execute(network.direct.node(PRIMARY).dsn, "UPDATE account SET balance = balance WHERE id % 100 = 0")
+    working, ended, proxy = network.working_in_driver(), threading.Event(), network.proxies[STANDBY]
+    proxy.stall_after = b"pg_logical_slot_peek_binary_changes('"
+    with ThreadPoolExecutor(1) as threads:
+        stalling = threads.submit(stalled_seconds, proxy, ended)
+        try:
+            with pytest.raises(RefusedError, match="ends here") if fails else nullcontext():
+                create_increment(network.proxied, CreateRequest("chain"), working.spark, Watching(fail))
+        finally:
+            ended.set()
+    assert stalling.result() > 0
+    assert asked == []
+    store = network.direct.store.open()
+    assert open_operation_ids(store, document_names(store)) == []
+    network.assert_nothing_is_left()
 
 
 @contextmanager

@@ -218,10 +218,13 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
-        note_readers(plan.node_tables, plan.readers, sessions, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         preview_resumable(store, sessions, request, plan.selection, progress)
+        # A snapshot that is resumed leaves out standbys.
+        left_out = tuple(dict.fromkeys((*plan.left_out, *never_copied(sessions))))
+        plan = replace(plan, nodes=sessions.nodes, left_out=left_out, readers=choose_readers(sessions))
+        note_readers(plan.node_tables, plan.readers, sessions, progress)
         return plan
 
 

@@ -100,19 +100,25 @@ def find_resumable(
 def preview_resumable(
     store: ObjectStore, sessions: Sessions, request: CreateRequest, selection: TableSelection, progress: Progress
 ) -> None:
-    """Note what the create would do with interrupted snapshots; raise the errors of find_resumable."""
+    """Note what the create would do with interrupted snapshots; raise the errors of find_resumable.
+
+    Standbys are left out as find_resumable does, which is noted.
+    """
     documents = document_names(store)
     for intent in resumable_creates(store, documents):
         what = f"operation {intent.operation} (create {intent.snapshot}), which was interrupted,"
         if intent.snapshot != request.name:
             progress.note(News(f"{what} will be given up"))
             continue
+        before = frozenset(sessions.absent)
         try:
             copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
         except _BeginsAgainError as error:
             progress.note(f"snapshot {request.name} will begin again, because {error}")
         else:
             progress.note(News(f"{what} will be resumed: {copied.share_text}"))
+            note_left_out(sessions, before, progress)
+            note_unlisted(sessions.fleet, intent, progress)
 
 
 def _resume(store: ObjectStore, intent: Intent, names: Set[str], ran_seconds: float) -> int:

@@ -26,10 +26,12 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.tasks import CommandFailedError, take_full
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import running_pid, stop_server
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.messages import unlisted_text
 from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.listing.name_templates import new_name, resumable_name
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
@@ -49,6 +51,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
     sorted_copies,
 )
+from tests.commands.watching import Watching
 from tests.faults.awaited import await_none
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import fleet_and_target
@@ -572,6 +575,11 @@ def test_the_lost_slot_of_a_standby_does_not_give_up_the_others(place: Place, ho
     if how == "dropped":
         with psycopg.connect(standby, autocommit=True) as connection:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        watching = Watching()
+        plan = preview_full(place.fleet, CreateRequest("nightly"), watching)
+        assert f"standby s1-b1 is left out: slot {slot} does not exist" in watching.notes
+        assert "s1-b1" not in {node.id for node in plan.nodes}
+        assert [out.name for out in plan.left_out if out.kind == LeftOutKind.ABSENT_COPY] == ["s1-b1"]
     else:
         path = place.fleet.path
         path.write_text(path.read_text().replace('id = "s1-b1"\n', 'id = "s1-b1"\nmax_retained_wal = "1 MiB"\n'))
@@ -600,6 +608,9 @@ def test_a_standby_that_has_left_the_file_is_named_with_its_slot(place: Place) -
     left = re.sub(r'(?m)^\[\[node\]\]\nid = "s2-b1"\n(?:[^\[\n].*\n|\n)*', "", path.read_text())
     assert left != path.read_text()
     path.write_text(left)
+    watching = Watching()
+    preview_full(load_fleet(path), CreateRequest("nightly"), watching)
+    assert unlisted_text(["s2-b1"], "the slot", slot) in watching.notes
 
     document = place.run("create", "nightly")
 

@@ -498,7 +498,7 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  no record of an earlier check was used: {one.unused_records}")
     if one.compared.rows_read_once:
         read_back = quantity_text(one.compared.rows_read_once, "base rows")
-        lines.append(f"  read back, but read once for all copies, so not compared: {read_back}")
+        lines.append(f"  read back, but not compared, because all copies share one base copy: {read_back}")
     if one.large_objects:
         read_back = quantity_text(one.large_objects, "large objects")
         lines.append(f"  read back, no second copy to compare with: {read_back}")

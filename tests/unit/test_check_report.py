@@ -130,7 +130,7 @@ def test_rows_that_were_read_once_for_all_copies_are_not_said_to_be_compared() -
     report = SnapshotReport("a", 2, compared, copies=(2,))
     lines = lines_of(CheckReport((report,), 1.0))
     assert lines[1].startswith("  compared 1 object (2 B), 60 base rows and 4 changes in 2 copies, ")
-    assert lines[2] == "  read back, but read once for all copies, so not compared: 1,000 base rows"
+    assert lines[2] == "  read back, but not compared, because all copies share one base copy: 1,000 base rows"
     assert report.to_json()["compared"]["rows_read_once"] == 1000
     # The work of a check, for `history`, has both.
     assert volumes_of(CheckReport((report,), 1.0))["rows"] == 1060

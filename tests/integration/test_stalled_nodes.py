@@ -255,9 +255,9 @@ def test_a_silent_standby_is_not_asked_for_slots_that_were_never_made(
         finally:
             ended.set()
     assert stalling.result() > 0
-    assert asked == []
     store = network.direct.store.open()
     assert open_operation_ids(store, document_names(store)) == []
+    assert asked == []
     network.assert_nothing_is_left()
 
 

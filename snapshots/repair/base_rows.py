@@ -230,18 +230,18 @@ class _Scope:
 
     @classmethod
     def of(cls, chain: Chain, commit: Commit, unit: BaseUnit) -> _Scope:
-        own, mapping = list_bases(commit, unit.node), _mapping_of(chain, commit, unit)
+        own, mapping = list_bases(commit, unit.node), mapping_of(chain, commit, unit.node)
         lost = [one for one in own if one.stored.key in unit.damaged]
-        groups = frozenset[int]().union(*(_at_cut(one.groups, mapping) for one in lost))
+        groups = frozenset[int]().union(*(at_cut(one.groups, mapping) for one in lost))
         definitions = chain.definitions(unit.node)
         rows = sum(sum(one.stored.rows.values()) for one in lost)
         is_whole = rows > LOST_ROWS_MAX or any(definitions[number].is_multiset for number in groups)
         if is_whole:
             groups = _together(own, groups, mapping)
-        here = [one for one in own if one not in lost and _at_cut(one.groups, mapping) & groups]
+        here = [one for one in own if one not in lost and at_cut(one.groups, mapping) & groups]
         if damaged := [one.stored.key for one in here if isinstance(one.stored, LostList)]:
             raise NotRebuildableError(f"object list {damaged[0]} of {unit.node} has to be repaired first")
-        there = [one.stored for one in list_bases(commit, unit.copy) if _at_cut(one.groups, mapping) & groups]
+        there = [one.stored for one in list_bases(commit, unit.copy) if at_cut(one.groups, mapping) & groups]
         if lists := [stored.key for stored in there if isinstance(stored, LostList)]:
             raise NotRebuildableError(f"neither copy can be trusted: object list {lists[0]} of {unit.copy} is damaged")
         places = {_place(chain, commit, unit, number) for number in groups}
@@ -256,7 +256,9 @@ class _Scope:
             converted = {one.number for one in mapping.conversions.values()} & groups
             if converted:
                 names = scope.names(converted)
-                raise NotRebuildableError(f"the definition of {names} has changed, and the copies have other positions")
+                raise NotRebuildableError(
+                    f"the definition of {names} has changed, and the copies were taken at different positions"
+                )
         return scope
 
     @property
@@ -269,7 +271,7 @@ class _Scope:
         rows: Counter[int] = Counter()
         for one in objects:
             for stored, count in one.stored.rows.items():
-                rows.update(dict.fromkeys(_at_cut((stored,), self.mapping) & self.rules.groups, count))
+                rows.update(dict.fromkeys(at_cut((stored,), self.mapping) & self.rules.groups, count))
         return rows
 
     def names(self, numbers: Iterable[int]) -> str:
@@ -291,7 +293,7 @@ class _Scope:
         return BaseSource(source, stored.rows, multisets=self.rules.multisets, mapping=mapping)
 
 
-def _mapping_of(chain: Chain, commit: Commit, unit: BaseUnit) -> SchemaMapping | None:
+def mapping_of(chain: Chain, commit: Commit, node: str) -> SchemaMapping | None:
     """Map the rows of a merged base to the schema at its cut; None for those that a create has copied.
 
     A merge carries objects, so rows of one table may be stored under several definitions, and under others in each
@@ -299,10 +301,10 @@ def _mapping_of(chain: Chain, commit: Commit, unit: BaseUnit) -> SchemaMapping |
     """
     if chain.beginning is None or commit is not chain.full:
         return None
-    return mapping_to_cut(chain.up_to(commit.increment), unit.node)
+    return mapping_to_cut(chain.up_to(commit.increment), node)
 
 
-def _at_cut(groups: Iterable[int], mapping: SchemaMapping | None) -> frozenset[int]:
+def at_cut(groups: Iterable[int], mapping: SchemaMapping | None) -> frozenset[int]:
     """Return the numbers of the groups in the schema of the comparison, without those that are gone."""
     if mapping is None:
         return frozenset(groups)
@@ -311,7 +313,7 @@ def _at_cut(groups: Iterable[int], mapping: SchemaMapping | None) -> frozenset[i
 
 def _together(own: Iterable[LocatedObject], groups: frozenset[int], mapping: SchemaMapping | None) -> frozenset[int]:
     """Return the groups with which these share objects, directly or through others."""
-    waiting = [_at_cut(one.groups, mapping) for one in own]
+    waiting = [at_cut(one.groups, mapping) for one in own]
     while more := [one for one in waiting if one & groups]:
         waiting = [one for one in waiting if not one & groups]
         groups = groups.union(*more)
@@ -343,7 +345,7 @@ def _refuse_spanned(commit: Commit, scope: _Scope, store: ObjectStore) -> None:
         if changed:
             names = scope.names(frozenset[int]().union(*changed.values()))
             raise NotRebuildableError(
-                f"{names} was copied again on {node} while transactions that had changed it were prepared"
+                f"tables copied again on {node} while transactions that had changed them were prepared: {names}"
             )
 
 

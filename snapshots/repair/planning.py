@@ -45,7 +45,7 @@ from cutline.snapshots.records.repair_records import next_repair_number
 from cutline.snapshots.records.repaired_chain import parts_of
 from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
-from cutline.snapshots.repair.base_rows import BaseUnit, list_bases
+from cutline.snapshots.repair.base_rows import BaseUnit, at_cut, list_bases, mapping_of
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, find_overlapping
 from cutline.snapshots.repair.second_store import SecondStore
 from cutline.snapshots.repair.work import Work
@@ -372,6 +372,10 @@ class _Planner:
         node, increment = damages[0].node, together[0].increment
         rows = [one.entry.rows for one in together if not isinstance(one.entry, Segment)]
         groups = {number for counts in rows for number, count in counts.items() if count}
+        commit = self._commit(increment)
+        # In a merge, the other copy may have stored the same tables under other definitions.
+        mapping = mapping_of(self.chain, commit, node)
+        at_cut_groups = at_cut(groups, mapping)
         reasons: list[str] = []
         copies: list[str] = []
         for copy in self._others(node):
@@ -383,13 +387,13 @@ class _Planner:
             if begun and increment <= begun:
                 reasons.append(f"the copy of {' or '.join(involved)} began again with increment {begun}")
                 continue
-            bases = [one for one in list_bases(self._commit(increment), copy) if one.groups & groups]
+            bases = [one for one in list_bases(commit, copy) if at_cut(one.groups, mapping) & at_cut_groups]
             damaged = [one.stored.key for one in bases if one.stored.key in self.damages]
             if damaged:
                 reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue
             absent = self.chain.absent.get(copy)
-            if not bases and absent is not None and absent.has_ended:
+            if at_cut_groups and not bases and absent is not None and absent.has_ended:
                 reasons.append(f"the copy of {copy} has ended, and has none of the rows any more")
                 continue
             copies.append(copy)

@@ -238,7 +238,7 @@ def test_only_tables_that_no_transaction_spans_are_rebuilt(place: Place, monkeyp
         remove(place.folder / "store" / key)
         code, document = place.repair()
         assert (code, document["error"]) == (3, "nothing-repairable")
-        why = f"shop.{table} was copied again on s1 while transactions that had changed it were prepared"
+        why = f"tables copied again on s1 while transactions that had changed them were prepared: shop.{table}"
         assert document["message"] == f"object {key} can't be repaired: {why}; nothing was changed"
         assert "--from URL" in document["hint"]
         (place.folder / "store" / key).write_bytes(body)

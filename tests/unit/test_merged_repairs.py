@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+from msgspec import structs
 
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
 from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
+from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import BASE, AbsentCopy
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from cutline.snapshots.removal.pruning import increments_of
-from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, plan_repair
+from cutline.snapshots.repair.base_rows import rebuild_base
+from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, _Planner, plan_repair
 from cutline.snapshots.repair.running import RepairReport, run_repair
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_garbage import preview_gc
-from tests.unit.made_repairs import NAME, Change, MadeShard, NoSpark, Transaction, damage, item, log, restored, upserts
+from tests.unit.made_repairs import (
+    ITEM,
+    LOG,
+    NAME,
+    Change,
+    MadeShard,
+    NoSpark,
+    Transaction,
+    damage,
+    item,
+    log,
+    restored,
+    upserts,
+)
 from tests.unit.test_copying import KilledError, copy, place
 from tests.unit.test_repair import copy_of
 
@@ -224,3 +241,64 @@ def test_a_copy_that_dies_has_the_objects_of_its_repairs() -> None:
     assert full.applied.repairs
     assert all(there.exists(entry.key) for entry in full.full.named)
     assert copy(shard.fleet, second).problems == []
+
+
+def with_older_definition(shard: MadeShard, node: str) -> Chain:
+    """The merged chain with another definition of `item`, under which only the other node's rows are stored."""
+    chain = merged(shard)
+    assert chain.beginning is not None
+    newer = structs.replace(ITEM, number=3)
+    copied = (
+        structs.replace(entry, rows={newer.number: entry.rows[ITEM.number]})
+        if entry.kind == BASE and entry.node != node
+        else entry
+        for entry in chain.full.copied
+    )
+    full = structs.replace(chain.full, groups={"a": (newer, LOG)}, copied=tuple(copied))
+    beginning = replace(chain.beginning, ended={"a": (ITEM,)}, successions={"a": {newer.number: ITEM.number}})
+    return replace(chain, full=full, beginning=beginning)
+
+
+def planned(shard: MadeShard, chain: Chain, *keys: str) -> _Planner:
+    nodes = {entry.key: entry.node for entry in chain.full.copied}
+    damages = {key: Damage(key, nodes[key], "missing", "is missing") for key in keys}
+    planner = _Planner(chain, shard.store, damages, None)
+    planner.plan()
+    return planner
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_rows_are_found_in_the_other_copy_under_whichever_definition(node: str) -> None:
+    shard = MadeShard(ROWS[:20], HISTORY[:1], {"a": 150, "b": 50}, BORDERS, {"a": 2, "b": 1})
+    shard.take()
+    merge(shard, 1)
+    chain = with_older_definition(shard, node)
+    keys = {one: [entry.key for entry in chain.base_entries(one)] for one in ("a", "b")}
+    for one, other in (("a", "b"), ("b", "a")):
+        key = keys[one][0]
+        both = planned(shard, chain, key, *keys[other])
+        assert both.steps == []
+        (why,) = (entry.why for entry in both.unrepairable if entry.key == key)
+        assert f"object {keys[other][0]} of {other} is damaged, too" in why
+    assert [step.copy for step in planned(shard, chain, keys["a"][0]).steps] == ["b"]
+    ended = AbsentCopy(1, "its slot is lost", chain.segments("b")[-1], has_ended=True)
+    chain = replace(chain, full=structs.replace(chain.full, absent={"b": ended}))
+    assert [step.copy for step in planned(shard, chain, keys["a"][0]).steps] == ["b"]
+
+
+def test_rows_of_a_table_that_is_gone_are_rebuilt_as_nothing() -> None:
+    """The copy from which that is done has none of them either."""
+    shard = MadeShard(ROWS[:20], HISTORY[:1], {"a": 150, "b": 50}, BORDERS, {"a": 2, "b": 1})
+    shard.take()
+    merge(shard, 1)
+    chain = merged(shard)
+    assert chain.beginning is not None
+    ended = AbsentCopy(1, "its slot is lost", chain.segments("b")[-1], has_ended=True)
+    copied = tuple(entry for entry in chain.full.copied if entry.node == "a")
+    full = structs.replace(chain.full, groups={"a": (LOG,)}, absent={"b": ended}, copied=copied)
+    chain = replace(chain, full=full, beginning=replace(chain.beginning, ended={"a": (ITEM,)}))
+    key = chain.base_entries("a")[0].key
+    (step,) = planned(shard, chain, key).steps
+    replacement = rebuild_base(chain, step.unit, "20261120T000000Z-0000000001", shard.work())
+    assert [old.key for old in replacement.replaced] == [key]
+    assert replacement.objects == ()

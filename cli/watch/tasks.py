@@ -137,8 +137,11 @@ def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
 
 def is_refused(error: BaseException) -> bool:
     """Whether a full snapshot failed because an interrupted one does not fit fleet.toml any more."""
-    is_usage = isinstance(error, CommandFailedError) and error.exit_code == UsageError.exit_code
-    return is_usage and "operation" in error.details
+    return (
+        isinstance(error, CommandFailedError)
+        and error.exit_code == UsageError.exit_code
+        and "operation" in error.details
+    )
 
 
 def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:

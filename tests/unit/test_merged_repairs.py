@@ -271,7 +271,7 @@ def planned(shard: MadeShard, chain: Chain, *keys: str) -> _Planner:
 def test_rows_are_found_in_the_other_copy_under_whichever_definition(node: str) -> None:
     shard = MadeShard(ROWS[:20], HISTORY[:1], {"a": 150, "b": 50}, BORDERS, {"a": 2, "b": 1})
     shard.take()
-    merge(shard, 1)
+    merge(shard, 3)
     chain = with_older_definition(shard, node)
     keys = {one: [entry.key for entry in chain.base_entries(one)] for one in ("a", "b")}
     for one, other in (("a", "b"), ("b", "a")):
@@ -283,6 +283,7 @@ def test_rows_are_found_in_the_other_copy_under_whichever_definition(node: str) 
     assert [step.copy for step in planned(shard, chain, keys["a"][0]).steps] == ["b"]
     ended = AbsentCopy(1, "its slot is lost", chain.segments("b")[-1], has_ended=True)
     chain = replace(chain, full=structs.replace(chain.full, absent={"b": ended}))
+    assert chain.absent
     assert [step.copy for step in planned(shard, chain, keys["a"][0]).steps] == ["b"]
 
 
@@ -290,13 +291,14 @@ def test_rows_of_a_table_that_is_gone_are_rebuilt_as_nothing() -> None:
     """The copy from which that is done has none of them either."""
     shard = MadeShard(ROWS[:20], HISTORY[:1], {"a": 150, "b": 50}, BORDERS, {"a": 2, "b": 1})
     shard.take()
-    merge(shard, 1)
+    merge(shard, 3)
     chain = merged(shard)
     assert chain.beginning is not None
     ended = AbsentCopy(1, "its slot is lost", chain.segments("b")[-1], has_ended=True)
     copied = tuple(entry for entry in chain.full.copied if entry.node == "a")
     full = structs.replace(chain.full, groups={"a": (LOG,)}, absent={"b": ended}, copied=copied)
     chain = replace(chain, full=full, beginning=replace(chain.beginning, ended={"a": (ITEM,)}))
+    assert chain.absent
     key = chain.base_entries("a")[0].key
     (step,) = planned(shard, chain, key).steps
     replacement = rebuild_base(chain, step.unit, "20261120T000000Z-0000000001", shard.work())

@@ -93,13 +93,13 @@ class S3Store:
 
     def inventory(self, prefix: str) -> Inventory:
         skip = len(self._prefix(""))
-        objects = [entry for page in self._pages(check_prefix(prefix)) for entry in page.get("Contents", [])]
         # Consoles create placeholders for empty folders: their names end with a slash, so they are not keys.
         return sorted(
             Listed(
                 stored_object["Key"][skip:], int(stored_object["Size"]), stored_object["LastModified"].astimezone(UTC)
             )
-            for stored_object in objects
+            for page in self._pages(check_prefix(prefix))
+            for stored_object in page.get("Contents", [])
             if is_key(stored_object["Key"][skip:])
         )
 

@@ -15,6 +15,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import connect, connect_replication
 from cutline.nodes.encodings import RAW
+from cutline.wal.drain import drain, peek
 from cutline.wal.drain.message_stream import stream_messages
 from cutline.wal.drain.prepare_record import XIDS, find_undecodable, is_rolled_back
 from tests.integration.refusing import execute
@@ -150,6 +151,28 @@ def test_a_table_whose_identity_was_changed_in_a_savepoint_does_not_end_the_chai
     assert follower.state() == place.lines(groups)
     events = [chr(event["op"]) for event in follower.events() if event["global_id"] == "forgotten"]
     assert sorted(events) == ["P", "R"]
+
+
+@pytest.mark.parametrize("rows", [1, 300], ids=["in single rows", "in large transactions"])
+def test_what_was_archived_before_a_transaction_that_is_skipped_is_archived_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Segments of the same chunk have been stored when the transaction is met, and the slot has not followed yet."""
+    monkeypatch.setattr(drain, "SEGMENT_BYTES_MAX", 20_000)
+    monkeypatch.setattr(peek, "BATCH_BYTES", 4_000)
+    create_one_table(place, "ALTER TABLE t REPLICA IDENTITY FULL")
+    groups = groups_of(place)
+    follower = place.follow(groups)
+    for first in range(0, 900, rows):
+        place.connection.execute(
+            f"INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series({first}, {first + rows - 1}) AS n".encode()
+        )
+    run_and_roll_back(place, "forgotten", "ALTER TABLE t REPLICA IDENTITY DEFAULT", "UPDATE t SET v = 'never'")
+    place.connection.execute("INSERT INTO t VALUES (1000, 'last')")
+    finish = place.write_finish()
+    assert read_error(follower, finish) == ""
+    assert len(follower.drain_fully(finish).segments) > 3
+    assert follower.state() == place.lines(groups)
 
 
 def test_copies_are_equal_if_only_one_node_can_decode_a_transaction(

@@ -196,6 +196,8 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
     """
     known, tables = [task.last_marker] if task.last_marker else [], list[pa.Table]()
     for segment in archive.segments:
+        if segment.segment.through <= begin:
+            continue
         tables.append(read_events(archive.store, segment.segment))
         known += markers_of_events(tables[-1])
     expected = [one for one in known if begin < one.position <= archive.through]
@@ -215,7 +217,7 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
             if missing:
                 missing.difference_update(ends_of_messages(messages))
     except UnreachableError as error:
-        if ends and find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
+        if find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
             raise diverged_error(
                 task.node.id, "its WAL can't be decoded for a comparison with the archive", {}
             ) from error
@@ -239,6 +241,8 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
                 ):
                     raise unprintable from error
                 raise
+            # What this chunk has already stored must not be read, and stored, again.
+            _advance(connection, task, archive)
             if rolled_back.before > archive.through:
                 # The segment with the rolled-back transaction follows, so nothing before it may be left out.
                 _fill(connection, replace(task, finish=rolled_back.before, may_be_idle=False), archive)

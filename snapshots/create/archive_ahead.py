@@ -35,9 +35,13 @@ from cutline.spark.spark_jobs import run_own_tasks
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
 from cutline.wal.drain.lags import drain_rounds, read_waiting
 from cutline.wal.drain.slots import slot_name
+from cutline.wal.segments.archive import ArchivedSegment
 
 # Less WAL is not worth an object per node.
 AHEAD_BYTES_MIN = 1 << 20
+# The segments that this process has archived since the last increment, by key. A watch archives every minute: reading
+# all of them again each time would take longer and longer. An increment reads them from the store.
+_read_before: dict[str, ArchivedSegment] = {}  # process-wide state
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     if continuable.to_renew:
         return False
     state = continuable.state
-    archived = read_archived(store, chain.name, state, sessions.nodes)
+    archived = read_archived(store, chain.name, state, sessions.nodes, _read_before)
     tables = plan_ddl(state.seen, state.known, archived.definitions, {})
     if tables.unpublished or any(shard.changed for shard in tables.shards.values()):
         return False
@@ -120,7 +124,9 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     except psycopg.OperationalError as error:
         raise UnreachableError(str(error).strip(), hint="check that the node is up, and read its log") from error
     finishes = {shard: marker.position for shard, marker in written.items()}
-    tasks = [replace(task, finish=finishes[task.node.shard]) for task in plan.tasks.values()]
+    read_before = tuple(_read_before.values())
+    tasks = [replace(task, finish=finishes[task.node.shard], read_before=read_before) for task in plan.tasks.values()]
+    _read_before.clear()
     progress.step("archive WAL", total=len(tasks), unit="nodes")
 
     def problem_of(standby: Node) -> SnapshotError | None:
@@ -140,6 +146,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
                 if isinstance(problem, SchemaMovedError):
                     return False
                 _spare(sessions, problem)
+            _read_before.update({segment.segment.key: segment for segment in report.segments})
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeVar
 
 from msgspec import structs
@@ -42,7 +43,7 @@ from cutline.snapshots.records.documents import ddl_prefix
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name
-from cutline.wal.segments.archive import Definition, archive_prefix, last_number, segment_key
+from cutline.wal.segments.archive import ArchivedSegment, Definition, archive_prefix, last_number, segment_key
 from cutline.wal.segments.segments import list_unlisted
 
 
@@ -117,8 +118,17 @@ def prepare_tables(
     return _copy_tables(context, PreparedTables(plan, archived.last_segments), spark, progress)
 
 
-def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: Iterable[Node]) -> Archived:
-    """Read the segments that no commit lists: return their definitions, and each node's last segment number."""
+def read_archived(
+    store: ObjectStore,
+    snapshot: str,
+    state: ChainState,
+    nodes: Iterable[Node],
+    read_before: Mapping[str, ArchivedSegment] = MappingProxyType({}),
+) -> Archived:
+    """Read the segments that no commit lists: return their definitions, and each node's last segment number.
+
+    Those in `read_before`, by key, are not read again.
+    """
     nodes = list(nodes)
 
     def read(node: Node) -> NodeArchived:
@@ -126,7 +136,7 @@ def read_archived(store: ObjectStore, snapshot: str, state: ChainState, nodes: I
         last = last_number(state.segments.get(node.id, ()))
         if not store.exists(segment_key(prefix, last + 1)):
             return NodeArchived((), last)
-        unlisted = list(list_unlisted(store, node.id, prefix, last))
+        unlisted = list(list_unlisted(store, node.id, prefix, last, read_before))
         definitions = tuple(definition for segment in unlisted for definition in segment.definitions)
         return NodeArchived(definitions, last + len(unlisted))
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import cutline.snapshots.create.archive_ahead as module
+import cutline.wal.segments.segments as segments_module
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
@@ -23,9 +24,10 @@ from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.records.lost_chains import ChainLostError
 from cutline.snapshots.records.proven_chains import read_chain, read_full
 from cutline.snapshots.removal.chain_end import supersede
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import read_waiting
 from cutline.wal.drain.slots import slot_name
-from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
+from cutline.wal.segments.archive import ArchivedSegment, archive_prefix, last_number, segment_key
 from tests.commands.snapshot_runs import Runs, runs_on, slots_of, sorted_copies
 from tests.integration.refusing import execute
 from tests.stores.damage import flip_byte
@@ -103,6 +105,33 @@ def test_what_was_archived_ahead_is_in_the_next_increment_once(runs: Runs) -> No
     assert restored_copies(runs) == expected
 
 
+def test_a_process_that_archives_again_reads_only_the_last_segment_of_each_node(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, read = runs.fleet, list[str]()
+    read_metadata = segments_module.read_metadata
+
+    def noting(store: ObjectStore, node: str, key: str, number: int) -> ArchivedSegment:
+        found = read_metadata(store, node, key, number)
+        read.append(key)
+        return found
+
+    monkeypatch.setattr(segments_module, "read_metadata", noting)
+    changes = 0
+    for _ in range(4):
+        changes += update(fleet, 4)
+        read.clear()
+        assert archive_ahead(fleet, NAME, Silent()).bytes > 0
+    nodes = len(fleet.nodes)
+    assert len(read) == nodes, read
+    # An increment, and a process that has not archived before, read all of them.
+    read.clear()
+    commit = runs.increment(NAME)
+    assert commit.counts["changes"] == changes
+    assert {len(segments) for segments in commit.segments.values()} == {5}
+    assert len(set(read)) == 4 * nodes
+
+
 def restored_copies(runs: Runs) -> dict[str, dict[str, bytes]]:
     """The tables of the chain's last increment, restored beside the fleet's databases."""
     restored = replace(runs.fleet, nodes=tuple(with_database(node, "ahead_restored") for node in runs.fleet.primaries))
@@ -117,7 +146,7 @@ def restored_copies(runs: Runs) -> dict[str, dict[str, bytes]]:
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("is_standby", [False, True])
 def test_a_node_with_a_damaged_segment_that_no_commit_lists_is_copied_again(
-    runs: Runs, *, is_standby: bool, is_last: bool
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, *, is_standby: bool, is_last: bool
 ) -> None:
     fleet = runs.fleet
     node = next(node for node in fleet.nodes if (node.backup_of is not None) is is_standby)
@@ -130,7 +159,8 @@ def test_a_node_with_a_damaged_segment_that_no_commit_lists_is_copied_again(
     key = segment_key(archive_prefix(NAME, node.id, chain.archive(node.id)), number)
     flip_byte(Path(fleet.store.url.removeprefix("file://")) / key)
     update(fleet, 7)
-    # The next increment begins at once.
+    # Another process, which reads all segments, finds it. Then the next increment begins at once.
+    monkeypatch.setattr(module, "_read_before", {})
     assert archive_ahead(fleet, NAME, Silent()) == ArchivedAhead(needs_increment=True)
     commit = runs.increment(NAME)
     assert commit.increment == before.increment + 1

@@ -123,7 +123,8 @@ class _Archive:
         # Read segments by key: a listing may lag behind, and then a slot ahead of the listed archive would look like
         # lost WAL.
         number, through, before = self.number, self.through, len(self.segments)
-        for segment in list_unlisted(self.store, self.task.node.id, self.prefix, number):
+        read_before = {segment.segment.key: segment for segment in self.task.read_before}
+        for segment in list_unlisted(self.store, self.task.node.id, self.prefix, number, read_before):
             if segment.segment.number > self.task.planned and segment.definitions != self.task.unlisted_definitions:
                 raise archive_busy_error(self.task)
             self.segments.append(segment)

@@ -28,7 +28,8 @@ class DrainTask:
     commit lists yet. `planned` is the number of the last segment that existed when the task was planned: later segments
     must have been written under the same definitions. The slot is advanced only while the store belongs to the fleet
     with `fleet_id`, if that is known. If `may_be_idle`, nothing is stored for a node whose WAL since `last` contains
-    only markers. `last_marker` is the finish marker of the chain's last cut, if it has one.
+    only markers. `last_marker` is the finish marker of the chain's last cut, if it has one. `read_before` are segments
+    after `last` that this process has read or written, which need not be read again.
     """
 
     node: Node
@@ -48,6 +49,7 @@ class DrainTask:
     fleet_id: str | None = None
     may_be_idle: bool = False
     last_marker: KnownMarker | None = None
+    read_before: tuple[ArchivedSegment, ...] = ()
 
     @property
     def wal_bytes(self) -> int:

@@ -23,9 +23,10 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -387,15 +388,23 @@ def _other_format(form: StoredForm, key: str, stored: bytes) -> str:
     return name if isinstance(name, str) and name != FORMAT and name.startswith("cutline/segment/") else ""
 
 
-def list_unlisted(store: ObjectStore, node: str, prefix: str, after_number: int) -> Iterator[ArchivedSegment]:
+def list_unlisted(
+    store: ObjectStore,
+    node: str,
+    prefix: str,
+    after_number: int,
+    read_before: Mapping[str, ArchivedSegment] = MappingProxyType({}),
+) -> Iterator[ArchivedSegment]:
     """Yield the segments of the node's archive after `after_number`, which is the last segment that a commit lists.
 
-    Segments are read by key, because a listing may lag behind. Raises the errors of read_metadata.
+    Segments are read by key, because a listing may lag behind; those in `read_before`, by key, are not read again.
+    Raises the errors of read_metadata.
     """
     number = after_number + 1
     while True:
+        key = segment_key(prefix, number)
         try:
-            segment = read_metadata(store, node, segment_key(prefix, number), number)
+            segment = read_before.get(key) or read_metadata(store, node, key, number)
         except ObjectMissingError:
             return
         yield segment

@@ -19,6 +19,7 @@ from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.nodes.programs import run_tool
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.build import finish_database
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.in_process import run_here
@@ -207,6 +208,43 @@ def test_the_file_has_what_an_earlier_process_was_refused(
     execute(target, "CREATE OR REPLACE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
     run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={done['refused_file']}", target)
     assert indexes(target) == indexes(own.fleet.primaries[0].dsn)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "statement"),
+    [(OF_ROWS, "INDEX public.t_home", 'CREATE INDEX "t_home"'), (OF_STATEMENTS, "TABLE public.g", "CREATE TABLE")],
+    ids=["of rows", "of statements"],
+)
+def test_what_was_refused_is_remembered_by_a_process_that_finds_the_database_finished(
+    own: Runs,
+    there: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+    named: str,
+    statement: str,
+) -> None:
+    """The earlier process dropped the ledger, and was gone before it recorded that the database is finished."""
+    monkeypatch.chdir(tmp_path)
+    execute(own.fleet.primaries[0].dsn, *given)
+    own.full("snp")
+
+    def finish_and_fail(*arguments: Any, **options: Any) -> None:
+        done = finish_database(*arguments, **options)
+        assert done.is_finished
+        raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
+
+    request = RestoreRequest("snp", allow_refused_ddl=True)
+    with monkeypatch.context() as context:
+        context.setattr("cutline.restore.run.loading.finish_database", finish_and_fail)
+        with pytest.raises(NodeUnreachableError):
+            restore_fleet(plan_restore(own.fleet, load_fleet(there), request), own.spark, Watching(lambda _: None))
+    code, done = resume(own, there)
+    assert code == 10, done
+    (refused,) = (one for one in done["refused"] if one["object"] == named)
+    assert refused["reason"] == "the server refused it in an earlier process of this restore"
+    assert statement in Path(done["refused_file"]).read_text()
+    assert databases(own) == [TARGET]
 
 
 def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there: Path) -> None:

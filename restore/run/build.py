@@ -116,7 +116,7 @@ def create_tables(
     Omits groups whose tables are refused. Raises DdlContradictedError if the DDL does not belong to the chain's
     `shard`.
     """
-    run = DdlRun(database, ddl, watch)
+    run = DdlRun(database, ddl, watch, is_strict=ddl.is_adapted)
     run.before_rows()
     with raising_unreachable(database), connect(database) as connection:
         chosen = _without_refused(groups, run)
@@ -130,7 +130,7 @@ def find_load_target(
     database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
     """Return the load target for a database whose tables and ledger were created by an earlier process."""
-    run = DdlRun(database, ddl, watch)
+    run = DdlRun(database, ddl, watch, is_strict=ddl.is_adapted)
     with raising_unreachable(database), connect(database) as connection:
         if has_ledger(connection, ledger):
             run.note_refused(connection, ledger)

@@ -95,13 +95,14 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 class FinishedDatabase:
     """The results of finishing a database after its rows are loaded.
 
-    `problems` are lines about views that are not populated and tables that are not analyzed; `refusals` are the
-    server's. `helped` lists each entry that could be created only with a temporary search_path for its functions,
-    paired with those functions. If `is_finished`, the database needs only its real name. If `is_earlier`, an earlier
-    process finished it: its record names the statements that were refused.
+    `problems` are lines about tables that are not analyzed; `warnings` are about views that are not populated and
+    sequences that are not set. `refusals` are the server's. `helped` lists each entry that could be created only with a
+    temporary search_path for its functions, paired with those functions. If `is_finished`, the database needs only its
+    real name. If `is_earlier`, an earlier process finished it: its record names the statements that were refused.
     """
 
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
     is_finished: bool = True
@@ -193,7 +194,7 @@ def finish_database(
     unset = [
         f"node {target.node.id}: sequence {name} was not set to its stored value: {why}" for name, why in left.items()
     ]
-    done.problems = [*unset, *refreshed.problems]
+    done.warnings = [*unset, *refreshed.problems]
     if analyzes:
         # Analyze before event triggers exist: a login trigger would run in the session.
         with (
@@ -205,7 +206,7 @@ def finish_database(
             def run_one(statement: bytes) -> object:
                 return run_with_paths(connection, statement, ddl.search_path)
 
-            done.problems += analyze(target.node, connection, run_one)
+            done.problems = analyze(target.node, connection, run_one)
     if run.all_refused and not allows_refused:
         done.is_finished = False
     else:

@@ -646,7 +646,8 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Notes each materialized view that could not be populated and each table that could not be analyzed, with the reason.
+    Reports each materialized view that could not be populated and each sequence that could not be set, and notes each
+    table that could not be analyzed, with the reason.
     If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
     watch, scope = run.watch, run.plan.request.scope
@@ -691,6 +692,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     with tallying(run.progress, tallies):
         finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
     for done in finished.values():
+        run.report.warnings += done.warnings
         for problem in done.problems:
             run.progress.note(problem)
     run.report.nodes = [

@@ -34,7 +34,8 @@ from tests.servers.installed import require_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SOURCE, TARGET, RESTORER = "refusing", "refusing_again", "refusing_restorer"
+SOURCE, TARGET = "refusing", "refusing_again"
+RESTORER, VIEWER = "refusing_restorer", "refusing_viewer"
 # Functions that hold on the source and on no other database: of a value, or in any case.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -294,6 +295,37 @@ def test_a_grant_without_effect_is_named_where_it_is_done_without(
         for name in databases(own):
             execute(make_conninfo(source, dbname="postgres"), f"DROP DATABASE {name} WITH (FORCE)")
         execute(source, f"DROP ROLE {RESTORER}")
+
+
+def test_a_view_that_policies_keep_empty_is_reported_with_a_statement_that_fills_it(own: Runs, there: Path) -> None:
+    """Its owner sees only some rows; a session of the restore would rather fail than see fewer."""
+    source, server = own.fleet.primaries[0].dsn, make_conninfo(own.fleet.primaries[0].dsn, dbname="postgres")
+    execute(
+        source,
+        f"CREATE ROLE {VIEWER}",
+        f"GRANT CREATE ON SCHEMA public TO {VIEWER}",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON t USING (id <= 7)",
+        f"GRANT SELECT ON t TO {VIEWER}",
+        f"SET ROLE {VIEWER}; CREATE MATERIALIZED VIEW seen AS SELECT id FROM t; RESET ROLE",
+    )
+    try:
+        own.full("snp")
+        code, done = restore(own, there)
+        assert code == 0, done
+        (warning,) = done["warnings"]
+        what, _, statement = warning.rpartition(": ")
+        assert what.startswith('node s1: materialized view "public"."seen" is not populated: '), warning
+        assert "row-level security" in what
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        execute(target, statement)
+        for dsn in (source, target):
+            with psycopg.connect(dsn) as connection:
+                assert connection.execute("SELECT array_agg(id ORDER BY id) FROM seen").fetchone() == ([*range(1, 8)],)
+    finally:
+        for name in databases(own):
+            execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+        execute(source, f"DROP OWNED BY {VIEWER}; DROP ROLE {VIEWER}")
 
 
 def lose_at_rows(reached: Reached) -> None:

@@ -104,7 +104,9 @@ def drill(
             noting, announced = Noting(shown), dict[str, Any]()
             report = run_drill(source, request, spark, noting, partial(announce_plan, context, announced), own)
         problems = write_report(junit, junit_of_drill(report))
-        lines = [*drill_lines(report), *(f"warning: {problem}" for problem in problems)]
+        lines = drill_lines(report, announced.get("warnings", ()))
+        lines += [f"warning: {problem}" for problem in problems]
         code = EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE)
-        emit(context, drill_document(report) | announced | {"warnings": [*noting.notes, *problems]}, lines, code=code)
+        warnings = [*report.restored.warnings, *noting.notes, *problems]
+        emit(context, drill_document(report) | announced | {"warnings": warnings}, lines, code=code)
         raise typer.Exit(code)

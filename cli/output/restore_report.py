@@ -446,6 +446,7 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
         "left_out": restored.left_out,
         "refused": [statement.document() for statement in restored.refused],
+        "warnings": restored.warnings,
         "assertions": [_assertion_document(assertion) for assertion in report.assertions],
         **borrowed_document(restored),
     }
@@ -464,8 +465,8 @@ def _assertion_document(one: AssertionResult) -> dict[str, Any]:
     }
 
 
-def drill_lines(report: DrillReport) -> list[str]:
-    """Return the human-readable output; the plan has already named the items that are left out."""
+def drill_lines(report: DrillReport, shown: Collection[str] = ()) -> list[str]:
+    """Return the human-readable output; the plan has already named the items left out, and the warnings `shown`."""
     restored = report.restored
     size, rows, seconds = (
         size_text(restored.bytes),
@@ -475,6 +476,7 @@ def drill_lines(report: DrillReport) -> list[str]:
     lines = [f"{state_label(restored)} ({size} stored): {rows} restored in {seconds}"]
     lines += [f"{node.node}: {quantity_text(node.rows, 'rows')}" for node in restored.nodes]
     lines += borrowed_lines(restored)
+    lines += [f"warning: {text}" for text in restored.warnings if text not in shown]
     lines += refused_lines("refused", restored.refused)
     lines += [_assertion_line(assertion) for assertion in report.assertions] or [f"skipped: {NO_ASSERTIONS}"]
     return [*lines, f"{report.result}, {seconds_text(report.seconds)}"]

@@ -63,6 +63,9 @@ WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
 OPTIONS = " OPTIONS ("
 # pg_dump's kind for the rows of extension tables, which may also contain passwords, for example in jobs.
 ROWS, VALUES = "TABLE DATA", " VALUES\n"
+# A restore's sessions fail where policies would hide rows; others see what the policies leave.
+SEEN_BY_OWNER = "to fill it with the rows that its owner may see, run in the database"
+CAUSE_REMOVED = "once the cause is removed, run in the database"
 
 
 class SchemaLoadError(RefusedError):
@@ -183,8 +186,9 @@ def ending(watch: Watch, connection: psycopg.Connection[Any]) -> AbstractContext
 class Refreshed:
     """The result of refreshing materialized views.
 
-    `problems` has one line, with the reason, for each view that could not be refreshed. `helped` contains each view
-    that could be refreshed only after its functions were given a temporary search_path, paired with those functions.
+    `problems` has one line for each view that could not be refreshed, with the reason and the statement to run later.
+    `helped` contains each view that could be refreshed only after its functions were given a temporary search_path,
+    paired with those functions.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -233,7 +237,12 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
                 what = f"materialized view {show_name(view)}"
                 if remedy_of(error):
                     raise disrupted_error(node.id, error, what) from error
-                refreshed.problems.append(f"node {node.id}: {what} is not populated: {shorten_message(error)}")
+                is_of_policies = isinstance(error, psycopg.errors.InsufficientPrivilege)
+                then = SEEN_BY_OWNER if is_of_policies else CAUSE_REMOVED
+                refreshed.problems.append(
+                    f"node {node.id}: {what} is not populated: {shorten_message(error)}; {then}: REFRESH MATERIALIZED"
+                    f" VIEW {show_name(view)};"
+                )
     return refreshed
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 
@@ -169,6 +169,8 @@ NOT_GRANTED = ("01007", "01006")
 EARLY_SECONDS, EARLY_SHARE = 1.0, 0.05
 END_AGAIN_SECONDS = 0.5
 EARLIER = "the server refused it in an earlier process of this restore"
+# Records the refused entries of a database, in a session in that database.
+RecordRefused: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
 
 
 @dataclass(slots=True)
@@ -200,6 +202,11 @@ class DdlRun:
     refusals: dict[int, Refusal] = field(default_factory=dict)
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
     _early: EarlyBuild | None = None
+
+    @property
+    def all_refused(self) -> list[Refusal]:
+        """The entries whose statements are missing from the store, and the refusals."""
+        return [*self.ddl.lost, *self.refusals.values()]
 
     def before_rows(self) -> None:
         """Create the objects that the rows need.
@@ -331,11 +338,14 @@ class DdlRun:
         marks = (mark(ledger, refused_mark(PRE_DATA, refusal.entry)) for refusal in self.refusals.values())
         run_statements(connection, "".join(marks).encode())
 
-    def last(self, ledger: str, first: str = "", *, allows_refused: bool = False) -> bool:
+    def last(
+        self, ledger: str, first: str = "", *, allows_refused: bool = False, record: RecordRefused | None = None
+    ) -> bool:
         """In one transaction, run `first`, drop the ledger, create event triggers and alter the database.
 
-        Rolls everything back if any entry is refused, unless `allows_refused` is set. Returns whether the transaction
-        was committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
+        Rolls everything back if any entry is refused, unless `allows_refused` is set. `record` is called before the
+        commit: the marks of refused entries disappear with the ledger. Returns whether the transaction was committed.
+        Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:
@@ -356,6 +366,8 @@ class DdlRun:
             self._run_of_database(connection)
             if is_undone := bool(self.refusals) and not allows_refused:
                 raise psycopg.Rollback(transaction)
+            if record is not None:
+                record(connection, self.all_refused)
         return not is_undone
 
     def all_sections(self) -> None:

@@ -30,7 +30,7 @@ from cutline.restore.ddl.ddl import (
     show_name,
 )
 from cutline.restore.ddl.entries import move_statements
-from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.running import DdlRun, RecordRefused
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
@@ -95,15 +95,18 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 class FinishedDatabase:
     """The results of finishing a database after its rows are loaded.
 
-    `problems` are lines about views that are not populated and tables that are not analyzed; `refusals` are the
-    server's. `helped` lists each entry that could be created only with a temporary search_path for its functions,
-    paired with those functions. If `is_finished`, the database needs only its real name.
+    `problems` are lines about tables that are not analyzed; `warnings` are about views that are not populated and
+    sequences that are not set. `refusals` are the server's. `helped` lists each entry that could be created only with a
+    temporary search_path for its functions, paired with those functions. If `is_finished`, the database needs only its
+    real name. If `is_earlier`, an earlier process finished it: its record names the statements that were refused.
     """
 
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
     is_finished: bool = True
+    is_earlier: bool = False
 
 
 def create_tables(
@@ -114,7 +117,7 @@ def create_tables(
     Omits groups whose tables are refused. Raises DdlContradictedError if the DDL does not belong to the chain's
     `shard`.
     """
-    run = DdlRun(database, ddl, watch)
+    run = DdlRun(database, ddl, watch, is_strict=ddl.is_adapted)
     run.before_rows()
     with raising_unreachable(database), connect(database) as connection:
         chosen = _without_refused(groups, run)
@@ -128,7 +131,7 @@ def find_load_target(
     database: Node, ddl: Ddl, groups: Iterable[Group], ledger: str, watch: Watch
 ) -> tuple[LoadTarget, DdlRun]:
     """Return the load target for a database whose tables and ledger were created by an earlier process."""
-    run = DdlRun(database, ddl, watch)
+    run = DdlRun(database, ddl, watch, is_strict=ddl.is_adapted)
     with raising_unreachable(database), connect(database) as connection:
         if has_ledger(connection, ledger):
             run.note_refused(connection, ledger)
@@ -165,16 +168,18 @@ def finish_database(
     *,
     analyzes: bool,
     allows_refused: bool,
+    record: RecordRefused,
 ) -> FinishedDatabase:
     """Restore the objects that follow the rows: indexes, keys, triggers, sequences, materialized views, event triggers.
 
     Skips what an earlier process completed. The last transaction renames tables and drops the ledger. With `analyzes`,
     collects planner statistics. If a statement is refused, the others are still run; the database then counts as
-    finished only with `allows_refused`.
+    finished only with `allows_refused`. `record` is called in the last transaction.
     """
     done, ddl, watch = FinishedDatabase(), run.ddl, run.watch
     with raising_unreachable(target.node), connect(target.node) as connection:
         if not has_ledger(connection, target.ledger):
+            done.is_earlier = True
             return done
         # Set sequences before the grants: an owner may have revoked its own privileges on a sequence.
         refused = {
@@ -189,7 +194,7 @@ def finish_database(
     unset = [
         f"node {target.node.id}: sequence {name} was not set to its stored value: {why}" for name, why in left.items()
     ]
-    done.problems = [*unset, *refreshed.problems]
+    done.warnings = [*unset, *refreshed.problems]
     if analyzes:
         # Analyze before event triggers exist: a login trigger would run in the session.
         with (
@@ -201,13 +206,13 @@ def finish_database(
             def run_one(statement: bytes) -> object:
                 return run_with_paths(connection, statement, ddl.search_path)
 
-            done.problems += analyze(target.node, connection, run_one)
-    done.refusals = [*ddl.lost, *run.refusals.values()]
-    if done.refusals and not allows_refused:
+            done.problems = analyze(target.node, connection, run_one)
+    if run.all_refused and not allows_refused:
         done.is_finished = False
     else:
-        done.is_finished = run.last(target.ledger, move_statements(target.node, moves), allows_refused=allows_refused)
-    done.refusals = [*ddl.lost, *run.refusals.values()]
+        moving = move_statements(target.node, moves)
+        done.is_finished = run.last(target.ledger, moving, allows_refused=allows_refused, record=record)
+    done.refusals = run.all_refused
     done.helped = [*run.helped, *refreshed.helped]
     return done
 

@@ -56,7 +56,7 @@ from cutline.restore.run.refused import REFUSED_KEPT_MAX, report_refused
 from cutline.restore.run.rehearsal import refuse, rehearse
 from cutline.restore.run.run import RestoreRun
 from cutline.restore.scope.scope import RoleChanges
-from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals
+from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals, write_record
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
@@ -646,7 +646,8 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Notes each materialized view that could not be populated and each table that could not be analyzed, with the reason.
+    Reports each materialized view that could not be populated and each sequence that could not be set, and notes each
+    table that could not be analyzed, with the reason.
     If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
     watch, scope = run.watch, run.plan.request.scope
@@ -671,11 +672,11 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 run.plan.moves(target),
                 analyzes=scope.analyze,
                 allows_refused=run.allows_refused,
+                record=partial(_record_refused, run, target),
             )
         if done.is_finished:
-            run.enter(
-                target, Phase.FINISHED, refused=tuple(refusal.label for refusal in done.refusals[:REFUSED_KEPT_MAX])
-            )
+            refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
+            run.enter(target, Phase.FINISHED, refused=refused)
         seconds[shard] = time.monotonic() - began
         return done
 
@@ -691,6 +692,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     with tallying(run.progress, tallies):
         finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
     for done in finished.values():
+        run.report.warnings += done.warnings
         for problem in done.problems:
             run.progress.note(problem)
     run.report.nodes = [
@@ -698,6 +700,18 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         for target in run.plan.targets
     ]
     report_refused(run, finished)
+
+
+def _record_refused(
+    run: RestoreRun, target: Target, connection: psycopg.Connection[Any], refusals: list[Refusal]
+) -> None:
+    """Record the refused statements of a target's database in the transaction that drops the ledger."""
+    if refusals:
+        write_record(connection, target.loading, run.records[target.shard], refused=_labels_of(refusals))
+
+
+def _labels_of(refusals: list[Refusal]) -> tuple[str, ...]:
+    return tuple(refusal.label for refusal in refusals[:REFUSED_KEPT_MAX])
 
 
 def check_placed(run: RestoreRun, target: Target, rows: int) -> None:

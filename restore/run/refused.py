@@ -76,7 +76,7 @@ def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
 def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase]) -> None:
     """Add the refusals to the report; raise DdlRefusedError unless the request allows them."""
     for target in run.plan.targets:
-        if done := finished.get(target):
+        if (done := finished.get(target)) and not done.is_earlier:
             run.report.refused += describe_refusals(target, done.refusals)
             if run.connections[target.shard].info.server_version >= RESTRICTED_VERSION:
                 run.report.warnings += [

@@ -19,7 +19,9 @@ from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.nodes.programs import run_tool
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.build import finish_database
 from cutline.restore.run.restore import restore_fleet
+from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.databases import RestoreCrashPoint
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SOURCE, TARGET = "refusing", "refusing_again"
+RESTORER, VIEWER = "refusing_restorer", "refusing_viewer"
 # Functions that hold on the source and on no other database: of a value, or in any case.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -207,6 +210,127 @@ def test_the_file_has_what_an_earlier_process_was_refused(
     execute(target, "CREATE OR REPLACE FUNCTION at_home(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
     run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={done['refused_file']}", target)
     assert indexes(target) == indexes(own.fleet.primaries[0].dsn)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "statement"),
+    [(OF_ROWS, "INDEX public.t_home", 'CREATE INDEX "t_home"'), (OF_STATEMENTS, "TABLE public.g", "CREATE TABLE")],
+    ids=["of rows", "of statements"],
+)
+def test_what_was_refused_is_remembered_by_a_process_that_finds_the_database_finished(
+    own: Runs,
+    there: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+    named: str,
+    statement: str,
+) -> None:
+    """The earlier process dropped the ledger, and was gone before it recorded that the database is finished."""
+    monkeypatch.chdir(tmp_path)
+    execute(own.fleet.primaries[0].dsn, *given)
+    own.full("snp")
+
+    def finish_and_fail(*arguments: Any, **options: Any) -> None:
+        done = finish_database(*arguments, **options)
+        assert done.is_finished
+        raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
+
+    request = RestoreRequest("snp", allow_refused_ddl=True)
+    with monkeypatch.context() as context:
+        context.setattr("cutline.restore.run.loading.finish_database", finish_and_fail)
+        with pytest.raises(NodeUnreachableError):
+            restore_fleet(plan_restore(own.fleet, load_fleet(there), request), own.spark, Watching(lambda _: None))
+    code, done = resume(own, there)
+    assert code == 10, done
+    (refused,) = (one for one in done["refused"] if one["object"] == named)
+    assert refused["reason"] == "the server refused it in an earlier process of this restore"
+    assert statement in Path(done["refused_file"]).read_text()
+    assert databases(own) == [TARGET]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True], ids=["at once", "resumed"])
+def test_a_grant_without_effect_is_named_where_it_is_done_without(
+    own: Runs,
+    there: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_resumed: bool,  # noqa: FBT001
+) -> None:
+    """An extension's functions belong to a superuser: the server only warns a role that may not grant them."""
+    monkeypatch.chdir(tmp_path)
+    source = own.fleet.primaries[0].dsn
+    execute(source, "CREATE EXTENSION btree_gist", "GRANT EXECUTE ON FUNCTION cash_dist(money, money) TO pg_monitor")
+    own.full("snp")
+    execute(source, f"CREATE ROLE {RESTORER} LOGIN CREATEDB")
+    there.write_text(there.read_text().replace("user=postgres", f"user={RESTORER}"))
+    try:
+        code, refused = restore(own, there, "--no-owner")
+        assert (code, refused["error"]) == (3, "target-unfit"), refused
+        assert "no privileges were granted for" in refused["message"]
+        assert "--allow-refused-ddl" in refused["hint"]
+        if is_resumed:
+            request = RestoreRequest("snp", allow_refused_ddl=True, scope=RestoreScope(no_owner=True))
+            with pytest.raises(NodeUnreachableError):
+                restore_fleet(plan_restore(own.fleet, load_fleet(there), request), own.spark, Watching(lose_at_rows))
+            code, done = resume(own, there)
+        else:
+            code, done = restore(own, there, "--no-owner", "--allow-refused-ddl")
+        assert code == 10, done
+        (grant,) = done["refused"]
+        assert grant["reason"].startswith("no privileges were granted for")
+        assert grant["statement"].startswith("GRANT ")
+        # A superuser has the grant from the file.
+        with Path(done["refused_file"]).open("r+") as file:
+            text = file.read().replace(RESTORER, "postgres")
+            file.seek(0)
+            file.write(text)
+            file.truncate()
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={done['refused_file']}", target)
+        with psycopg.connect(target) as connection:
+            query = "SELECT proacl::text FROM pg_proc WHERE proname = 'cash_dist'"
+            assert "pg_monitor=X" in str(connection.execute(query.encode()).fetchone())
+    finally:
+        for name in databases(own):
+            execute(make_conninfo(source, dbname="postgres"), f"DROP DATABASE {name} WITH (FORCE)")
+        execute(source, f"DROP ROLE {RESTORER}")
+
+
+def test_a_view_that_policies_keep_empty_is_reported_with_a_statement_that_fills_it(own: Runs, there: Path) -> None:
+    """Its owner sees only some rows; a session of the restore would rather fail than see fewer."""
+    source, server = own.fleet.primaries[0].dsn, make_conninfo(own.fleet.primaries[0].dsn, dbname="postgres")
+    execute(
+        source,
+        f"CREATE ROLE {VIEWER}",
+        f"GRANT CREATE ON SCHEMA public TO {VIEWER}",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY few ON t USING (id <= 7)",
+        f"GRANT SELECT ON t TO {VIEWER}",
+        f"SET ROLE {VIEWER}; CREATE MATERIALIZED VIEW seen AS SELECT id FROM t; RESET ROLE",
+    )
+    try:
+        own.full("snp")
+        code, done = restore(own, there)
+        assert code == 0, done
+        (warning,) = done["warnings"]
+        what, _, statement = warning.rpartition(": ")
+        assert what.startswith('node s1: materialized view "public"."seen" is not populated: '), warning
+        assert "row-level security" in what
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        execute(target, statement)
+        for dsn in (source, target):
+            with psycopg.connect(dsn) as connection:
+                assert connection.execute("SELECT array_agg(id ORDER BY id) FROM seen").fetchone() == ([*range(1, 8)],)
+    finally:
+        for name in databases(own):
+            execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+        execute(source, f"DROP OWNED BY {VIEWER}; DROP ROLE {VIEWER}")
+
+
+def lose_at_rows(reached: Reached) -> None:
+    if reached.point == str(RestoreCrashPoint.ROWS_LOADED):
+        raise NodeUnreachableError("node s1: it is gone", hint="bring it back")
 
 
 def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there: Path) -> None:

@@ -134,6 +134,15 @@ def test_a_drill_proves_something_only_if_everything_was_asked() -> None:
     assert 'tests="3" failures="1" skipped="1"' in junit_of_drill(report(*[None, False]))
 
 
+def test_a_drill_shows_what_is_wrong_with_the_restored_databases_once() -> None:
+    restored = RestoreReport("weekly", 3, "op", [NodeReport("a", "drill", 5)], warnings=["shown", "a view is empty"])
+    report = DrillReport(restored, (AssertionResult(LEFT_OUT, holds=True, why=""),), 1.0)
+    assert [line for line in drill_lines(report, ["shown"]) if line.startswith("warning")] == [
+        "warning: a view is empty"
+    ]
+    assert drill_document(report)["warnings"] == restored.warnings
+
+
 def test_a_junit_report_names_what_was_refused() -> None:
     """With assertions that hold, nothing else says that the drill was inconclusive."""
     refused = [

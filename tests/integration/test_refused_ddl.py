@@ -350,6 +350,36 @@ def interrupt_counting(patch: pytest.MonkeyPatch, own: Runs, plan: RestorePlan) 
         restore_fleet(plan, own.spark, Watching(note))
 
 
+def test_a_refused_table_is_left_out_whatever_the_encoding_of_its_name(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"
+    with runs_on(shared_fleet, tmp_path, spark, options) as own:
+        there = fleet_file_of_target(own, tmp_path)
+        source = own.fleet.primaries[0].dsn
+        execute(
+            make_conninfo(source, client_encoding="UTF8"),
+            *OF_STATEMENTS,
+            'CREATE SCHEMA "Maße"',
+            'CREATE TABLE "Maße"."Größe" (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n int,'
+            " v text GENERATED ALWAYS AS (constant('x')) STORED)",
+            'INSERT INTO "Maße"."Größe" (n) VALUES (1)',
+            'CREATE TABLE "Maße"."Länge" (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)',
+            'INSERT INTO "Maße"."Länge" VALUES (DEFAULT)',
+        )
+        own.full("snp")
+        code, done = restore(own, there, "--allow-refused-ddl")
+        assert code == 10, done
+        assert r"TABLE Ma\xdfe.Gr\xf6\xdfe" in [one["object"] for one in done["refused"]]
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        with psycopg.connect(target, client_encoding="UTF8") as connection:
+            query = "SELECT tablename FROM pg_tables WHERE schemaname = 'Maße'"
+            assert connection.execute(query).fetchall() == [("Länge",)]
+            insert = 'INSERT INTO "Maße"."Länge" VALUES (DEFAULT) RETURNING id'
+            assert connection.execute(insert).fetchall() == [(2,)]
+
+
 def test_what_only_a_newer_version_reads_is_told_with_a_remedy_that_works(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,8 @@ from cutline.storage.errors import RefusedError
 
 # The most sessions that a command needs in addition to its tasks' sessions. A create needs its own session, the
 # watch's, pg_dump's, and a session that watches for locks that block pg_dump. A restore needs its own, the watch's,
-# and a session that queries its progress; its DDL runs in no more sessions than there are tasks; while
-# tasks run, it takes one of their sessions. One session is spare,
-# for occasional queries.
+# and a session that queries its progress. Its DDL runs in no more sessions than tasks may open, which all targets on a
+# server share; while tasks run, it takes one of their sessions. One session is spare, for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
 # How many sessions a command still has to open after the check, plus one for a task.
 STILL_NEEDED = 3

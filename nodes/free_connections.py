@@ -95,8 +95,9 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
     """Return how many sessions tasks may open at a time, at least 1, keyed by node.
 
-    The limit is `connections_max` minus the command's own sessions. Without that setting, it is half of the free
-    connections, divided equally among nodes that are databases on the same server. Raises NodeUnreachableError.
+    The limit is `connections_max` minus the command's own sessions, if so many connections are free. Without that
+    setting, it is half of the free connections. Nodes that are databases on the same server share what is free equally.
+    Raises NodeUnreachableError.
     """
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
@@ -104,7 +105,7 @@ def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, in
     for node, free in asked.items():
         tasks = free.connections // 2 // sharing[free.server]
         if node.connections_max is not None:
-            tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections)
+            tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections // sharing[free.server])
         sessions[node.id] = max(tasks, 1)
     return sessions
 

@@ -189,6 +189,8 @@ def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory
         other = replace(node, id="s2")
         assert task_sessions({node: own, other: own}) == {"s1": free // 4, "s2": free // 4}
         assert task_sessions({replace(node, connections_max=9): own}) == {"s1": 4}
+        limited = (replace(one, connections_max=20) for one in (node, other))
+        assert task_sessions(dict.fromkeys(limited, own)) == {"s1": free // 2, "s2": free // 2}
         check_free_connections({node: own})
         held = [psycopg.connect(dsn) for _ in range(free - 2)]
         try:

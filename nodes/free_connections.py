@@ -17,9 +17,8 @@ from cutline.storage.errors import RefusedError
 
 # The most sessions that a command needs in addition to its tasks' sessions. A create needs its own session, the
 # watch's, pg_dump's, and a session that watches for locks that block pg_dump. A restore needs its own, the watch's,
-# and a session that queries its progress; its DDL runs in no more sessions than there are tasks; while
-# tasks run, it takes one of their sessions. One session is spare,
-# for occasional queries.
+# and a session that queries its progress. Its DDL runs in no more sessions than tasks may open, which all targets on a
+# server share; while tasks run, it takes one of their sessions. One session is spare, for occasional queries.
 COMMAND_SESSIONS = CONNECTIONS_MIN - 1
 # How many sessions a command still has to open after the check, plus one for a task.
 STILL_NEEDED = 3
@@ -96,8 +95,9 @@ def check_free_connections(nodes: Mapping[Node, psycopg.Connection[Any]]) -> Non
 def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, int]:
     """Return how many sessions tasks may open at a time, at least 1, keyed by node.
 
-    The limit is `connections_max` minus the command's own sessions. Without that setting, it is half of the free
-    connections, divided equally among nodes that are databases on the same server. Raises NodeUnreachableError.
+    The limit is `connections_max` minus the command's own sessions, if so many connections are free. Without that
+    setting, it is half of the free connections. Nodes that are databases on the same server share what is free equally.
+    Raises NodeUnreachableError.
     """
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
@@ -105,7 +105,7 @@ def task_sessions(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[str, in
     for node, free in asked.items():
         tasks = free.connections // 2 // sharing[free.server]
         if node.connections_max is not None:
-            tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections)
+            tasks = min(node.connections_max - COMMAND_SESSIONS, free.connections // sharing[free.server])
         sessions[node.id] = max(tasks, 1)
     return sessions
 

@@ -30,7 +30,6 @@ from cutline.nodes.connections import (
     CANCEL_SECONDS_MAX,
     PINNED_SETTINGS,
     TRANSACTION_TIMEOUT_VERSION,
-    connect,
     connect_with_path,
     database_name,
     disrupted_error,
@@ -38,7 +37,6 @@ from cutline.nodes.connections import (
     shut_down,
 )
 from cutline.nodes.encodings import RAW, raw_bytes, raw_text
-from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch
@@ -190,15 +188,16 @@ class EarlyBuild:
 class DdlRun:
     """Runs a shard's DDL in the database of `node`.
 
-    `refusals` are keyed by entry number. `helped` contains each entry that could be created only after its functions
-    were given a temporary search_path, paired with those functions. If `is_strict`, a grant that has no effect counts
-    as refused.
+    `sessions_max` is the maximum number of sessions that create indexes and keys concurrently. `refusals` are keyed by
+    entry number. `helped` contains each entry that could be created only after its functions were given a temporary
+    search_path, paired with those functions. If `is_strict`, a grant that has no effect counts as refused.
     """
 
     node: Node
     ddl: Ddl
     watch: Watch
     is_strict: bool = False
+    sessions_max: int = JOBS
     refusals: dict[int, Refusal] = field(default_factory=dict)
     helped: list[tuple[DdlEntry, tuple[NeededPath, ...]]] = field(default_factory=list)
     _early: EarlyBuild | None = None
@@ -535,8 +534,7 @@ class DdlRun:
         functions a search_path.
         """
         if queue:
-            with raising_unreachable(self.node), connect(self.node) as connection:
-                sessions = task_sessions({self.node: connection})[self.node.id]
+            sessions = self.sessions_max
             if self._early is not None and not self._early.work.done():
                 sessions -= 1
             jobs = max(min(sessions, JOBS, len(queue)), 1)

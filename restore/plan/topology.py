@@ -251,14 +251,17 @@ def find_feeds(
         feeds = {shard: Feed({number: databases[shard]}) for number, shard in enumerate(shards) if shard in databases}
         return LoadTargets(shards, feeds, parts)
     numbered = {number: databases[target] for number, target in enumerate(topology.targets) if target in databases}
-    feeds = {
-        source: Feed(
-            {number: _for_source(chain, source, database) for number, database in numbered.items()},
-            topology.routes_of(chain, source),
-        )
-        for source in topology.sources
-    }
-    return LoadTargets(topology.sources, feeds, parts)
+    routed: dict[str, Feed] = {}
+    for source in topology.sources:
+        targets = {number: _for_source(chain, source, database) for number, database in numbered.items()}
+        routes = topology.routes_of(chain, source)
+        refused = {
+            number: frozenset(groups)
+            for number, target in targets.items()
+            if (groups := routes.by_group.keys() - target.groups.keys())
+        }
+        routed[source] = Feed(targets, replace(routes, refused=refused))
+    return LoadTargets(topology.sources, routed, parts)
 
 
 def _for_source(chain: Chain, source: str, database: LoadTarget) -> LoadTarget:

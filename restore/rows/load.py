@@ -460,7 +460,8 @@ def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset())
 class Loaders:
     """The loaders of one task, keyed by target number.
 
-    With routes, `placed` counts the rows by target, including rows that a target already has.
+    With routes, `placed` counts the rows by target, including rows that a target already has, but not those of tables
+    that it refused.
     """
 
     def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str, alone: Set[int]) -> None:
@@ -482,7 +483,7 @@ class Loaders:
                 self._send(number, batch, target)
             return
         places = place_rows(batch, feed.routes)
-        self._count(places, len(feed.routes.targets))
+        self._count(places, batch, feed.routes)
         for number, target in feed.targets.items():
             chosen = (places == number) | (places == EVERYWHERE)
             if chosen.any():
@@ -513,13 +514,18 @@ class Loaders:
         with _naming(target.node):
             self._loaders[number].add(batch, target.groups)
 
-    def _count(self, places: Places, targets: int) -> None:
-        """Count the rows by target; raise IndexError for an invalid target."""
+    def _count(self, places: Places, batch: pa.RecordBatch, routes: SourceRoutes) -> None:
+        """Count the rows by target, without those of tables that it refused; raise IndexError for an invalid target."""
+        targets = len(routes.targets)
         everywhere, nowhere = (int(np.count_nonzero(places == place)) for place in (EVERYWHERE, NOWHERE))
         counts = np.bincount(places[places >= 0], minlength=targets)
         if len(counts) != targets or int(counts.sum()) + everywhere + nowhere != len(places):
             raise IndexError("a row was placed on a target that does not exist")
         self.placed.update({number: int(rows) + everywhere for number, rows in enumerate(counts)})
+        for number, refused in routes.refused.items():
+            group = np.asarray(batch.column("group").to_numpy())
+            left_out = np.isin(group, list(refused)) & ((places == number) | (places == EVERYWHERE))
+            self.placed[number] -= int(np.count_nonzero(left_out))
 
     def _open(self, feed: Feed) -> None:
         """Open the loaders of all the feed's targets, in a fixed order so that attempts at a task never deadlock."""

@@ -6,7 +6,7 @@ none of them affect the load. Event triggers come last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from cutline.restore.ddl.ddl import (
 from cutline.restore.ddl.entries import move_statements
 from cutline.restore.ddl.running import DdlRun, RecordRefused
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
+from cutline.restore.plan.roles import name_bytes
 from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import LoadTarget, check_counts, create_ledger, find_load_paths, has_ledger
 from cutline.restore.scope.scope import TableMove
@@ -120,7 +121,7 @@ def create_tables(
     run = DdlRun(database, ddl, watch, is_strict=ddl.is_adapted)
     run.before_rows()
     with raising_unreachable(database), connect(database) as connection:
-        chosen = _without_refused(groups, run)
+        chosen = _without_refused(connection, groups, run)
         check_against_ddl(chain, shard, connection, chosen.values())
         ledger = create_ledger(connection)
         run.mark_refused(connection, ledger)
@@ -135,7 +136,7 @@ def find_load_target(
     with raising_unreachable(database), connect(database) as connection:
         if has_ledger(connection, ledger):
             run.note_refused(connection, ledger)
-        return _load_target(database, connection, ddl, _without_refused(groups, run), ledger), run
+        return _load_target(database, connection, ddl, _without_refused(connection, groups, run), ledger), run
 
 
 def _load_target(
@@ -145,13 +146,22 @@ def _load_target(
     return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), *paths)
 
 
-def _without_refused(groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
-    refused = {
-        (show_name(refusal.entry.schema), show_name(refusal.entry.name))
-        for refusal in run.refusals.values()
-        if refusal.entry.kind == "TABLE"
-    }
+def _without_refused(connection: psycopg.Connection[Any], groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
+    groups, tables = list(groups), [one.entry for one in run.refusals.values() if one.entry.kind == "TABLE"]
+    refused = _find_named(connection, tables, [(group.schema, group.table) for group in groups])
     return {group.number: group for group in groups if (group.schema, group.table) not in refused}
+
+
+def _find_named(
+    connection: psycopg.Connection[Any], entries: Iterable[DdlEntry], names: Collection[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Return those of the `names` (schema and name) that entries have, whose names are in the database's encoding."""
+    raw = {(entry.schema, entry.name) for entry in entries}
+    if not raw or not names:
+        return set()
+    encoding = connection.info.parameter_status("server_encoding") or ""
+    schemas, own = (map(raw_text, name_bytes(connection, parts, encoding)) for parts in zip(*names, strict=True))
+    return {name for name, *stored in zip(names, schemas, own, strict=True) if tuple(stored) in raw}
 
 
 def count_rows(target: LoadTarget, watch: Watch) -> int:
@@ -182,9 +192,8 @@ def finish_database(
             done.is_earlier = True
             return done
         # Set sequences before the grants: an owner may have revoked its own privileges on a sequence.
-        refused = {
-            (show_name(refusal.entry.schema), show_name(refusal.entry.name)) for refusal in run.refusals.values()
-        }
+        sequences, entries = list(sequences), [refusal.entry for refusal in run.refusals.values()]
+        refused = _find_named(connection, entries, [(sequence.schema, sequence.name) for sequence in sequences])
         wanted = [sequence for sequence in sequences if (sequence.schema, sequence.name) not in refused]
         some_lack = bool(run.refusals) or ddl.has_extensions
         settable, left = find_settable(connection, wanted, some_lack=some_lack)

@@ -508,7 +508,7 @@ def make_databases(
             superusers.run_beforehand(target, chosen, allows_refused=run.allows_refused)
 
     def try_first(target: Target) -> list[Refusal]:
-        return rehearse(target, ddl[target.shard], run.watch)
+        return rehearse(target, ddl[target.shard], run.watch, sessions[target.node.id])
 
     in_parallel(create, targets)
     for target in targets:
@@ -516,10 +516,16 @@ def make_databases(
         run.report.roles_created += created
         run.report.warnings += notes
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
+    sessions = _share_sessions(run, targets)
     refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
     if not run.allows_refused:
         refuse(refused, run.connections, run.plan.steps)
     in_parallel(create, targets)
+
+
+def _share_sessions(run: RestoreRun, targets: Iterable[Target]) -> dict[str, int]:
+    """Return the number of sessions for the work on each target, keyed by node; targets on one server share its own."""
+    return task_sessions({target.node: run.connections[target.shard] for target in targets})
 
 
 def _ending_of(ddl: Ddl) -> dict[str, Any]:
@@ -565,7 +571,7 @@ def load_databases(
     from cutline.restore.rows.large_objects import load_large_objects
 
     plan, targets = run.plan, run.shards_in(Phase.LOADING)
-    sessions = task_sessions({target.node: run.connections[target.shard] for target in targets})
+    sessions = _share_sessions(run, targets)
     early = _choose_early(run, sessions)
     sessions |= {target.node.id: sessions[target.node.id] - 1 for target in early}
     sessions = sessions_for(sessions, restore_limit(target.node for target in targets))
@@ -682,8 +688,13 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
 
     seconds: dict[str, float] = {}
     targets = [target for target in run.plan.targets if target.shard in databases]
-    for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
-        check_placed(run, target, run.records[target.shard].rows)
+    if not _lack_tables(run, databases):
+        for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
+            check_placed(run, target, run.records[target.shard].rows)
+    if runs:
+        sessions = _share_sessions(run, targets)
+        for target in targets:
+            runs[target.shard].sessions_max = sessions[target.node.id]
     tallies = [
         indexes_tally(databases[target.shard].node, volume.indexes, volume.rows)
         for target in targets
@@ -712,6 +723,15 @@ def _record_refused(
 
 def _labels_of(refusals: list[Refusal]) -> tuple[str, ...]:
     return tuple(refusal.label for refusal in refusals[:REFUSED_KEPT_MAX])
+
+
+def _lack_tables(run: RestoreRun, databases: Mapping[str, LoadTarget]) -> bool:
+    """Whether targets may have refused tables; then rows for targets that were loaded before are not all counted."""
+    return any(
+        run.records[target.shard].refused
+        or (target.shard in databases and len(databases[target.shard].groups) < len(run.plan.groups_of(target)))
+        for target in run.plan.targets
+    )
 
 
 def check_placed(run: RestoreRun, target: Target, rows: int) -> None:

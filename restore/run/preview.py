@@ -16,7 +16,7 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, restore_limit
 from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
-from cutline.nodes.free_connections import check_free_connections
+from cutline.nodes.free_connections import check_free_connections, task_sessions
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.ddl.ddl import Ddl, Refusal
@@ -168,8 +168,9 @@ def _rehearse_all(
         source = plan.chain.baseline[target.source]
         ddl = preview.ddl[target.shard]
         with rehearsal_database(target, connections[target.shard], source, ddl.tablespace) as own:
-            return rehearse(own, ddl, watch)
+            return rehearse(own, ddl, watch, sessions[target.node.id])
 
+    sessions = task_sessions({target.node: connections[target.shard] for target in targets})
     return dict(zip(targets, in_parallel(rehearse_one, targets, watch.end_all), strict=True))
 
 

@@ -15,7 +15,7 @@ from cutline.fleet.messages import join_some
 from cutline.nodes.problems import read_role
 from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
-from cutline.restore.ddl.running import NOT_GRANTED, DdlRun
+from cutline.restore.ddl.running import JOBS, NOT_GRANTED, DdlRun
 from cutline.restore.plan.report import describe_refusals
 from cutline.restore.targets.requirements import WITHOUT
 from cutline.restore.targets.target import Connections, Target, TargetUnfitError
@@ -57,13 +57,13 @@ ROWS_LATER = (
 NAMED_MAX = 5
 
 
-def rehearse(target: Target, ddl: Ddl, watch: Watch) -> list[Refusal]:
+def rehearse(target: Target, ddl: Ddl, watch: Watch, sessions_max: int = JOBS) -> list[Refusal]:
     """Run the DDL in the target's empty database, and return the refused statements.
 
-    If our role is not a superuser, a grant that has no effect counts as refused. Raises NodeUnreachableError if the
-    session is lost.
+    `sessions_max` is the maximum number of sessions that create indexes and keys concurrently. If our role is not a
+    superuser, a grant that has no effect counts as refused. Raises NodeUnreachableError if the session is lost.
     """
-    run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted)
+    run = DdlRun(target.loaded, ddl, watch, is_strict=ddl.is_adapted, sessions_max=sessions_max)
     run.all_sections()
     return list(run.refusals.values())
 

@@ -131,6 +131,7 @@ class SourceRoutes:
     For a table with route `all`, only the first source's rows count.
 
     `targets` are the target ids, in order of their numbers. `others` are further ids of targets, which rows may have.
+    `refused` are the groups whose tables a target does not have because it refused them, keyed by the target's number.
     """
 
     source: str
@@ -138,6 +139,7 @@ class SourceRoutes:
     targets: tuple[str, ...]
     by_group: Mapping[int, TableRoute]
     others: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def select(self, numbers: Iterable[int]) -> SourceRoutes:
         """Return these routes, limited to the groups with these `numbers`."""

@@ -18,9 +18,12 @@ from tests.run.quick_spark import with_spark
 
 @contextmanager
 def database_on(
-    embedded: EmbeddedFleet, name: str, folder: Path, *, user: str = "postgres", more: str = ""
+    embedded: EmbeddedFleet, name: str, folder: Path, *, user: str = "postgres", more: str = "", options: str = ""
 ) -> Iterator[Fleet]:
-    """Create the database, its fleet.toml and store in `folder`; at the end, drop all databases with prefix `name`."""
+    """Create the database, its fleet.toml and store in `folder`; at the end, drop all databases with prefix `name`.
+
+    `options` are those of CREATE DATABASE.
+    """
     primary = embedded.primaries[0]
     nodes = (primary, *embedded.backups_of(primary))
     lines = ['name = "own"', f"store = {json.dumps(f'file://{folder}/store')}"]
@@ -29,7 +32,7 @@ def database_on(
         lines += [f"dsn = {json.dumps(make_conninfo(node.dsn('postgres'), dbname=name, user=user))}"]
     (folder / "fleet.toml").write_text("\n".join([*lines, with_spark(more)]) + "\n")
     with psycopg.connect(primary.dsn("postgres"), autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
+        admin.execute(f"CREATE DATABASE {name} {options}".encode())
         try:
             fleet = load_fleet(folder / "fleet.toml")
             for node in fleet.nodes:

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import load_fleet
-from cutline.nodes.connections import connect
+from cutline.nodes.connections import connect, with_database
 from cutline.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CONNECTIONS, RESERVED, CORES, CONNECTIONS_MAX = 16, 3, 12, 6
+# Of several targets on one server. Each needs three connections besides those for its tasks.
+TARGETS, SHARED_CONNECTIONS = 10, 64
 COMMAND_SECONDS_MAX = 600
 SAMPLE_SECONDS = 0.01
 ENDING_SECONDS_MAX = 60
@@ -91,8 +93,10 @@ def run_command(fleet: Fleet, *words: str, code: int = 0) -> dict[str, object]:
     return dict(found)
 
 
-def few(fleet_factory: FleetFactory, folder: Path, limit: int | None = None) -> EmbeddedFleet:
-    servers = fleet_factory(1, 0, settings={"max_connections": str(CONNECTIONS)})
+def few(
+    fleet_factory: FleetFactory, folder: Path, limit: int | None = None, connections: int = CONNECTIONS
+) -> EmbeddedFleet:
+    servers = fleet_factory(1, 0, settings={"max_connections": str(connections)})
     spark = f'[spark]\nmaster = "local[{CORES}]"\n"driver.extraJavaOptions" = "{QUICK}"\n'
     configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=spark)
     if limit is not None:
@@ -145,6 +149,34 @@ def test_all_cores_work_on_one_node_with_few_connections(
     assert max(most.values()) <= (CONNECTIONS - RESERVED - 1 if limit is None else limit), most
 
 
+def test_indexes_of_several_targets_share_the_connections_of_their_server(
+    fleet_factory: FleetFactory, tmp_path: Path
+) -> None:
+    """Each target alone would build four indexes at a time, and all of them at the same time."""
+    servers = few(fleet_factory, tmp_path, connections=SHARED_CONNECTIONS)
+    fleet, (dsn,) = load_fleet(tmp_path / "fleet.toml"), servers.dsns()
+    with psycopg.connect(dsn, autocommit=True) as session:
+        body = "BEGIN IF current_database() <> 'bank' THEN PERFORM pg_sleep(0.5); END IF; RETURN n; END"
+        session.execute(f"CREATE FUNCTION slow(n int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $${body}$$".encode())
+        session.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        session.execute("INSERT INTO t VALUES (1)")
+        for _ in range(4):
+            session.execute("CREATE INDEX ON t (slow(id))")
+    run_command(fleet, "init")
+    run_command(fleet, "create", "one")
+    dsns = [with_database(fleet.primaries[0], f"target{number}").dsn for number in range(TARGETS)]
+    nodes = (f'[[node]]\nid = "t{number}"\ndsn = "{target}"\n' for number, target in enumerate(dsns))
+    there = tmp_path / "there.toml"
+    there.write_text(f'name = "there"\nstore = "file://{tmp_path}/other"\n{"".join(nodes)}')
+    with counting(dsn) as seen:
+        run_command(fleet, "restore", "one", "--to", str(there), "--route", "*=all")
+    assert seen.most < SHARED_CONNECTIONS - RESERVED
+    for target in dsns:
+        with psycopg.connect(target) as session:
+            query = "SELECT count(*), (SELECT count(*) FROM pg_indexes WHERE tablename = 't') FROM t"
+            assert session.execute(query).fetchall() == [(1, 5)]
+
+
 def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory: FleetFactory, tmp_path: Path) -> None:
 
     servers = few(fleet_factory, tmp_path)
@@ -157,6 +189,8 @@ def test_what_is_free_is_shared_and_what_is_reserved_is_left_alone(fleet_factory
         other = replace(node, id="s2")
         assert task_sessions({node: own, other: own}) == {"s1": free // 4, "s2": free // 4}
         assert task_sessions({replace(node, connections_max=9): own}) == {"s1": 4}
+        limited = (replace(one, connections_max=20) for one in (node, other))
+        assert task_sessions(dict.fromkeys(limited, own)) == {"s1": free // 2, "s2": free // 2}
         check_free_connections({node: own})
         held = [psycopg.connect(dsn) for _ in range(free - 2)]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +13,17 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import cutline.nodes.programs as clients
+import cutline.restore.run.loading
 import cutline.snapshots.ddl.dump as dump_faults
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import load_fleet
 from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.nodes.programs import run_tool
-from cutline.restore.plan.plan import plan_restore
+from cutline.nodes.watch import Watch
+from cutline.restore.plan.plan import RestorePlan, plan_restore
 from cutline.restore.plan.request import RestoreRequest
-from cutline.restore.run.build import finish_database
+from cutline.restore.rows.load import LoadTarget
+from cutline.restore.run.build import count_rows, finish_database
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.databases import RestoreCrashPoint
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 SOURCE, TARGET = "refusing", "refusing_again"
 RESTORER, VIEWER = "refusing_restorer", "refusing_viewer"
+COUNTED_SECONDS_MAX = 60
 # Functions that hold on the source and on no other database: of a value, or in any case.
 ROWS = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -82,8 +87,8 @@ def own(shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Ite
 
 
 @contextmanager
-def runs_on(servers: EmbeddedFleet, tmp_path: Path, spark: SparkSession) -> Iterator[Runs]:
-    with database_on(servers, SOURCE, tmp_path) as fleet:
+def runs_on(servers: EmbeddedFleet, tmp_path: Path, spark: SparkSession, options: str = "") -> Iterator[Runs]:
+    with database_on(servers, SOURCE, tmp_path, options=options) as fleet:
         fleet = load_fleet(fleet.path)
         execute(fleet.primaries[0].dsn, *ROWS)
         with dropping_slots(fleet):
@@ -391,6 +396,111 @@ def test_a_fault_of_the_servers_release_is_known_before_any_row_is_loaded(
         )  # fmt: skip
         target = with_database(own.fleet.primaries[0], TARGET).dsn
         assert sorted_copies(target) == sorted_copies(own.fleet.primaries[0].dsn)
+
+
+@pytest.mark.parametrize(
+    ("where", "is_resumed"),
+    [(TARGET, False), (TARGET, True), (f"{TARGET}2", False)],
+    ids=["both targets", "both targets, one of which an earlier process loaded", "one target"],
+)
+def test_rows_of_a_refused_table_are_not_expected_where_routes_send_them(
+    own: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, *, is_resumed: bool
+) -> None:
+    """Their images are loaded by the same tasks as other tables' images."""
+    monkeypatch.chdir(tmp_path)
+    source = own.fleet.primaries[0]
+    execute(
+        source.dsn,
+        "CREATE FUNCTION constant(v text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS"
+        f" $$BEGIN IF current_database() ^@ '{where}' THEN RAISE 'not at home'; END IF; RETURN v; END$$",
+        "CREATE TABLE g (id int PRIMARY KEY, n int, v text GENERATED ALWAYS AS (constant('x')) STORED)",
+        "CREATE TABLE everywhere (id int PRIMARY KEY, v text GENERATED ALWAYS AS (constant('x')) STORED)",
+        "INSERT INTO g SELECT generate_series(1, 10)",
+        "INSERT INTO everywhere SELECT generate_series(1, 3)",
+    )
+    own.full("snp")
+    execute(source.dsn, "UPDATE g SET n = id", "UPDATE t SET v = 'new' WHERE id <= 10")
+    execute(source.dsn, "INSERT INTO everywhere VALUES (4)")
+    own.increment("snp")
+    there = tmp_path / "there.toml"
+    targets = {f"t{number}": with_database(source, f"{TARGET}{number}").dsn for number in (1, 2)}
+    nodes = (f'[[node]]\nid = "{target}"\ndsn = "{dsn}"\n' for target, dsn in targets.items())
+    there.write_text(f'name = "there"\nstore = "file://{tmp_path}/other"\n{"".join(nodes)}')
+    routes = ("*.everywhere=all", "*.u=hash(t)", "*=hash(id)")
+    if is_resumed:
+        plan = plan_restore(own.fleet, load_fleet(there), RestoreRequest("snp", routes=routes, allow_refused_ddl=True))
+        with monkeypatch.context() as patch:
+            interrupt_counting(patch, own, plan)
+        code, done = resume(own, there)
+    else:
+        words = (word for route in routes for word in ("--route", route))
+        code, done = restore(own, there, "--allow-refused-ddl", *words)
+    assert code == 10, done
+    refused = {(one["node"], one["object"]) for one in done["refused"] if one["object"].startswith("TABLE ")}
+    lacking = [target for target in targets if f"{TARGET}{target[1:]}".startswith(where)]
+    assert refused == {(target, f"TABLE public.{table}") for target in lacking for table in ("g", "everywhere")}
+    found: dict[str, int] = {}
+    for target, dsn in targets.items():
+        with psycopg.connect(dsn) as connection:
+            for table in ("t", "u") if target in lacking else ("t", "u", "g", "everywhere"):
+                (count,) = connection.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() or (0,)
+                found[table] = found.get(table, 0) + count
+    of_g = found.pop("g", None)
+    if len(lacking) == 2:
+        assert (found, of_g) == ({"t": 100, "u": 50}, None)
+    else:
+        # The others have the hash of the target that lacks the table.
+        assert found == {"t": 100, "u": 50, "everywhere": 4}
+        assert of_g in range(1, 10)
+
+
+def interrupt_counting(patch: pytest.MonkeyPatch, own: Runs, plan: RestorePlan) -> None:
+    """Run the restore until the rows of t1 are counted, and those of t2 are not."""
+    counted = threading.Event()
+
+    def count(target: LoadTarget, watch: Watch) -> int:
+        if target.node.id == "t2":
+            assert counted.wait(COUNTED_SECONDS_MAX)
+            raise NodeUnreachableError("node t2: it is gone", hint="bring it back")
+        return count_rows(target, watch)
+
+    def note(reached: Reached) -> None:
+        if reached.point == str(RestoreCrashPoint.INDEXING):
+            counted.set()
+
+    patch.setattr(cutline.restore.run.loading, "count_rows", count)
+    with pytest.raises(NodeUnreachableError, match="t2"):
+        restore_fleet(plan, own.spark, Watching(note))
+
+
+def test_a_refused_table_is_left_out_whatever_the_encoding_of_its_name(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = "TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'"
+    with runs_on(shared_fleet, tmp_path, spark, options) as own:
+        there = fleet_file_of_target(own, tmp_path)
+        source = own.fleet.primaries[0].dsn
+        execute(
+            make_conninfo(source, client_encoding="UTF8"),
+            *OF_STATEMENTS,
+            'CREATE SCHEMA "Maße"',
+            'CREATE TABLE "Maße"."Größe" (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n int,'
+            " v text GENERATED ALWAYS AS (constant('x')) STORED)",
+            'INSERT INTO "Maße"."Größe" (n) VALUES (1)',
+            'CREATE TABLE "Maße"."Länge" (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)',
+            'INSERT INTO "Maße"."Länge" VALUES (DEFAULT)',
+        )
+        own.full("snp")
+        code, done = restore(own, there, "--allow-refused-ddl")
+        assert code == 10, done
+        assert r"TABLE Ma\xdfe.Gr\xf6\xdfe" in [one["object"] for one in done["refused"]]
+        target = with_database(own.fleet.primaries[0], TARGET).dsn
+        with psycopg.connect(target, client_encoding="UTF8") as connection:
+            query = "SELECT tablename FROM pg_tables WHERE schemaname = 'Maße'"
+            assert connection.execute(query).fetchall() == [("Länge",)]
+            insert = 'INSERT INTO "Maße"."Länge" VALUES (DEFAULT) RETURNING id'
+            assert connection.execute(insert).fetchall() == [(2,)]
 
 
 def test_what_only_a_newer_version_reads_is_told_with_a_remedy_that_works(

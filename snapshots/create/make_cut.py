@@ -356,10 +356,12 @@ def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], stor
     for node, task in plan.tasks.items():
         report = by_node[node]
         before = plan.last_cut[task.node.shard]
+        # If the primary's copy begins again, its position is after the last cut, but its standby's archive goes on.
+        since = min(before.position, before.marker.position) if before.marker and task.last else before.position
         window = [
             segment
             for segment in (*plan.known.get(node, ()), *(archived.segment for archived in report.segments))
-            if segment.through > before.position
+            if segment.through > since
         ]
         tables = [read_events(store, segment) for segment in window]
         if report.idle is not None:

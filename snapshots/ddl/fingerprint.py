@@ -185,34 +185,26 @@ def _part(catalog: CatalogRows, *, hides: bool) -> str:
     return f"{rows} FROM {catalog.name}" + (f" WHERE {where}" if where else "")
 
 
-def _query(*special: str, mappings: str, hides: bool) -> bytes:
-    parts = " UNION ALL ".join([*special, COMMON, *(_part(catalog, hides=hides) for catalog in CATALOGS), mappings])
+def _query(relations: str, toast_options: str, mappings: str, *, hides: bool) -> bytes:
+    parts = [relations, toast_options, COMMON, *(_part(catalog, hides=hides) for catalog in CATALOGS), mappings]
     return f"""{HIDDEN}
 SELECT md5(string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog))
-  FROM ({parts}) AS part (catalog, rows, hashes)
+  FROM ({" UNION ALL ".join(parts)}) AS part (catalog, rows, hashes)
 """.encode()
 
 
+# The parts of each hash on relations and on the options of TOAST tables.
+_OBJECTS = (
+    RELATIONS.format(condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"),
+    TOAST_OPTIONS.format(relation="c.oid", join=" JOIN pg_class c ON c.reltoastrelid = t.oid"),
+)
+_ROWS = (RELATIONS.format(condition=""), TOAST_OPTIONS.format(relation="t.oid", join=""))
 # The queries of the two hashes, by whether the role may read all user mappings.
 _MAPPINGS = {True: _part(USER_MAPPINGS, hides=True), False: VISIBLE_USER_MAPPINGS}
-OBJECTS_QUERIES = {
-    reads_all: _query(
-        RELATIONS.format(condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"),
-        TOAST_OPTIONS.format(relation="c.oid", join=" JOIN pg_class c ON c.reltoastrelid = t.oid"),
-        mappings=mappings,
-        hides=True,
-    )
-    for reads_all, mappings in _MAPPINGS.items()
-}
-ROWS_QUERIES = {
-    reads_all: _query(
-        RELATIONS.format(condition=""),
-        TOAST_OPTIONS.format(relation="t.oid", join=""),
-        mappings=mappings,
-        hides=False,
-    )
-    for reads_all, mappings in _MAPPINGS.items()
-}
+OBJECTS_QUERIES, ROWS_QUERIES = (
+    {reads_all: _query(*parts, mappings, hides=hides) for reads_all, mappings in _MAPPINGS.items()}
+    for parts, hides in ((_OBJECTS, True), (_ROWS, False))
+)
 HASH_DIGITS = 32
 
 

@@ -111,7 +111,7 @@ class FsspecStore:
     def list(self, prefix: str) -> Keys:
         return [listed.key for listed in self.inventory(prefix)]
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         folder = check_prefix(prefix)
         try:
             with store_errors(self.url, folder, explain):
@@ -125,7 +125,7 @@ class FsspecStore:
         return sorted(
             Listed(path[skip:], int(status["size"]), time_of(status))
             for path, status in statuses.items()
-            if path.startswith(start) and is_key(path[skip:])
+            if path.startswith(start) and is_key(path[skip:]) and path[skip:] > after
         )
 
     def list_children(self, prefix: str) -> Keys:

@@ -133,10 +133,10 @@ class LocalStore:
                 if entry.is_file or (entry.is_folder and any(walk(self.root, f"{folder}/{entry.name}".lstrip("/"))))
             )
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         listed: Inventory = []
         with self._translate_errors():
-            for key in self.list(prefix):
+            for key in [key for key in self.list(prefix) if key > after]:
                 with suppress(FileNotFoundError, NotADirectoryError):  # deleted after it was listed
                     status = status_of(self.root, key)
                     listed.append(Listed(key, status.st_size, time_of(status)))

@@ -74,8 +74,8 @@ class InMemoryStore:
         skip = len(folder) + 1 if folder else 0
         return sorted({key[skip:].partition("/")[0] for key in self.list(folder)})
 
-    def inventory(self, prefix: str) -> Inventory:
-        keys = self.list(prefix)
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
+        keys = [key for key in self.list(prefix) if key > after]
         with self._lock:
             return [Listed(key, len(self._objects[key]), self._created_at[key]) for key in keys if key in self._objects]
 

@@ -90,8 +90,8 @@ class PacedStore:
     def list_children(self, prefix: str) -> Keys:
         return self.raw.list_children(prefix)
 
-    def inventory(self, prefix: str) -> Inventory:
-        return self.raw.inventory(prefix)
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
+        return self.raw.inventory(prefix, after)
 
     def delete(self, key: str) -> None:
         self.raw.delete(key)

@@ -91,16 +91,17 @@ class S3Store:
     def list(self, prefix: str) -> Keys:
         return [listed.key for listed in self.inventory(prefix)]
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         skip = len(self._prefix(""))
+        start = {"StartAfter": self._prefix("") + after} if after else {}
         # Consoles create placeholders for empty folders: their names end with a slash, so they are not keys.
         return sorted(
             Listed(
                 stored_object["Key"][skip:], int(stored_object["Size"]), stored_object["LastModified"].astimezone(UTC)
             )
-            for page in self._pages(check_prefix(prefix))
+            for page in self._pages(check_prefix(prefix), **start)
             for stored_object in page.get("Contents", [])
-            if is_key(stored_object["Key"][skip:])
+            if is_key(stored_object["Key"][skip:]) and stored_object["Key"][skip:] > after
         )
 
     def list_children(self, prefix: str) -> Keys:

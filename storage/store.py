@@ -124,8 +124,11 @@ class ObjectStore(Protocol):
         """Return the sorted names one level below `prefix`: objects, and folders that contain objects."""
         ...
 
-    def inventory(self, prefix: str) -> Inventory:
-        """Return the objects that `list` lists, with their sizes and times."""
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
+        """Return the objects that `list` lists, with their sizes and times; only those whose keys sort after `after`.
+
+        Where the store's API permits it, the others are not even listed.
+        """
         ...
 
     def delete(self, key: str) -> None:

@@ -65,7 +65,7 @@ from cutline.snapshots.records.documents import (
     read_body,
     unseal,
 )
-from cutline.snapshots.records.merge_records import Merge
+from cutline.snapshots.records.merge_records import Merge, first_increment
 from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import (
     SnapshotDeletedError,
@@ -1127,12 +1127,16 @@ def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
-def listed_sizes(store: ObjectStore, name: str) -> dict[int, int]:
-    """For every listed number from 1 up, return the bytes in its largest turn: the commit, unless it is voided."""
-    found: dict[int, int] = {}
-    for listed in store.inventory(f"snapshots/{name}/increments"):
+def listed_sizes(store: ObjectStore, name: str, first: int) -> dict[int, int]:
+    """For every listed number from `first` up, return the bytes in its largest turn: the commit, unless it is voided.
+
+    `first` is at least 1.
+    """
+    folder, found = f"snapshots/{name}/increments", dict[int, int]()
+    # "/" sorts between "." and the digits, so between the commits of one number and those of the next.
+    for listed in store.inventory(folder, f"{folder}/{first - 1:016d}/"):
         match = INCREMENT_FILE.fullmatch(listed.key.rpartition("/")[2])
-        if match and (number := int(match[1])):
+        if match and (number := int(match[1])) >= first:
             found[number] = max(found.get(number, 0), listed.size)
     return found
 
@@ -1406,9 +1410,11 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
     Returns None if there is none, if the listing has a gap, if a commit is no larger than a void, or if an increment
     was committed since the listing.
     """
-    sizes = listed_sizes(store, name)
+    # What was given up is not listed: a chain that is merged again and again would have more and more of it.
+    first = max(first_increment(store, name), 1)
+    sizes = listed_sizes(store, name, first)
     last = max(sizes, default=0)
-    if not last or sorted(sizes) != list(range(1, last + 1)):
+    if not last or sorted(sizes) != list(range(first, last + 1)):
         return None
     place = find_place(store, name, last)
     if last > 1 and place.commit is None:

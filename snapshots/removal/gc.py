@@ -549,6 +549,9 @@ class RecordJudge:
     """Judges the records of operations.
 
     `owners` are the operations that own objects; `unfinished` are the snapshots whose removal has no outcome.
+
+    The record of a commit shows `check` that the commit should exist. A later commit of the same chain shows it, too:
+    it names the digest of the commit before it.
     """
 
     store: ObjectStore
@@ -556,6 +559,7 @@ class RecordJudge:
     unfinished: Set[str]
     now: datetime
     _removed: dict[tuple[str, bool], bool] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)
     _checked: set[str] = field(default_factory=set)
 
     def judge(self, listed: Iterable[Listed]) -> list[RecordFolder]:
@@ -611,9 +615,11 @@ class RecordJudge:
             outcome = None
         if outcome is None or not isinstance(outcome.snapshot, str):
             return GarbageVerdict(GarbageReason.UNCLEAR, f"the outcome of operation {operation} can't be read")
-        has_committed = outcome.kind == "create" and outcome.state == DONE
+        has_committed = outcome.kind == CREATE and outcome.state == DONE
         if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
-            return GarbageVerdict(GarbageReason.NEEDED)
+            number = outcome.increment
+            if not isinstance(number, int) or not 0 < number < self._newest_increment(outcome.snapshot):
+                return GarbageVerdict(GarbageReason.NEEDED)
         checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
         self._checked.update(point.snapshot for point in checked if not self._is_removed(point.snapshot, is_full=True))
         return GarbageVerdict(GarbageReason.OLD_RECORD)
@@ -633,6 +639,17 @@ class RecordJudge:
         standing = (standing_check(of_snapshot, count) for of_snapshot, some in counts for count in some)
         rested_on = {resting[name].operation for name in self._checked if name in resting}
         return rested_on | {check.operation for check in standing if check is not None}
+
+    def _newest_increment(self, snapshot: str) -> int:
+        """Return the number of the snapshot's newest increment; 0 if it can't be told, or is about to be removed."""
+        if snapshot in self.unfinished:
+            return 0
+        if snapshot not in self._newest:
+            try:
+                self._newest[snapshot] = max(increment_numbers(self.store, snapshot), default=0)
+            except ManifestError:
+                self._newest[snapshot] = 0
+        return self._newest[snapshot]
 
     def _is_removed(self, snapshot: str, *, is_full: bool) -> bool:
         """Whether the removal of the committed snapshot, or of the committed increment, is finished."""

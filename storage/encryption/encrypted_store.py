@@ -111,10 +111,10 @@ class EncryptedStore:
     def list_children(self, prefix: str) -> Keys:
         return self.raw.list_children(prefix)
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         from cutline.storage.encryption.cipher import plain_size
 
-        return [replace(listed, size=plain_size(listed.size)) for listed in self.raw.inventory(prefix)]
+        return [replace(listed, size=plain_size(listed.size)) for listed in self.raw.inventory(prefix, after)]
 
     def delete(self, key: str) -> None:
         self.raw.delete(key)

@@ -178,10 +178,11 @@ class FaultyStore:
 
         return self._ask_keys("list", folder, children)
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         """See `list`; an object that was deleted since the listing is left out."""
         stored, created_at = self._bucket.stored, self._bucket.created_at
-        return [Listed(key, stored.size(key), created_at[key]) for key in self.list(prefix) if stored.exists(key)]
+        keys = [key for key in self.list(prefix) if key > after and stored.exists(key)]
+        return [Listed(key, stored.size(key), created_at[key]) for key in keys]
 
     def delete(self, key: str) -> None:
         """See ObjectStore."""

@@ -191,6 +191,17 @@ class ObjectStoreContract:
         assert all(before < one.created_at < datetime.now(UTC) + CLOCKS_DIFFER for one in store.inventory(""))
         assert store.inventory("nothing") == []
 
+    def test_an_inventory_begins_after_a_key_whether_there_is_one_or_not(self, store: ObjectStore) -> None:
+        for key in ("a/1.json", "a/1.2.json", "a/2.json", "a/3/4", "b"):
+            store.create(key, b"")
+        for after, listed in (
+            ("a/0", ["a/1.2.json", "a/1.json", "a/2.json", "a/3/4"]),
+            ("a/1/", ["a/2.json", "a/3/4"]),
+            ("a/2.json", ["a/3/4"]),
+            ("a/4", []),
+        ):
+            assert [one.key for one in store.inventory("a", after)] == listed
+
     @pytest.mark.parametrize("size", [0, 3, PIECE_BYTES, PIECE_BYTES + 1])
     def test_a_digest_is_the_sha256_of_the_bytes(self, store: ObjectStore, size: int) -> None:
         body = (bytes(range(256)) * (size // 256 + 1))[:size]

@@ -17,15 +17,16 @@ from cutline.snapshots.operations.settling import _read_chain_slot
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import MergedAwayError
-from cutline.snapshots.records.proven_chains import read_full
+from cutline.snapshots.records.proven_chains import commit_key, read_continued, read_full
 from cutline.snapshots.records.tombstones import is_only_full
 from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects
 from cutline.storage.errors import SnapshotError
 from cutline.storage.memory import InMemoryStore
-from cutline.storage.store import ObjectStore
+from cutline.storage.store import Inventory, ObjectStore
 from cutline.wal.drain.slots import slot_name
 from tests.unit.made_commits import full_commit
 from tests.unit.made_deletions import prune
+from tests.unit.made_garbage import StoreBuilder
 from tests.unit.test_pins import MeetingStore, new_store
 
 
@@ -84,6 +85,26 @@ def test_rows_are_not_borrowed_from_a_copy_that_began_later() -> None:
     full = full_commit(position=100)
     for base, expected in ((100, ["b"]), (101, [])):
         assert standbys_of(Chain(structs.replace(full, base={**full.base, "b": Lsn(base)})), "a") == expected
+
+
+def test_an_increment_does_not_list_those_that_were_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StoreBuilder()
+    made.take_full("old")
+    for _ in range(3):
+        made.take_increment("old")
+    listed, inventory = list[str](), InMemoryStore.inventory
+
+    def noted(self: InMemoryStore, prefix: str, after: str = "") -> Inventory:
+        found = inventory(self, prefix, after)
+        listed.extend(one.key for one in found)
+        return found
+
+    before = read_continued(made.store, "old")
+    assert (before.last.increment, before.is_partial) == (3, True)
+    give_up(made.store)
+    monkeypatch.setattr(InMemoryStore, "inventory", noted)
+    assert read_continued(made.store, "old") == before
+    assert {*listed} == {commit_key("old", 2), commit_key("old", 3)}
 
 
 @pytest.mark.parametrize("begins_at", [0, 1])

@@ -41,6 +41,9 @@ def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed(
     made = StoreBuilder()
     made.take_full("daily")
     committed = made.take_increment("daily").last.operation
+    made.take_full("hourly")
+    # A later commit names the digest of the one before it.
+    followed = [made.take_increment("hourly").last.operation for _ in range(3)][:2]
     pruned = made.take_full("weekly").full.operation
     pruned_increment = made.take_increment("weekly").last.operation
     made.put_only_full("weekly")
@@ -58,11 +61,12 @@ def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed(
     assert made.store.exists(operation_key(failed.id, "outcome"))
     backdate(made.store, 2, "operations")
     gone = {*(one.operation for one in preview_gc(made.store).garbage)}
-    assert gone == {pruned_increment, deleted, failed.id, left.id, restored.id}
+    assert gone == {pruned_increment, deleted, failed.id, left.id, restored.id, *followed}
     assert {committed, pruned, running.id}.isdisjoint(gone)
     commits = read_recorded_commits(made.store)["daily"]
     run_gc(made.store)
     assert read_recorded_commits(made.store)["daily"] == commits
+    assert sorted(read_recorded_commits(made.store)["hourly"].values()) == [0, 3]
     assert [one.id for one in read_open_intents(made.store)] == [running.id]
     assert made.store.list(f"operations/{restored.id}") == []
 

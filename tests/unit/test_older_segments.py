@@ -31,8 +31,8 @@ def look(store: InMemoryStore, monkeypatch: pytest.MonkeyPatch) -> tuple[int, st
     listed: list[str] = []
     inventory = InMemoryStore.inventory
 
-    def noted(self: InMemoryStore, prefix: str) -> Inventory:
-        found = inventory(self, prefix)
+    def noted(self: InMemoryStore, prefix: str, after: str = "") -> Inventory:
+        found = inventory(self, prefix, after)
         listed.extend(one.key for one in found if "/wal/" in one.key)
         return found
 

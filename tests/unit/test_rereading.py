@@ -137,9 +137,9 @@ def test_objects_that_were_stored_after_they_were_read_are_other_objects(
     inventory = LocalStore.inventory
 
     def at(seconds: int) -> None:
-        def with_times(self: LocalStore, prefix: str) -> Inventory:
+        def with_times(self: LocalStore, prefix: str, after: str = "") -> Inventory:
             moments = {replaced: began + timedelta(seconds=seconds)}
-            return [Listed(one.key, one.size, moments.get(one.key, began)) for one in inventory(self, prefix)]
+            return [Listed(one.key, one.size, moments.get(one.key, began)) for one in inventory(self, prefix, after)]
 
         monkeypatch.setattr(LocalStore, "inventory", with_times)
 

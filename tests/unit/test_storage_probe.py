@@ -81,8 +81,8 @@ class Undeleting(InMemoryStore):
 
 @dataclass(frozen=True, slots=True)
 class ListingWrongSizes(InMemoryStore):
-    def inventory(self, prefix: str) -> Inventory:
-        return [replace(one, size=0) for one in InMemoryStore.inventory(self, prefix)]
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
+        return [replace(one, size=0) for one in InMemoryStore.inventory(self, prefix, after)]
 
 
 @dataclass(frozen=True, slots=True)

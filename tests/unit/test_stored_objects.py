@@ -32,9 +32,9 @@ class Counting(LocalStore):
         self.asked["size"] += 1
         return LocalStore.size(self, key)
 
-    def inventory(self, prefix: str) -> Inventory:
+    def inventory(self, prefix: str, after: str = "") -> Inventory:
         self.asked["inventory"] += 1
-        found = LocalStore.inventory(self, prefix)
+        found = LocalStore.inventory(self, prefix, after)
         return found[: len(found) - self.lag]
 
 

@@ -138,10 +138,10 @@ def test_watching_goes_on_while_the_store_does_not_answer(monkeypatch: pytest.Mo
     begun(store, now=datetime.now(UTC))
     original = InMemoryStore.inventory
 
-    def inventory(of: InMemoryStore, prefix: str) -> Inventory:
+    def inventory(of: InMemoryStore, prefix: str, after: str = "") -> Inventory:
         if len(slept) == 1:
             raise StoreUnreachableError(url=store.url, reason="no answer")
-        return original(of, prefix)
+        return original(of, prefix, after)
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)

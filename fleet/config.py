@@ -324,6 +324,7 @@ class WatchTable(Record, frozen=True):
     check: Interval = DAILY
     copy: Interval = HOURLY
     drill: Interval = NEVER
+    gc: Interval = WEEKLY
     accept_inconclusive: bool = False
 
 

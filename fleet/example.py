@@ -73,6 +73,7 @@ full = "weekly"
 check = "daily"
 drill = "weekly"
 copy = "1h"
+gc = "weekly"
 
 [[copy]]                             # a second store, kept up to date by `snapshot copy` and `watch`
 to = "/etc/cutline/second.toml"

@@ -151,6 +151,7 @@ def intervals_of(fleet: Fleet) -> dict[TaskKind, float]:
         TaskKind.DRILL: rules.drill,
         TaskKind.MERGE: fleet.retention.merge_seconds,
         TaskKind.COPY: rules.copy if fleet.copies else 0.0,
+        TaskKind.GC: rules.gc,
     }
 
 

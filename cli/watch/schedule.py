@@ -43,6 +43,7 @@ class TaskKind(StrEnum):
     DRILL = "drill"
     MERGE = "merge"
     COPY = "copy"
+    GC = "gc"
     WATCH = "watch"
     FILE = "fleet-file"
     AGE = "max-age"
@@ -50,9 +51,11 @@ class TaskKind(StrEnum):
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
+# The tasks of all snapshots in the store.
+OF_STORE = (TaskKind.COPY, TaskKind.GC)
 # The tasks that run concurrently with others, the tasks that need a continuing chain, and the tasks that need any
 # snapshot at all.
-BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY)
+BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, *OF_STORE)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
 # The tasks whose result is a verdict on a snapshot, which their records in the store show.

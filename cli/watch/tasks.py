@@ -145,11 +145,14 @@ def is_refused(error: BaseException) -> bool:
 
 
 def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
-    """Start a check or a drill of the snapshot, its merge to the newest increment, or a copy of all snapshots."""
-    is_copy = kind is TaskKind.COPY
+    """Start a check or a drill of the snapshot, its merge to the newest increment, or a copy or gc of the store."""
+    word, what = {
+        TaskKind.COPY: ("--all", "copy of all snapshots"),
+        TaskKind.GC: ("--yes", "gc"),
+    }.get(kind, (name, f"{kind} of {name}"))
     with _raising_not_started(kind):
-        running = start_command(source.copy, [kind, "--all" if is_copy else name])
-    return Beside(kind, "copy of all snapshots" if is_copy else f"{kind} of {name}", running)
+        running = start_command(source.copy, [kind, word])
+    return Beside(kind, what, running)
 
 
 def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
@@ -158,6 +161,8 @@ def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
         return _result_of_merge(beside, ended)
     if beside.kind is TaskKind.COPY:
         return _result_of_copy(beside, ended)
+    if beside.kind is TaskKind.GC:
+        return _result_of_gc(ended)
     return verdict_of(beside.what, ended, fleet)
 
 
@@ -181,6 +186,17 @@ def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
         return TaskResult(text)
     hint = f"object {problems[0]['object']}: {problems[0]['detail']}; to see all: snapshot copy --all --dry-run"
     return finding_of(ended.code, "not-copied", f"{text}; {quantity_text(len(problems), 'problems')}", hint)
+
+
+def _result_of_gc(ended: CommandResult) -> TaskResult:
+    """Return the result; objects that the store refuses to delete, perhaps because of a lock, are only a note."""
+    document = _document(ended, (REFUSED,) if ended.document.get("refused") else ())
+    notes = [str(document["unsettled"])] if document["unsettled"] else []
+    if document["refused"]:
+        first, count = document["refused"][0], quantity_text(len(document["refused"]), "objects")
+        notes.append(f"the store refuses to delete {count}, such as {first['object']}: {first['reason']}")
+    removed = f"{quantity_text(document['objects'], 'objects')}, {size_text(document['bytes'])}"
+    return TaskResult(f"gc removed {removed}" if document["objects"] else "", tuple(notes))
 
 
 def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
@@ -331,6 +347,7 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
         TaskKind.CHECK: last_check(fleet, snapshot),
         TaskKind.DRILL: last_drill(fleet),
         TaskKind.COPY: last_copy(fleet),
+        TaskKind.GC: last_gc(fleet),
     }.items():
         if result is None or result.done_at is None:
             continue
@@ -346,8 +363,6 @@ def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tupl
 
 def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
     """Return the result of another process, such as a killed watch's command, if it is newer than the task."""
-    if task.kind is TaskKind.COPY:
-        return None
     name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
     if result is None or result.done_at is None or name != snapshot:
         return None
@@ -372,6 +387,14 @@ def last_copy(fleet: Fleet) -> tuple[str, TaskResult | None]:
     for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
         if (ended.kind, ended.snapshot, ended.code) == (TaskKind.COPY.value, "", DONE):
             return "", TaskResult("copy of all snapshots", done_at=ended.ended_at)
+    return "", None
+
+
+def last_gc(fleet: Fleet) -> tuple[str, TaskResult | None]:
+    """Return the time of the last gc, as a result; raises the store's errors."""
+    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
+        if ended.kind == TaskKind.GC.value and ended.code in (DONE, REFUSED):
+            return "", TaskResult("gc", done_at=ended.ended_at)
     return "", None
 
 

@@ -22,6 +22,7 @@ from cutline.cli.watch.schedule import (
     BESIDE,
     JUDGING,
     OF_CHAIN,
+    OF_STORE,
     Task,
     TaskKind,
     clock_text,
@@ -123,7 +124,8 @@ class Watcher:
             self.following.look_for_chain()
             time.sleep(TICK_SECONDS)
             return
-        of_chain = f" of {self.chain.name}" if self.chain and task.kind in (*OF_CHAIN, *BESIDE) else ""
+        is_of_chain = task.kind in (*OF_CHAIN, *BESIDE) and task.kind not in OF_STORE
+        of_chain = f" of {self.chain.name}" if self.chain and is_of_chain else ""
         self.say("; ".join([f"{task.kind}{of_chain}", *trouble_texts(self.tasks.values())]))
         self._do(task)
 
@@ -139,7 +141,7 @@ class Watcher:
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """Settle the concurrent check, drill, merge or copy if it has ended."""
+        """Settle the concurrent check, drill, merge, copy or gc if it has ended."""
         if self._beside is None:
             return
         beside, ended = self._beside, self._beside.running.result()

@@ -123,8 +123,8 @@ def test_jobs_on_a_schedule_never_run_twice_at_a_time_end_in_time_and_do_not_sta
         assert 3600 <= spec["activeDeadlineSeconds"] < 24 * 3600
         assert spec["ttlSecondsAfterFinished"] == 7 * 24 * 3600
         assert spec["template"]["spec"]["restartPolicy"] == "Never"
-    # A watch checks and prunes by itself.
-    assert [one["metadata"]["name"] for one in rendered("watch") if one["kind"] == "CronJob"] == ["cutline-gc"]
+    # A watch checks, prunes and removes garbage by itself.
+    assert [one["metadata"]["name"] for one in rendered("watch") if one["kind"] == "CronJob"] == []
 
 
 def test_every_command_is_one() -> None:

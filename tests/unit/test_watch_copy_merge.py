@@ -1,4 +1,4 @@
-"""The merges and copies of `watch`: when they are due, what becomes of their ends, and when they follow again.
+"""The merges, copies and garbage collections of `watch`: when they are due, what becomes of their ends, and when they follow again.
 
 Also hooks and hours, as they apply to a watch.
 """
@@ -40,6 +40,10 @@ COPIED = CommandResult(0, {"increments": 4, "bytes": 5 << 20, "stores": [{"snaps
 PROBLEM = {"object": "snapshots/a/base/x", "detail": "it is damaged"}
 NOT_COPIED = CommandResult(1, {"increments": 4, "bytes": 0, "stores": [{"snapshots": [{"problems": [PROBLEM]}]}]})
 AWAY = CommandResult(6, {"error": "store-unreachable", "message": "the second store is away", "hint": "try again"})
+COLLECTED = CommandResult(0, {"objects": 3, "bytes": 2 << 20, "unsettled": None, "refused": []})
+NO_GARBAGE = CommandResult(0, {"objects": 0, "bytes": 0, "unsettled": "a node is away", "refused": []})
+LOCKED = {"object": "snapshots/a/base/x", "reason": "it is locked"}
+KEPT = CommandResult(3, {"objects": 3, "bytes": 2 << 20, "unsettled": None, "refused": [LOCKED] * 2})
 BUSY = CommandResult(7, {"error": "fleet-busy", "message": "another operation is running", "hint": "wait"})
 
 
@@ -108,7 +112,10 @@ def test_a_chain_is_due_for_a_merge_an_interval_after_it_began_or_was_merged(
     assert merge.due_at(watcher.begun_at, merged_at + timedelta(days=30)) == merged_at + timedelta(days=7)
 
 
-@pytest.mark.parametrize(("kind", "words"), [(TaskKind.MERGE, ["merge", NAME]), (TaskKind.COPY, ["copy", "--all"])])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(TaskKind.MERGE, ["merge", NAME]), (TaskKind.COPY, ["copy", "--all"]), (TaskKind.GC, ["gc", "--yes"])],
+)
 def test_they_run_beside_increments_and_one_at_a_time(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind, words: list[str]
 ) -> None:
@@ -129,6 +136,8 @@ def test_they_run_beside_increments_and_one_at_a_time(
         (TaskKind.MERGE, NOT_NEW, WEEK),
         (TaskKind.MERGE, NOTHING, WEEK),
         (TaskKind.COPY, COPIED, DAY),
+        (TaskKind.GC, COLLECTED, WEEK),
+        (TaskKind.GC, KEPT, WEEK),
     ],
 )
 def test_what_is_done_is_due_again_an_interval_later(
@@ -154,13 +163,25 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
     assert text_of(TaskKind.MERGE, MERGED) == "merge of a: it begins at increment 7 now, 3.0 MiB, 12.0 s"
     assert text_of(TaskKind.MERGE, NOT_NEW) == text_of(TaskKind.MERGE, NOTHING) == ""
     assert text_of(TaskKind.COPY, COPIED) == "copy of a: 4 restore points, 5.0 MiB"
+    assert text_of(TaskKind.GC, COLLECTED) == "gc removed 3 objects, 2.0 MiB"
+    assert text_of(TaskKind.GC, NO_GARBAGE) == ""
 
 
-@pytest.mark.parametrize("kind", [TaskKind.MERGE, TaskKind.COPY])
+def test_what_gc_could_not_do_is_a_note(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_run(monkeypatch, NO_GARBAGE, KEPT)
+    do(watched, TaskKind.GC)
+    assert watched.said[-1] == "note: a node is away"
+    do(watched, TaskKind.GC)
+    refused = "note: the store refuses to delete 2 objects, such as snapshots/a/base/x: it is locked"
+    assert watched.said[-2:] == [refused, "gc removed 3 objects, 2.0 MiB"]
+    assert watched.notices() == []
+
+
+@pytest.mark.parametrize("kind", [TaskKind.MERGE, TaskKind.COPY, TaskKind.GC])
 def test_a_failure_is_told_once_repeated_soon_and_so_is_its_end(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind
 ) -> None:
-    works = MERGED if kind is TaskKind.MERGE else COPIED
+    works = {TaskKind.MERGE: MERGED, TaskKind.COPY: COPIED, TaskKind.GC: COLLECTED}[kind]
     let_run(monkeypatch, AWAY, AWAY, works)
     for number in (1, 2):
         do(watched, kind)
@@ -214,6 +235,16 @@ def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> 
     done_at = watched.watcher.tasks[TaskKind.COPY].done_at
     assert done_at is not None
     assert abs((done_at - ended_at).total_seconds()) < 60
+
+
+@pytest.mark.parametrize(("code", "counts"), [(0, True), (3, True), (6, False)])
+def test_a_gc_by_anybody_counts_for_the_next_watch(watched: Watched, code: int, counts: bool) -> None:
+    source, ended_at = watched.watcher.source, utc_now()
+    command = Command("gc", "", new_operation_id(ended_at))
+    ending = Ending("failed" if code == 6 else "done", code=code)
+    record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
+    watched.watcher.begin()
+    assert (watched.watcher.tasks[TaskKind.GC].done_at is not None) == counts
 
 
 def test_copies_that_failed_or_of_one_snapshot_do_not_count(watched: Watched) -> None:

@@ -222,7 +222,7 @@ def test_changed_tables_make_an_increment_due_unless_that_fails(
 ) -> None:
     monkeypatch.setattr("cutline.cli.watch.tasks.archive_ahead", lambda *_: ArchivedAhead(needs_increment=True))
     watcher = watched.watcher
-    for kind in (TaskKind.INCREMENT, TaskKind.PRUNE):
+    for kind in (TaskKind.INCREMENT, TaskKind.PRUNE, TaskKind.GC):
         watcher.tasks[kind] = watcher.tasks[kind].done(module.utc_now())
     assert "have changed" in watcher._archive_ahead(NAME).text
     found, _ = module.next_task(watcher.following.possible(()), watcher.begun_at, module.utc_now())

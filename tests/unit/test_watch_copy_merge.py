@@ -1,4 +1,4 @@
-"""The merges, copies and garbage collections of `watch`: when they are due, what becomes of their ends, and when they follow again.
+"""The merges, copies and runs of gc of `watch`: when they are due, what becomes of their ends, and when others follow.
 
 Also hooks and hours, as they apply to a watch.
 """
@@ -237,14 +237,14 @@ def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> 
     assert abs((done_at - ended_at).total_seconds()) < 60
 
 
-@pytest.mark.parametrize(("code", "counts"), [(0, True), (3, True), (6, False)])
-def test_a_gc_by_anybody_counts_for_the_next_watch(watched: Watched, code: int, counts: bool) -> None:
+@pytest.mark.parametrize(("code", "counted"), [(0, 1), (3, 1), (6, 0)])
+def test_a_gc_by_anybody_counts_for_the_next_watch(watched: Watched, code: int, counted: int) -> None:
     source, ended_at = watched.watcher.source, utc_now()
     command = Command("gc", "", new_operation_id(ended_at))
     ending = Ending("failed" if code == 6 else "done", code=code)
     record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
     watched.watcher.begin()
-    assert (watched.watcher.tasks[TaskKind.GC].done_at is not None) == counts
+    assert (watched.watcher.tasks[TaskKind.GC].done_at is not None) == bool(counted)
 
 
 def test_copies_that_failed_or_of_one_snapshot_do_not_count(watched: Watched) -> None:

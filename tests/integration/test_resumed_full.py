@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -505,7 +506,11 @@ def test_damaged_wal_of_an_interrupted_snapshot_gives_it_up(place: Place, *, is_
     assert place.restored("nightly") == place.live()
 
 
-def test_a_watch_gives_up_its_own_snapshot_if_it_stays_refused(place: Place) -> None:
+def test_a_watch_gives_up_its_own_snapshot_if_it_stays_refused(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A watch has a folder of its own for its copy of the file.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     name = new_name(place.fleet, "watch-{date}-{time}")
     place.interrupt(name, signal.SIGKILL)
     (operation,) = place.unfinished()

@@ -159,7 +159,10 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
                 f"node {node.id}: its database {identity.database} is not a copy of {node.backup_of}'s: its oid is"
                 f" {identity.database_oid}, but {primary.database_oid} on the primary"
             )
-            hint = "wait until the standby has caught up with its primary, or correct the dsn in fleet.toml"
+            hint = (
+                f"compare the dbname of both dsns in fleet.toml; {node.backup_of}'s leads to database"
+                f" {primary.database}. If both are right, wait until the standby has caught up with its primary"
+            )
     if not problem and identity.server_version < SERVER_VERSION_MIN:
         problem = f"node {node.id}: PostgreSQL {identity.server_version // 10000} is older than 15"
         hint = "upgrade the server, or remove the node from fleet.toml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -14,7 +14,7 @@ from cutline.cli.output.tables import quantity_is
 from cutline.fleet.example import write_example
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.record import to_builtins
-from cutline.nodes.problems import actions_of, addresses_of, grants_of, optional_lines
+from cutline.nodes.problems import actions_of, grants_of, optional_lines
 from cutline.snapshots.create.initialise import CopyToRenew, InitReport, initialise
 from cutline.spark.settings import check_protection
 from cutline.storage.errors import UsageError
@@ -77,14 +77,12 @@ def init(
         "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
         "renamed": to_builtins(report.renamed),
     }
-    lines = lines_of(report, addresses_of(fleet.nodes), allows_one_copy=fleet.allows_one_copy)
+    lines = lines_of(report, allows_one_copy=fleet.allows_one_copy)
     emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
 
 
-def lines_of(
-    report: InitReport, addresses: Mapping[str, str] | None = None, *, allows_one_copy: bool = False
-) -> list[str]:
-    """Return the human-readable output; `addresses` are the addresses at which psql reaches the primaries.
+def lines_of(report: InitReport, *, allows_one_copy: bool = False) -> list[str]:
+    """Return the human-readable output.
 
     `allows_one_copy` is set if the fleet file lets a check pass although it has no second copy to compare.
     """
@@ -129,7 +127,7 @@ def lines_of(
         f"{one.listed} is {one.node} in {one.snapshot}: its increments go on with it under that id"
         for one in report.renamed
     ]
-    return [*lines, *optional_lines(report.lacking, addresses), "next: snapshot create NAME"]
+    return [*lines, *optional_lines(report.lacking, report.addresses), "next: snapshot create NAME"]
 
 
 def _copies_lines(to_copy: Iterable[CopyToRenew]) -> list[str]:

@@ -264,6 +264,8 @@ def lines_of(report: RepairReport, earlier: Iterable[RepairReport] = ()) -> list
     if (report.objects or earlier) and report.unrepaired:
         again = f"what was replaced may help to repair the rest: snapshot repair {name}"
         lines.append(f"{name} is repaired in part{f'; {again}' if report.objects else ''}")
+        if report.plan.request.other is None:
+            lines.append(f"if another store has a copy of {name}: snapshot repair {name} --from URL")
     elif (report.objects or earlier) and not report.plan.read_all:
         lines += [f"what was found in {name} is repaired in {seconds_text(seconds)}", NOT_READ]
     elif report.objects or earlier:

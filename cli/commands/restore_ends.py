@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from cutline.cli.output.arguments import DryRun, Nodes, SnapshotName, To, command_context
+from cutline.cli.output.arguments import DryRun, Nodes, RestoredTo, SnapshotName, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress
@@ -87,7 +87,7 @@ def restore_abandon(
     context: typer.Context,
     name: SnapshotName,
     *,
-    to: To = None,
+    to: RestoredTo = None,
     node: Nodes = None,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -116,7 +116,7 @@ def restore_abandon(
 
 
 def restore_discard(
-    context: typer.Context, *, to: To = None, node: Nodes = None, yes: Yes = False, dry_run: DryRun = False
+    context: typer.Context, *, to: RestoredTo = None, node: Nodes = None, yes: Yes = False, dry_run: DryRun = False
 ) -> None:
     """Drop the databases that `restore --replace` set aside, no matter which snapshot was restored in their place."""
     confirmation = require_confirmation(context, "restore-discard", yes=yes or dry_run)

@@ -186,6 +186,14 @@ To = Annotated[
         help="Restore into the fleet that FILE describes. Default: the fleet of the snapshot.",
     ),
 ]
+RestoredTo = Annotated[
+    Path | None,
+    typer.Option(
+        "--to",
+        metavar="FILE",
+        help="The fleet that was restored into. Default: the fleet of the snapshot.",
+    ),
+]
 Replace = Annotated[
     bool,
     typer.Option("--replace", help="Rename existing databases to set them aside. `restore-discard` drops them later."),

@@ -42,8 +42,8 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts, repair left damaged objects, a merge could not be proven, or an assertion failed"
-    " in a drill",
+    CONFLICTS: "check found conflicts, repair left damaged objects, copy found damaged objects, a merge could not be"
+    " proven, or an assertion failed in a drill",
     USAGE: "usage error, in the arguments or in fleet.toml; also if a command needs confirmation, --yes is missing, and"
     " there is no terminal to ask at",
     REFUSED: "refused: a precondition does not hold, or the question at the terminal was not answered with yes, and"

@@ -109,13 +109,16 @@ class CopyNeeds:
         return frozenset(self.numbers[number] for number in shared if number in self.numbers)
 
 
+LOST_LARGE_OBJECTS = "large objects"
+
+
 def needs_other(chain: Chain, shard: str, chain_object: ChainObject) -> str:
     """Return which part of the shard, other than rows, is lost without the object: `DDL`, `large objects` or ""."""
     if chain_object.node != shard or isinstance(chain_object.stored, Segment):
         return ""
     if chain_object.stored.kind == DDL and chain_object.stored == chain.ddl_object(shard):
         return "DDL"
-    return "large objects" if chain_object.stored.kind == LARGE_OBJECTS else ""
+    return LOST_LARGE_OBJECTS if chain_object.stored.kind == LARGE_OBJECTS else ""
 
 
 NAMED_MAX = 20
@@ -144,7 +147,7 @@ class Wanted:
 
     def takes(self, what: str) -> bool:
         """Whether the restore needs `what`, a part named by `needs_other`."""
-        return (what == "DDL" and self.ddl) or (what == "large objects" and self.large_objects)
+        return (what == "DDL" and self.ddl) or (what == LOST_LARGE_OBJECTS and self.large_objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,8 @@ def _damage_error(
         hints.append(f"increments that can still be restored from standbys' copies: {some}; the newest: {newest}")
     else:
         hints.append("no increment can be restored")
+    if command and not command.startswith(DRILL_COMMAND) and all(part.what == LOST_LARGE_OBJECTS for part in lost):
+        hints.append(f"to restore the tables without large objects: {command} --group '*' --increment {number}")
     if command and command in " ".join(hints) and not command.startswith(DRILL_COMMAND):
         hints.append(SAME_TARGET)
     first = choice.damaged[0]

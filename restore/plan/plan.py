@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.messages import SAME_TARGET, check_command
+from cutline.fleet.messages import SAME_TARGET, check_command, list_some
 from cutline.fleet.table_names import is_matching
 from cutline.nodes.groups import Group
+from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.restore.plan.copies import (
     CopyChoice,
     Wanted,
@@ -191,6 +193,12 @@ class RestorePlan:
             f"{point} has no shard {', '.join(others)}: what {self.target_fleet.path.name} lists there stays as it is"
         ]
 
+    @property
+    def _not_in_snapshot(self) -> tuple[LeftOut, ...]:
+        """What the snapshot lacks of what is restored; a part of the tables is restored without large objects."""
+        of_all = () if self.request.is_with_all_rows else (LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL)
+        return tuple(out for out in self.chain.left_out if out.node in self.sources and out.kind not in of_all)
+
     def report(self) -> RestoreReport:
         """Return the report on this restore as it is before the restore starts."""
         return RestoreReport(
@@ -199,7 +207,7 @@ class RestorePlan:
             operation=self.intent.id,
             nodes=[NodeReport(target.node.id, target.database) for target in self.targets],
             bytes=count_bytes(self.chain, self.sources),
-            not_in_snapshot=tuple(out for out in self.chain.left_out if out.node in self.sources),
+            not_in_snapshot=self._not_in_snapshot,
             open_operations=self.open_operations,
             in_doubt=in_doubt_transactions(self.chain.last),
             borrowed=self.borrowed_rows,
@@ -320,7 +328,11 @@ def plan_restore(
             following = cut_time(whole.full)
             # The increment after an exact time may be the one of the merge.
             last = request.increment if request.exact else whole.full.increment - 1
-            whole = read_restorable(store, request.name, last, whole.full.increment - 1)
+            try:
+                whole = read_restorable(store, request.name, last, whole.full.increment - 1)
+            except MergedAwayError:
+                chain_at(whole, request.at)  # raises the error that says when the first cut was made
+                raise
         whole = read_chain_lists(store, whole)
         chain = chain_at(whole, request.at) if request.at and not request.exact else whole
     check_of_fleet(chain, identity)
@@ -348,7 +360,8 @@ def plan_restore(
         targets = tuple(replace(target, sources=tuple(shards)) for target in targets)
         chosen = request.tables.of(chain.groups(shards[0]))
         others = other_ids(store, request.name, target) if request.routes else {}
-        topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes, others)
+        with _naming_lacking(target, shards, is_routed=bool(request.routes)):
+            topology = plan_topology(shards, [target.shard for target in targets], chosen, request.routes, others)
         if request.is_with_all_rows:
             check_large_objects_routed(chain, shards)
     wanted = request.wanted(is_routed=topology is not None)
@@ -364,6 +377,24 @@ def plan_restore(
         return plan
     is_newest = request.increment is None and not following and chain.last.increment == whole.last.increment
     return replace(plan, doubts=find_doubts(store, documents, chain, is_newest=is_newest))
+
+
+@contextmanager
+def _naming_lacking(target: Fleet, shards: Iterable[str], *, is_routed: bool) -> Iterator[None]:
+    """Unless routes were given, add to the hint of a UsageError which shards the target fleet lacks."""
+    try:
+        yield
+    except UsageError as error:
+        have = {node.id for node in target.primaries}
+        if not is_routed and (lacking := [shard for shard in shards if shard not in have]):
+            nodes = " ".join(f"--node {shard}" for shard in shards if shard in have)
+            only = f"; or restore only the others: {nodes}" if nodes else ""
+            file = target.path.name
+            error.hint = (
+                f"{file} lacks {', '.join(lacking)}: add a [[node]] for each, so that every shard has its own database"
+                f"{only}; or let several shards share a database:\n{error.hint}"
+            )
+        raise
 
 
 def _read_whole(store: ObjectStore, request: RestoreRequest, resumed: DatabaseRecord | None) -> Chain:
@@ -415,7 +446,23 @@ def _check_tables(plan: RestorePlan) -> None:
     names = [group.name for target in plan.targets for group in plan.chain.groups(target.source)]
     if unmatched := [group for group in request.groups if not any(is_matching(name, (group,)) for name in names)]:
         raise UsageError(
-            f"no group of snapshot {request.name} matches {', '.join(unmatched)}",
-            hint=f"see: snapshot show {request.name}",
+            f"no table with rows in snapshot {request.name} matches {', '.join(unmatched)}",
+            hint=[*_similar_lines(unmatched, names), f"see: snapshot show {request.name}"],
             details={"groups": unmatched},
         )
+
+
+def _similar_lines(patterns: Iterable[str], names: Iterable[str]) -> Iterator[str]:
+    """Describe the tables that a pattern may have meant: their names differ in case, or begin like it."""
+    lower = {name.lower(): name for name in names}
+    for pattern in patterns:
+        if similar := [name for other, name in lower.items() if is_matching(other, (pattern.lower(),))]:
+            yield f"with other letters: {list_some(similar, SIMILAR_MAX)}   case matters"
+        elif similar := [name for other, name in lower.items() if other.startswith(pattern.lower())]:
+            yield (
+                f"the rows of a partitioned table are in its partitions; tables that begin with {pattern}:"
+                f" {list_some(similar, SIMILAR_MAX)}"
+            )
+
+
+SIMILAR_MAX = 3

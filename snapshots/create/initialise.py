@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
 
@@ -88,7 +88,7 @@ class InitReport:
     store is not encrypted. `lacking` lists missing privileges that only some commands need. `too_old` lists the
     standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
     `to_copy` lists the copies that the next increments begin again, and `renamed` the nodes that their chains know by
-    other ids.
+    other ids. `addresses` are those of the primaries for psql, which after a failover are not the ones in fleet.toml.
     """
 
     store: StoreIdentity
@@ -105,6 +105,7 @@ class InitReport:
     warnings: tuple[SurroundingsWarning, ...] = ()
     to_copy: tuple[CopyToRenew, ...] = ()
     renamed: tuple[RenamedNode, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -173,6 +174,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             warnings=tuple(warnings),
             to_copy=to_copy,
             renamed=renamed,
+            addresses=addresses_of(sessions.fleet.nodes),
         )
 
 

@@ -35,6 +35,7 @@ from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
+    chain_at,
     cut_time,
     find_place,
     increment_label,
@@ -159,7 +160,12 @@ def read_at(store: ObjectStore, name: str, moment: datetime) -> Chain:
     last = chain.last.increment
     while chain.beginning and cut_time(chain.full) > moment:
         # The first cut after the moment may be the one of the merge.
-        chain = read_restorable(store, name, last, chain.full.increment - 1)
+        try:
+            chain = read_restorable(store, name, last, chain.full.increment - 1)
+        except MergedAwayError:
+            # It says when the first cut was made.
+            chain_at(chain, moment)
+            raise
     return chain
 
 

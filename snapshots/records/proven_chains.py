@@ -929,12 +929,18 @@ class CommitPlace:
     commit: Commit | None
 
 
+# How `keep` names an increment.
+POINT = re.compile(r"([^@]+)@(\d+)")
+
+
 def check_name(name: str) -> str:
     """Return `name` if it is a valid snapshot name; raise UsageError if not."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a valid snapshot name",
-            hint="use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+            hint=f"to name an increment: {point[1]} --increment {point[2]}"
+            if (point := POINT.fullmatch(name))
+            else "use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
         )
     return name
 

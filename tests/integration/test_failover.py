@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
@@ -25,6 +25,7 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
@@ -89,6 +90,9 @@ def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     with pytest.raises(NodeUnreachableError, match=PRIMARY):
         place.increment()
     promote(place, STANDBY)
+    # psql must be told to connect to the server that accepts writes.
+    address = conninfo_to_dict(initialise(place.fleet, Silent()).addresses[PRIMARY])
+    assert address["host"] == conninfo_to_dict(place.fleet.node(STANDBY).dsn)["host"]
     second = place.increment()
     assert second.timelines == {PRIMARY: 2}
     assert second.absent.keys() == {STANDBY}

@@ -273,6 +273,11 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     for words in (("restore", "chain", "--increment", "1", "--dry-run"), ("check", "chain", "--increment", "1")):
         code, document = run_here(place.fleet, *words)
         assert (code, document["error"]) == (3, "merged-away")
+    # A time before the beginning is one before the first cut, wherever the chain began once.
+    for words in (("restore", "chain", "--dry-run"), ("restore", "chain", "--exact", "--dry-run"), ("check", "chain")):
+        code, document = run_here(place.fleet, *words, "--at", "2020-01-01T00:00:00Z")
+        assert (code, document["error"]) == (3, "snapshot-missing"), document
+        assert "its first cut was made at" in document["hint"]
     assert command(place, "gc", "--grace", "0s", "--dry-run")["objects"] == 0
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)

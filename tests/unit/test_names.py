@@ -117,6 +117,10 @@ def test_a_plain_name_is_used_as_it_is_without_asking_the_store(fleet, monkeypat
     assert new_name(fleet, "weekly") == newest_name(fleet, "weekly") == "weekly"
     with pytest.raises(UsageError, match="'a b' is not a valid snapshot name"):
         new_name(fleet, "a b")
+    # `keep` names an increment in this way.
+    with pytest.raises(UsageError) as raised:
+        new_name(fleet, "weekly@12")
+    assert raised.value.hint == "to name an increment: weekly --increment 12"
 
 
 def test_a_new_name_has_the_current_time(fleet) -> None:  # type: ignore[no-untyped-def]

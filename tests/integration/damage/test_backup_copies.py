@@ -221,8 +221,13 @@ def test_the_command_says_what_it_would_take_and_what_it_took(copied: CopiedChai
 
 def test_every_pattern_of_a_group_has_to_match(copied: CopiedChain) -> None:
     request = RestoreRequest(NAME, groups=("public.item", "public.itme", "nowhere.*", "public.l*"))
-    with pytest.raises(UsageError, match=r"no group of snapshot \w+ matches public\.itme, nowhere\.\*$"):
+    with pytest.raises(UsageError, match=r"no table with rows in \w+ \w+ matches public\.itme, nowhere\.\*$"):
         plan_restore(copied.fleet, copied.target, request)
+    with pytest.raises(UsageError) as raised:
+        plan_restore(copied.fleet, copied.target, RestoreRequest(NAME, groups=("Public.Item", "public.lo")))
+    other_case, partitions, _ = raised.value.hint.splitlines()
+    assert other_case == "with other letters: public.item   case matters"
+    assert partitions.endswith("tables that begin with public.lo: public.log")
     alone = plan_restore(copied.fleet, copied.target, replace(request, groups=("public.item", "public.l*")))
     names = {group.name for groups in alone.groups.values() for group in request.tables.of(groups)}
     assert names == {"public.item", "public.log"}

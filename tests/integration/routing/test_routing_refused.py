@@ -61,9 +61,17 @@ class Counted(Silent):
 def test_tables_without_a_route_are_refused_all_by_name(place: RoutedPlace) -> None:
     with pytest.raises(UsageError) as raised:
         place.plan(2, "public.account=hash(id)", "public.l*=hash(what)")
+    assert "lacks" not in raised.value.hint
     left = sorted({f"public.{table}" for table in TABLES} - {"public.account", "public.log"})
     assert raised.value.details["tables"] == left
     assert all(table in raised.value.message for table in left)
+    # Perhaps a shard was added since the file was written.
+    with pytest.raises(UsageError) as raised:
+        place.plan(2)
+    assert (
+        f"lacks {', '.join(f's{number}' for number in range(1, SHARDS + 1))}: add a [[node]] for each"
+        in raised.value.hint
+    )
     with pytest.raises(UsageError, match="no stored column nothing"):
         place.plan(2, "*=hash(nothing)")
     with pytest.raises(UsageError, match="has type integer"):

@@ -155,12 +155,20 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings in [spark] by their full names, with values as strings for Spark."""
-    return {
-        name if name.startswith("spark.") else f"spark.{name}": _text_of(value)
-        for name, value in flatten(table).items()
-    }
+SPARK_MASTER = "spark.master"
+
+
+def spark_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in [spark] by their full names; raise ValueError for a list, and for two of the same name."""
+    settings: dict[str, Any] = {}
+    for name, value in flatten(table).items():
+        full_name = name if name.startswith("spark.") else f"spark.{name}"
+        if full_name in settings:
+            raise ValueError(f"[spark] sets `{full_name}` twice, with `spark.` and without it")
+        if isinstance(value, list):
+            raise ValueError(f"`{full_name}` is a list: write it as one text, as Spark's documentation does")
+        settings[full_name] = value
+    return settings
 
 
 def remember_secret_settings(settings: Mapping[str, object]) -> None:
@@ -819,8 +827,9 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         raise ValueError(
             "`globals.passwords` needs [encryption]: anyone who can read an unencrypted store could guess the passwords"
         )
-    master = check_spark_master(spark.pop("master", "local[*]"))
-    settings = spark_settings(spark)
+    given = spark_settings(spark)
+    master = check_spark_master(given.pop(SPARK_MASTER, "local[*]"))
+    settings = {name: _text_of(value) for name, value in given.items()}
     # An unexpanded `${NAME}` is not a secret.
     remember_secret_settings({name: value for name, value in settings.items() if not VARIABLE.search(value)})
     check_spark_settings(master, settings)

@@ -212,6 +212,9 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
     (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
     (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` selects Spark Connect"),
+    (HEAD + "[spark]\n'spark.master' = 4\n" + NODE, "`spark.master` must be a non-empty string"),
+    (HEAD + "[spark]\nmaster = 'local'\n'spark.master' = 'yarn'\n" + NODE, "sets `spark.master` twice"),
+    (HEAD + "[spark]\n'jars.packages' = ['a:b:1', 'c:d:2']\n" + NODE, "`spark.jars.packages` is a list"),
     (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` selects Spark Connect"),
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
@@ -274,6 +277,15 @@ def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: 
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
     assert "name and store must come before the first table" in error.value.hint
+
+@pytest.mark.parametrize("key", ["master", "'spark.master'", "spark.master"])
+def test_the_master_may_be_named_with_and_without_the_prefix(fleet_file: Path, key: str) -> None:
+    fleet_file.write_text(f"{HEAD}[spark]\n{key} = 'spark://m1:7077'\n{NODE}")
+    fleet = load_fleet(fleet_file)
+    assert (fleet.spark_master, fleet.spark_settings) == ("spark://m1:7077", {}), (
+        "a session at this master must have the protection of a cluster"
+    )
+
 
 
 def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:

@@ -307,6 +307,36 @@ def test_a_jvm_that_is_killed_is_told_as_such(tmp_path: Path, when: str) -> None
         check=False,
     )
     assert done.stdout == "SparkEndedError 6 spark's process ended before the command: it was killed by SIGKILL\n"
+# Prints the sum of a job; the JVM also records its classes, and maps them the next time.
+ODD_NAMES = """
+import json, sys
+from cutline.spark.session_folder import session_folder
+from cutline.spark.start import start_spark_at
+
+with session_folder(), start_spark_at("local[1]", json.loads(sys.argv[1]), "test") as start:
+    print(start.session().sparkContext.parallelize([1, 2], 1).sum(), start.is_recording)
+    start.stop(archive_seconds_max=60)
+"""
+
+
+def test_spark_starts_in_folders_of_any_name(tmp_path: Path) -> None:
+    temporary, cache = Path(os.environ["TMPDIR"]) / "a b's", tmp_path / 'John\'s "cache" ü'
+    temporary.mkdir()
+    cache.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)}
+    shown = []
+    # With a class path of its own, Spark's launcher starts the JVM.
+    for settings in ({}, {}, {"spark.driver.extraClassPath": str(tmp_path)}):
+        done = subprocess.run(
+            [sys.executable, "-c", ODD_NAMES, json.dumps(settings)],
+            capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False, env=environment,
+        )  # fmt: skip
+        assert done.stderr == ""
+        shown.append(done.stdout)
+    assert shown == ["3 True\n", "3 False\n", "3 True\n"]
+    assert list(temporary.iterdir()) == []
+
+
     assert done.stderr == ""
 
 

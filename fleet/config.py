@@ -22,7 +22,7 @@ from msgspec import UNSET, DecodeError, Meta, UnsetType, ValidationError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet import libpq_environment
-from cutline.fleet.cores import tasks_max
+from cutline.fleet.cores import cores_of, tasks_max
 from cutline.fleet.hours import Hours
 from cutline.fleet.participants import is_single_name
 from cutline.fleet.record import END, Record
@@ -155,12 +155,20 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def spark_settings(table: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings in [spark] by their full names, with values as strings for Spark."""
-    return {
-        name if name.startswith("spark.") else f"spark.{name}": _text_of(value)
-        for name, value in flatten(table).items()
-    }
+SPARK_MASTER = "spark.master"
+
+
+def spark_settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in [spark] by their full names; raise ValueError for a list, and for two of the same name."""
+    settings: dict[str, Any] = {}
+    for name, value in flatten(table).items():
+        full_name = name if name.startswith("spark.") else f"spark.{name}"
+        if full_name in settings:
+            raise ValueError(f"[spark] sets `{full_name}` twice, with `spark.` and without it")
+        if isinstance(value, list):
+            raise ValueError(f"`{full_name}` is a list: write it as one text, as Spark's documentation does")
+        settings[full_name] = value
+    return settings
 
 
 def remember_secret_settings(settings: Mapping[str, object]) -> None:
@@ -530,6 +538,8 @@ def check_spark_master(master: object) -> str:
         raise ValueError(
             "`spark.master` is a Spark Connect server, which can't run Cutline's jobs; name the cluster's master"
         )
+    if cores_of(master) == 0:
+        raise ValueError(f"`spark.master` is {master}, which has no thread that could run a task")
     return master
 
 
@@ -820,8 +830,9 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         raise ValueError(
             "`globals.passwords` needs [encryption]: anyone who can read an unencrypted store could guess the passwords"
         )
-    master = check_spark_master(spark.pop("master", "local[*]"))
-    settings = spark_settings(spark)
+    given = spark_settings(spark)
+    master = check_spark_master(given.pop(SPARK_MASTER, "local[*]"))
+    settings = {name: _text_of(value) for name, value in given.items()}
     # An unexpanded `${NAME}` is not a secret.
     remember_secret_settings({name: value for name, value in settings.items() if not VARIABLE.search(value)})
     check_spark_settings(master, settings)
@@ -836,7 +847,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spark_settings=settings,
         spark_missing=tuple(missing),
         encryption=encryption,
-        drill=file.drill,
+        drill=_drill(file.drill),
         watch=check_watch(file.watch),
         hours=_hours(file.limits.hours),
         notify=file.notify.command or (),
@@ -881,10 +892,18 @@ def _copy_place(table: CopyTable) -> str:
     place = expand("copy.to", table.to)
     if "://" in place:
         return place
-    path = Path(place).expanduser()
+    path = _path("copy.to", place)
     if not path.is_absolute():
         raise ValueError("`copy.to` is neither a URL nor an absolute path")
     return str(path)
+
+
+def _path(key: str, text: str) -> Path:
+    """Return the path, with a home folder in the place of `~`."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"`{key}`: its ~ names a user without a home folder") from None
 
 
 def _standbys_min(require: str | int) -> int | None:
@@ -894,7 +913,7 @@ def _standbys_min(require: str | int) -> int | None:
 
 
 def _metrics(table: MetricsTable) -> MetricsRules:
-    file = Path(table.file).expanduser() if table.file else None
+    file = _path("metrics.file", table.file) if table.file else None
     if file and not file.is_absolute():
         raise ValueError("`metrics.file` is not an absolute path")
     return MetricsRules(file, _listen_address(table.listen) if table.listen else None, table.traces)
@@ -912,7 +931,7 @@ def _key_source(table: EncryptionTable) -> KeySource:
     given = [name for name in ("key_file", "key_variable", "key_command") if getattr(table, name) is not None]
     if len(given) != 1:
         raise ValueError("`encryption` needs exactly one of key_file, key_variable and key_command")
-    file = Path(table.key_file).expanduser() if table.key_file else None
+    file = _path("encryption.key_file", table.key_file) if table.key_file else None
     if file and not file.is_absolute():
         raise ValueError("`encryption.key_file` is not an absolute path")
     return KeySource(file, table.key_variable, table.key_command)
@@ -958,9 +977,24 @@ def _success_url(text: str | None) -> str:
     url = expand("notify.success_url", text)
     # Whoever knows the address can report successes.
     remember_secret(url)
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+    if not _is_address(url):
         raise ValueError("`notify.success_url` is not an address that begins with https:// or http://")
     return url
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # An invalid port is an error only when it is read.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _drill(table: DrillTable) -> DrillTable:
+    if table.postgresql is None:
+        return table
+    return msgspec.structs.replace(table, postgresql=str(_path("drill.postgresql", table.postgresql)))
 
 
 def _hooks(table: HooksTable) -> HooksTable:
@@ -979,7 +1013,7 @@ def _node(entry: NodeTable, file: FleetFile) -> Node:
         backup_of=entry.backup_of,
         retained_wal_bytes_max=file.wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
         connections_max=entry.connections_max,
-        programs=Path(file.tools.postgresql) if file.tools.postgresql else None,
+        programs=_path("tools.postgresql", file.tools.postgresql) if file.tools.postgresql else None,
         read_bytes_per_second=file.limits.read,
         restore_bytes_per_second=file.limits.restore,
         known_as=entry.known_as,

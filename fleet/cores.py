@@ -21,16 +21,29 @@ def cores_of(master: str) -> int | None:
 
 
 def tasks_max(master: str, settings: Mapping[str, str]) -> int | None:
-    """Return the most tasks that may ever run at once; None if `settings` (full names) don't limit the executors."""
+    """Return the most tasks that may ever run at once; None if `settings` (full names) don't limit the executors.
+
+    Raises ValueError, which names the setting, if a limit is not a positive number.
+    """
     if cores := cores_of(master):
         return cores
     if cluster := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,", master):
-        return int(cluster[1]) * int(cluster[2])
-    if limit := settings.get("spark.cores.max"):
-        return int(limit)
-    is_dynamic = settings.get("spark.dynamicAllocation.enabled", "false") == "true"
-    instances = settings.get("spark.dynamicAllocation.maxExecutors" if is_dynamic else "spark.executor.instances")
-    return int(instances) * int(settings.get("spark.executor.cores", "1")) if instances else None
+        return int(cluster[1]) * int(cluster[2]) or None
+    if "spark.cores.max" in settings:
+        return _limit_of(settings, "spark.cores.max")
+    is_dynamic = settings.get("spark.dynamicAllocation.enabled", "").strip().lower() == "true"
+    instances = "spark.dynamicAllocation.maxExecutors" if is_dynamic else "spark.executor.instances"
+    if instances not in settings:
+        return None
+    cores = _limit_of(settings, "spark.executor.cores") if "spark.executor.cores" in settings else 1
+    return _limit_of(settings, instances) * cores
+
+
+def _limit_of(settings: Mapping[str, str], name: str) -> int:
+    text = settings[name].strip()
+    if not (text.isascii() and text.isdigit()) or not int(text):
+        raise ValueError(f"`{name}` is {settings[name]!r}, but must be a positive number")
+    return int(text)
 
 
 def _cores_of_this_machine() -> int:

@@ -25,6 +25,20 @@ from pathlib import Path
 from cutline.storage.errors import UsageError
 
 
+class FolderGoneError(UsageError):
+    """The working directory no longer exists."""
+
+
+def check_working_directory() -> None:
+    """Raise FolderGoneError if the working directory was deleted: relative paths mean nothing there."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise FolderGoneError(
+            "the current folder no longer exists", hint="change to an existing folder, then repeat the command"
+        ) from None
+
+
 def real_path(path: Path) -> Path:
     """Return the absolute path without links; raise UsageError if links are circular or the path contains NUL."""
     try:

@@ -90,6 +90,8 @@ UNIT_BYTES = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGTP", start=1)},
 }
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
+# What a bigint can hold.
+SIZE_MAX = 2**63 - 1
 
 
 def size_text(size_bytes: int) -> str:
@@ -114,7 +116,9 @@ class Size(int):
         match = SIZE.fullmatch(text.strip())
         if match is None or match[2].upper() not in UNIT_BYTES:
             raise ValueError(f"{text!r} is not a size such as 16GiB or 500MB")
-        return cls(float(match[1]) * UNIT_BYTES[match[2].upper()])
+        if (size := float(match[1]) * UNIT_BYTES[match[2].upper()]) > SIZE_MAX:
+            raise ValueError(f"{text[:40]!r} is more than {size_text(SIZE_MAX)}")
+        return cls(size)
 
     @classmethod
     def from_document(cls, value: object) -> Size:
@@ -124,4 +128,6 @@ class Size(int):
         size = cls.parse(value) if isinstance(value, str) else cls(value)
         if size <= 0:
             raise ValueError("a size must be positive")
+        if size > SIZE_MAX:
+            raise ValueError(f"a size must be at most {size_text(SIZE_MAX)}")
         return size

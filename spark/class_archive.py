@@ -8,6 +8,7 @@ slowly. `cutline.spark.record_archive` writes the archive ahead of time.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -26,13 +27,14 @@ ARCHIVE_BYTES_MIN = 50_000_000
 
 
 def archive_options(java: Java, spark_home: Path, spark_version: str, added: str = "") -> list[str]:
-    """Return the JVM options that use the archive or create it; empty if there is no cache folder.
+    """Return the JVM options that use the archive or create it; empty if there is no suitable cache folder.
 
     `added` is what settings and variables add to Spark's own class path: a JVM with another class path ignores the
     archive.
     """
     folder = cache_folder()
-    if folder is None:
+    # The JVM's options separate the names of two archives by a colon.
+    if folder is None or os.pathsep in str(folder):
         return []
     try:
         # An archive is valid only for the jar files from which it was made, so reinstalling Spark invalidates it.

@@ -10,7 +10,6 @@ Source: Spark's `BasicExecutorFeatureStep` and `KubernetesExecutorBackend` class
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -74,7 +73,7 @@ def executor_command(java: Path, spark_home: Path, environment: Mapping[str, str
     memory = environment[MEMORY]
     return [
         str(java),
-        *shlex.split(" ".join(files_options(temporary))),
+        *files_options(temporary),
         *(environment[f"{JAVA_OPTION}{number}"] for number in numbers),
         *(MASTER, f"-Xms{memory}", f"-Xmx{memory}"),
         *("-cp", ":".join(filter(None, places))),

@@ -170,3 +170,13 @@ def is_of_connection(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
+
+
+@contextmanager
+def unless_jvm_ended() -> Iterator[None]:
+    """Ignore the error if the connection to the JVM ends in the block: the job that needs the JVM raises one itself."""
+    try:
+        yield
+    except Exception as error:
+        if not is_of_connection(error):
+            raise

@@ -31,6 +31,7 @@ from cutline.spark.needs import (
     StoreNotSharedError,
     of_executor,
     raising_executor_errors,
+    unless_jvm_ended,
 )
 from cutline.spark.packing import build_digest
 from cutline.storage.clock import utc_now
@@ -198,6 +199,7 @@ def awaiting_executors(session: SparkSession, wait_seconds: float | None, progre
         wait_seconds = float(session.conf.get(WAIT_SETTING, str(WAIT_SECONDS)) or 0)
     ended, gave_up = threading.Event(), threading.Event()
 
+    @unless_jvm_ended()
     def watch() -> None:
         since, is_noted = time.monotonic(), False
         while not ended.wait(POLL_SECONDS):

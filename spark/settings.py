@@ -302,7 +302,8 @@ def session_settings(
     if not has_executors(master):
         settings |= _settings_without_executors(master, temporary)
     settings |= protection_settings(master, given)
-    chosen = {DRIVER_OPTIONS: " ".join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
+    # A folder's name may contain spaces and quotes.
+    chosen = {DRIVER_OPTIONS: shlex.join(jvm_options), EXECUTOR_OPTIONS: settings.get(EXECUTOR_OPTIONS, "")}
     settings |= given
     for options, ours in chosen.items():
         if ours or options in given:
@@ -318,7 +319,7 @@ def jvm_options(temporary: Path, *, runs_tasks: bool, is_brief: bool) -> list[st
     """
     log4j = temporary / "log4j2.properties"
     log4j.write_text(LOG4J, encoding="utf-8")
-    options = [f'"-Dlog4j2.configurationFile=file:{log4j}"', "-Xlog:disable", "-Xlog:all=error:stderr"]
+    options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     options += files_options(temporary)
     # Measured on 8 million rows, hashing and Arrow transfer take half as long as with G1. A cluster chooses its own
     # collector.
@@ -338,9 +339,9 @@ def is_unnamed_user() -> bool:
 
 def files_options(temporary: Path) -> list[str]:
     """Return options that make a JVM keep native libraries in `temporary`, and write no performance data to /tmp."""
-    options = [f'"-Djava.io.tmpdir={temporary}"', "-XX:-UsePerfData"]
+    options = [f"-Djava.io.tmpdir={temporary}", "-XX:-UsePerfData"]
     # For a user without a home, Java's user.home is "?", and Spark would create a folder with that name.
-    return [*options, f'"-Duser.home={temporary}"'] if is_unnamed_user() else options
+    return [*options, f"-Duser.home={temporary}"] if is_unnamed_user() else options
 
 
 def added_to_class_path(master: str, given: Mapping[str, str]) -> str:
@@ -397,7 +398,7 @@ def _places_on_this_machine(temporary: Path) -> dict[str, str]:
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.local.dir": str(temporary / "local"),
-        EXECUTOR_OPTIONS: " ".join(files_options(temporary)),
+        EXECUTOR_OPTIONS: shlex.join(files_options(temporary)),
         # Executors import the same packages as this process, even if they are not installed.
         "spark.executorEnv.PYTHONPATH": str(Path(cutline.__file__).resolve().parents[1]),
         # Otherwise a `cutline` folder in the working directory would come first.

@@ -35,7 +35,7 @@ from cutline.nodes.sessions import Sessions
 from cutline.nodes.watch import Watch
 from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
-from cutline.spark.needs import ExecutorNeeds, is_of_connection, raising_executor_errors
+from cutline.spark.needs import ExecutorNeeds, raising_executor_errors, unless_jvm_ended
 from cutline.spark.preflight import awaiting_executors
 from cutline.spark.task_progress import following
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, error_of
@@ -670,12 +670,8 @@ def polling(count: Callable[[], object]) -> Iterator[None]:
 
     def poll() -> None:
         while not done.wait(POLL_SECONDS):
-            try:
+            with unless_jvm_ended():
                 count()
-            except Exception as error:
-                # If the JVM has ended, the job itself says so.
-                if not is_of_connection(error):
-                    raise
             pass_on()
 
     thread = threading.Thread(target=poll, name="job progress", daemon=True)

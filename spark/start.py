@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from cutline.fleet.config import has_executors, runs_on_this_machine
 from cutline.fleet.own_files import cache_folder
+from cutline.fleet.own_process import check_working_directory
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.deferred_session import DeferredSession
 from cutline.spark.java import Java, find_java
@@ -46,8 +47,15 @@ from cutline.spark.settings import (
     with_private_options,
 )
 from cutline.storage import waits
-from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError, redact
-from cutline.storage.process_limits import MEMORY_HINT, TooLittleMemoryError, says_no_memory, says_used_up
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, redact
+from cutline.storage.process_limits import (
+    MEMORY_HINT,
+    NoSpaceError,
+    TooLittleMemoryError,
+    says_full_disk,
+    says_no_memory,
+    says_used_up,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,13 +79,14 @@ IN_MAIN, INITIALIZER = 'Exception in thread "main" ', "java.lang.ExceptionInInit
 
 
 class SparkStartError(RefusedError):
-    """Spark did not start; its log is kept."""
+    """Spark did not start; its log is kept, unless there is no space for it."""
 
-    def __init__(self, reason: str, log: Path) -> None:
+    def __init__(self, reason: str, log: Path | None) -> None:
+        where = f"check its log, {log}, and" if log else "its log could not be kept; check"
         super().__init__(
             f"spark did not start: {reason}",
-            hint=f"check its log, {log}, and the master and settings in [spark] of fleet.toml",
-            details={"log": str(log)},
+            hint=f"{where} the master and settings in [spark] of fleet.toml",
+            details={"log": str(log) if log else None},
         )
 
 
@@ -125,16 +134,11 @@ def start_spark_at(master: str, settings: Mapping[str, str], name: str, *, is_br
 
     `is_brief`: no job is worth the time of the JVM's optimising compiler.
 
-    Raises SparkUnprotectedError if `settings` leave the session unprotected, and UsageError if the current folder was
-    deleted, because no JVM starts in a deleted folder.
+    Raises SparkUnprotectedError if `settings` leave the session unprotected, and FolderGoneError, because no JVM starts
+    in a deleted folder.
     """
     check_protection(master, settings)
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise UsageError(
-            "the current folder no longer exists", hint="change to an existing folder, then repeat the command"
-        ) from None
+    check_working_directory()
     return SparkStart(master, settings, name, is_brief=is_brief)
 
 
@@ -351,13 +355,16 @@ class SparkStart:
 
 
 def _start_error(error: Exception, log: Path) -> SnapshotError:
-    reason, kept = _reason(error, log), _keep(log)
-    if not says_no_memory(reason):
-        return SparkStartError(reason, kept)
-    return TooLittleMemoryError(
-        f"spark did not start: {reason}",
-        hint=f"{MEMORY_HINT}; driver.memory in [spark] of fleet.toml sets Spark's own heap size; Spark's log: {kept}",
-    )
+    reason, kept = _reason(error, log), None
+    with contextlib.suppress(OSError):
+        kept = _keep(log)
+    if says_no_memory(reason):
+        where = f"; Spark's log: {kept}" if kept else ""
+        return TooLittleMemoryError(
+            f"spark did not start: {reason}",
+            hint=f"{MEMORY_HINT}; driver.memory in [spark] of fleet.toml sets Spark's own heap size{where}",
+        )
+    return NoSpaceError(reason) if says_full_disk(reason) else SparkStartError(reason, kept)
 
 
 def _keep(log: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Limits on this process's open files, memory and threads: recognize errors that they cause, and name the limit.
+"""Limits on this process's open files, memory, threads and disk space: recognize their errors, and name the limit.
 
 Libraries and executors report such errors only as text.
 
@@ -158,8 +158,34 @@ def is_used_up(error: BaseException) -> bool:
     return is_behind(error, USED_UP, says_used_up)
 
 
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+# Spark and libraries report these errors as text.
+FULL_TEXTS = tuple(os.strerror(number).lower() for number in FULL_DISK)
+SPACE_HINT = (
+    "free space there, or set TMPDIR to a folder of yours that has more (for executors, local.dir in [spark] of"
+    " fleet.toml); then repeat the command"
+)
+
+
+class NoSpaceError(UnreachableError):
+    """There is no space left for temporary files. Stores and files that a user names have errors of their own."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no space is left for temporary files: {reason}", hint=SPACE_HINT)
+
+
+def lacks_space(error: BaseException) -> bool:
+    """Whether a folder for temporary files is full, according to this error or one of its causes."""
+    return is_behind(error, FULL_DISK, says_full_disk)
+
+
+def says_full_disk(text: str) -> bool:
+    """Whether a message from the system, a library or the JVM says that a disk is full."""
+    return any(part in text.lower() for part in FULL_TEXTS)
+
+
 def find_used_up(error: BaseException) -> UnreachableError | None:
-    """Return the error to report instead of `error` if its real cause is a lack of open files or memory.
+    """Return the error to report instead of `error` if its real cause is a lack of open files, memory or disk space.
 
     Returns None otherwise, or if `error` also reports something else, such as a commit that may have been stored.
     """
@@ -167,7 +193,20 @@ def find_used_up(error: BaseException) -> UnreachableError | None:
     if is_used_up(error) and (not is_own or isinstance(error, (UnreachableError, RefusedError))):
         reason = error.message if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
         return OpenFilesError(reason, error.details if isinstance(error, SnapshotError) else None)
-    return TooLittleMemoryError(str(error)) if not is_own and lacks_memory(error) else None
+    if is_own:
+        return None
+    if lacks_memory(error):
+        return TooLittleMemoryError(str(error))
+    return NoSpaceError(_first_line(error)) if lacks_space(error) else None
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the line that says it, without the stack of a Java exception; "" if the JVM that has the text is gone."""
+    text = ""
+    with suppress(Exception):
+        text = str(error)
+    lines = text.splitlines()
+    return next((line.strip() for line in lines if says_full_disk(line)), "".join(lines[:1]))
 
 
 # A thread starts within a millisecond, or within a few seconds on a machine that is short of memory.

@@ -59,7 +59,7 @@ def new(context: typer.Context, file: NewFile) -> None:
     lines = [
         f"wrote a new key to {file}",
         f'for a new store: key_file = "{file.absolute()}" in [encryption] of fleet.toml, then snapshot init',
-        f"for a store that already has a key: snapshot key add --key-file {file.absolute()}",
+        f"for a store that already has a key: snapshot key add --key-file {shlex.quote(str(file.absolute()))}",
         "keep a copy elsewhere, not in the store: without the key nothing in the store can be read",
     ]
     emit(context, {"schema": SCHEMA, "file": str(file.absolute())}, lines)

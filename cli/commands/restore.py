@@ -222,16 +222,16 @@ def _run_restore(
         if report is None:
             raise
     except DdlRefusedError as error:
-        path, line = write_refused(str(error.details["unfinished"]), error.refused, Path.cwd(), is_published=False)
+        path, line = write_refused(str(error.details["unfinished"]), error.refused, _folder(), is_published=False)
         error.details["file"] = path
         error.hint = f"{line}\n{error.hint}"
         raise
-    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, Path.cwd(), report.exact)
+    in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, _folder(), report.exact)
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
     document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
     others = list(in_doubt)
     if report.refused:
-        path, line = write_refused(report.operation, report.refused, Path.cwd(), is_published=True)
+        path, line = write_refused(report.operation, report.refused, _folder(), is_published=True)
         document["refused_file"] = path
         others.append(line)
     is_verbose = command_context(context).verbose
@@ -240,3 +240,14 @@ def _run_restore(
     emit(context, document, lines, code=code)
     if code:
         raise typer.Exit(code)
+
+
+def _folder() -> Path:
+    """Return the working directory, for files about the restore.
+
+    If it was deleted, return a relative path: writing there is then a warning, as it is if the disk is full.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()

@@ -12,6 +12,7 @@ import typer
 
 from cutline.cli.output.activity import what_text
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.failure import DONE
 from cutline.cli.output.node_status import NodeStatus, read_nodes
 from cutline.cli.output.results import answer, drawn_live
 from cutline.cli.output.tables import (
@@ -24,6 +25,7 @@ from cutline.cli.output.tables import (
     seconds_text,
 )
 from cutline.cli.process.stopping import owner_text
+from cutline.cli.process.streams import is_stdout_read
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Reading
 from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
@@ -70,7 +72,10 @@ def status(context: typer.Context, *, watch: Watch = False, nodes: Nodes = False
 
 
 def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> NoReturn:
-    """Redraw the current state repeatedly; while the store can't be reached, draw the last state and the reason."""
+    """Redraw the current state repeatedly; while the store can't be reached, draw the last state and the reason.
+
+    Ends with exit code 0 if stdout is a pipe whose reader has exited, as `head` does.
+    """
     lines: Lines = []
     while True:
         try:
@@ -80,6 +85,8 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
             draw([*lines, why])
         else:
             draw(lines)
+        if not is_stdout_read():
+            raise typer.Exit(DONE)
         time.sleep(WATCH_SECONDS)
 
 

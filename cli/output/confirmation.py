@@ -66,7 +66,11 @@ class Confirmation:
             return
         sys.stderr.write(f"{question} [y/N] ")
         sys.stderr.flush()
-        typed = sys.stdin.readline()
+        try:
+            typed = sys.stdin.readline()
+        except UnicodeDecodeError:
+            # Bytes in another encoding than the terminal's are not a yes.
+            typed = "\n"
         if not typed.endswith("\n"):
             sys.stderr.write("\n")
         if typed.strip().lower() not in ANSWERS:

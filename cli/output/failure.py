@@ -21,6 +21,7 @@ from cutline.cli.output.results import write_document
 from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.process.stopping import cancel_request, owner_text
 from cutline.cli.process.streams import unwritten
+from cutline.fleet.own_process import FolderGoneError, check_working_directory
 from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import SnapshotError, StoppedError, find_behind, redact
 from cutline.storage.process_limits import OPEN_FILES_HINT, find_used_up, is_used_up
@@ -52,7 +53,8 @@ MEANINGS: dict[int, str] = {
     INDETERMINATE: "indeterminate: it is not known whether the commit was stored; the next create, delete, prune or gc"
     " settles it, and for a repair or merge its repetition or gc",
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its work now (for example, its disk is full)"
-    ", or the command or an executor ran out of memory, threads or open files",
+    ", or the command or an executor ran out of memory, threads, open files or space for temporary"
+    " files",
     BUSY: "another operation is running",
     CANCELLED: "cancelled by `snapshot cancel`, SIGTERM or SIGHUP",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
@@ -114,6 +116,11 @@ def classify(error: BaseException) -> CommandFailure | None:
     if isinstance(error, SnapshotError):
         hint = "; ".join(filter(None, [error.hint, OPEN_FILES_HINT])) if is_used_up(error) else error.hint
         return replace(_failure(error), hint=hint)
+    if isinstance(error, FileNotFoundError):
+        try:
+            check_working_directory()
+        except FolderGoneError as gone:
+            return _failure(gone)
     if isinstance(error, _USAGE_MISTAKE):
         return _usage_mistake(error)
     if isinstance(error, typer.Abort):

@@ -145,13 +145,16 @@ def _progress(context: typer.Context) -> AbstractContextManager[Progress]:
 
 @contextmanager
 def drawn_live() -> Iterator[Callable[[Iterable[str | RenderableType]], None]]:
-    """Yield a function that draws lines: on a terminal they replace the previous lines; elsewhere they are appended."""
+    """Yield a function that draws lines: on a terminal they replace the previous lines; elsewhere they are appended.
+
+    They are also appended on a terminal that can't move its cursor (TERM=dumb), where rich would draw nothing.
+    """
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
-    if not sys.stdout.isatty():
-        yield _write_lines
+    if not sys.stdout.isatty() or Console().is_dumb_terminal:
+        yield _write_flushed
         return
     with Live(console=Console(markup=False, emoji=False), auto_refresh=False, screen=True) as live:
 
@@ -187,6 +190,12 @@ class _Printable:
 def _naming_fleet(lines: Iterable[str | RenderableType], fleet_file: str | None) -> Iterator[str | RenderableType]:
     for line in lines:
         yield name_fleet(line, fleet_file) if isinstance(line, str) else line
+
+
+def _write_flushed(lines: Iterable[str | RenderableType]) -> None:
+    _write_lines(lines)
+    # Whoever reads a pipe waits for each drawing.
+    sys.stdout.flush()
 
 
 def _write_lines(lines: Iterable[str | RenderableType]) -> None:

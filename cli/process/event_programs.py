@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from cutline.spark.session_folder import lasting_folder
+
 # An error shows this many characters from the end of the output of a failed program.
 OUTPUT_CHARACTERS_MAX = 500
 
@@ -20,13 +22,24 @@ def run_program(what: str, words: Sequence[str], event: Mapping[str, object], se
 
     A program that is still running after `seconds_max` is killed, with its process group. If this thread is
     interrupted, so is the program. Its output goes to a file: it must not mix with the command's own, and a program
-    that it leaves running must not keep the command waiting.
+    that it leaves running must not keep the command waiting. That program may also keep temporary files for longer than
+    this process, whose own folder is deleted when it ends.
     """
     body, name = json.dumps(event).encode(), f"{what} {words[0]}"
-    with tempfile.TemporaryFile() as output:
+    try:
+        output = tempfile.TemporaryFile()  # noqa: SIM115  # closed below
+    except OSError as error:
+        # The folder for temporary files may be full, or somebody has deleted it.
+        return f"{name} was not run: there is no file for its output: {error}"
+    with output:
         try:
             process = subprocess.Popen(
-                list(words), stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                list(words),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"TMPDIR": lasting_folder()},
+                start_new_session=True,
             )
         # ValueError: a word contains NUL.
         except (OSError, ValueError) as error:

@@ -79,12 +79,13 @@ STANDARD = (0, 1, 2)
 class _Unfailing(io.RawIOBase):
     """A file descriptor whose writes never fail.
 
-    `problem` is the first error; a reader that has exited is not an error.
+    `problem` is the first error; a reader that has exited is not an error, but `is_read` is then false.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.problem: OSError | None = None
+        self.is_read = True
 
     def writable(self) -> bool:
         return True
@@ -104,6 +105,7 @@ class _Unfailing(io.RawIOBase):
             except BlockingIOError:
                 select.select([], [self._descriptor], [])
             except BrokenPipeError:
+                self.is_read = False
                 break
             except OSError as error:
                 self.problem = self.problem or error
@@ -149,6 +151,11 @@ def _text_of(raw: _Unfailing, before: TextIO | None, *, is_unbuffered: bool = Fa
         line_buffering=is_unbuffered or raw.isatty(),
         write_through=is_unbuffered,
     )
+
+
+def is_stdout_read() -> bool:
+    """Whether what is written to stdout may still be read: false once the reader of a pipe has exited."""
+    return all(raw.is_read for raw in _stdout)
 
 
 def unwritten() -> str:

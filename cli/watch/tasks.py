@@ -42,6 +42,8 @@ from cutline.storage.errors import BusyError, RefusedError, SnapshotError, Usage
 # The exit codes of checks and drills that found something. Such checks and drills did not fail, and are not repeated
 # soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
+# The option as hints have it: the shell's quotes are around a file whose name contains spaces.
+FLEET_WORDS = r" --fleet (?:'[^']*'|\"[^\"]*\"|[^\s'\"])+"
 # The slug of the error of a merge if the snapshot has no increment yet.
 NOTHING_TO_MERGE = "nothing-to-merge"
 
@@ -326,7 +328,7 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
         slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})
         # The commands in the hint name the copy of the file, which is deleted when the watch ends.
-        hint = re.sub(r" --fleet \S+", "", ended.hint)
+        hint = re.sub(FLEET_WORDS, "", ended.hint)
         raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document
 

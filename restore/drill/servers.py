@@ -149,7 +149,7 @@ def drill_servers(
     Raises UnconfinedError, and any error of start_sandboxed.
     """
     rules = source.drill
-    programs = check_programs_folder(Path(rules.postgresql).expanduser()) if rules.postgresql else None
+    programs = check_programs_folder(Path(rules.postgresql)) if rules.postgresql else None
     folder = Path(tempfile.mkdtemp(prefix="cutline-drill-"))
     place = folder / "fleet"
     try:

@@ -92,7 +92,12 @@ def find_place(fleet: Fleet, place: str) -> CopyPlace:
 
 def _locate(fleet: Fleet, place: str) -> CopyPlace:
     if place.endswith(FLEET_FILE):
-        path = Path(place).expanduser()
+        try:
+            path = Path(place).expanduser()
+        except RuntimeError:
+            raise UsageError(
+                f"--to {place}: its ~ names a user without a home folder", hint="name the file by its full path"
+            ) from None
         second = load_fleet(path)
         if second.name != fleet.name:
             raise StoreOfAnotherFleetError(

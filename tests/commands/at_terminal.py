@@ -10,12 +10,15 @@ from tests.commands.snapshot_runs import command_line
 
 
 def answer(fleet: Fleet, text: str, *words: str) -> tuple[int, str]:
-    """Run a command at a terminal where somebody types `text`; return its exit code and all that the terminal shows."""
+    """Run a command at a terminal where somebody types `text`; return its exit code and all that the terminal shows.
+
+    In the text, \\udce4 stands for the byte 0xe4, as in the arguments of a process.
+    """
     process, terminal = pty.fork()
     if process == 0:
         line = command_line(fleet, *words)
         os.execv(line[0], line)
-    os.write(terminal, text.encode())
+    os.write(terminal, text.encode(errors="surrogateescape"))
     shown = b""
     while True:
         try:
@@ -23,4 +26,4 @@ def answer(fleet: Fleet, text: str, *words: str) -> tuple[int, str]:
         except OSError:  # the other end is closed
             break
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode()
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), shown.decode(errors="replace")

@@ -239,6 +239,41 @@ def test_an_interrupt_while_spark_ends_does_not_take_the_result(tmp_path: Path) 
     assert_gone(int(jvm))
 
 
+# Fills the folder for temporary files, and prints why Spark does not start there.
+FULL = """
+import os
+from pathlib import Path
+from cutline.cli.output.failure import failure_of
+from cutline.spark.session_folder import session_folder
+from cutline.spark.start import start_spark_at
+
+with session_folder():
+    try:
+        with (Path(os.environ["TMPDIR"]).parent / "rest").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    except OSError:
+        pass
+    try:
+        with start_spark_at("local[1]", {}, "test") as start:
+            start.session()
+    except Exception as error:
+        failure = failure_of(error)
+        print(failure.code, failure.slug)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_folder_for_temporary_files_is_named(tmp_path: Path) -> None:
+    mount = 'mount -t tmpfs -o size=64k none "$1" && shift && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, "-c", FULL]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": os.devnull},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("6 no-space\n", "")
+
+
 # Prints how the JVM of a session that has done its work ended, its process, and its folder.
 END = """
 import json, sys
@@ -270,6 +305,36 @@ def test_nothing_waits_for_a_jvm_that_has_nothing_left_to_do(settings: dict[str,
     assert (int(ended) == -signal.SIGKILL) == is_killed
     assert_gone(int(jvm))
     assert not Path(temporary).exists()
+
+
+# Prints the sum of a job; the JVM also records its classes, and maps them the next time.
+ODD_NAMES = """
+import json, sys
+from cutline.spark.session_folder import session_folder
+from cutline.spark.start import start_spark_at
+
+with session_folder(), start_spark_at("local[1]", json.loads(sys.argv[1]), "test") as start:
+    print(start.session().sparkContext.parallelize([1, 2], 1).sum(), start.is_recording)
+    start.stop(archive_seconds_max=60)
+"""
+
+
+def test_spark_starts_in_folders_of_any_name(tmp_path: Path) -> None:
+    temporary, cache = Path(os.environ["TMPDIR"]) / "a b's", tmp_path / 'John\'s "cache" ü'
+    temporary.mkdir()
+    cache.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache)}
+    shown = []
+    # With a class path of its own, Spark's launcher starts the JVM.
+    for settings in ({}, {}, {"spark.driver.extraClassPath": str(tmp_path)}):
+        done = subprocess.run(
+            [sys.executable, "-c", ODD_NAMES, json.dumps(settings)],
+            capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False, env=environment,
+        )  # fmt: skip
+        assert done.stderr == ""
+        shown.append(done.stdout)
+    assert shown == ["3 True\n", "3 False\n", "3 True\n"]
+    assert list(temporary.iterdir()) == []
 
 
 # Kills the JVM before a job, or while one runs, as the system does if it is short of memory.

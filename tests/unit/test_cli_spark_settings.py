@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cutline.spark.settings import (
     CLASS_PATH_VARIABLES,
     added_to_class_path,
     driver_memory_bytes,
+    jvm_options,
     session_settings,
     set_environment,
     with_retries,
@@ -76,6 +78,24 @@ def test_the_fleet_file_overrides_settings_but_adds_to_java_options(tmp_path: Pa
     assert settings["spark.y"] == "z"
     assert settings["spark.driver.extraJavaOptions"] == "-Xlog:disable -Dx=1"
     assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+def test_folders_may_have_any_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    temporary, home = tmp_path / "a b'c\"d\\e", tmp_path / "java"
+    cache, jars = tmp_path / 'John\'s "cache"', tmp_path / "spark" / "jars"
+    (home / "lib" / "server").mkdir(parents=True)
+    (home / "lib" / "server" / "classes.jsa").touch()
+    for folder in (temporary, cache, jars):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(class_archive, "cache_folder", lambda: cache)
+    archive = archive_options(Java(home, home, "17.0.1"), tmp_path / "spark", "4.3.0")
+    options = [*archive, *jvm_options(temporary, runs_tasks=True, is_brief=False)]
+    settings = session_settings("local[2]", {}, "check", temporary, options)
+    words = shlex.split(settings["spark.driver.extraJavaOptions"])
+    assert words == options, "each option is one argument of the JVM: the first that is none is taken for its class"
+    assert all(word.startswith("-") for word in words)
+    assert f"-Djava.io.tmpdir={temporary}" in words
+    assert f"-Djava.io.tmpdir={temporary}" in shlex.split(settings["spark.executor.extraJavaOptions"])
 
 
 def test_only_a_local_master_is_bound_to_this_machine(tmp_path: Path) -> None:
@@ -155,8 +175,9 @@ def test_a_class_archive_is_recorded_once_then_used_but_never_required(
     archive.write_bytes(b"\xa8\x0b\x0b\xf0")
     os.truncate(archive, class_archive.ARCHIVE_BYTES_MIN)
     assert archive_options(java, spark_home, "4.3.0") == [f"-XX:SharedArchiveFile={archive}"]
-    monkeypatch.setattr(class_archive, "cache_folder", lambda: None)
-    assert archive_options(java, spark_home, "4.3.0") == []
+    for unsuitable in (None, tmp_path / "a:b"):
+        monkeypatch.setattr(class_archive, "cache_folder", lambda folder=unsuitable: folder)
+        assert archive_options(java, spark_home, "4.3.0") == []
 
 
 @pytest.mark.parametrize(

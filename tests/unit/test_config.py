@@ -212,11 +212,19 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
     (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
     (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` selects Spark Connect"),
+    (HEAD + "[spark]\n'spark.master' = 4\n" + NODE, "`spark.master` must be a non-empty string"),
+    (HEAD + "[spark]\nmaster = 'local'\n'spark.master' = 'yarn'\n" + NODE, "sets `spark.master` twice"),
+    (HEAD + "[spark]\n'jars.packages' = ['a:b:1', 'c:d:2']\n" + NODE, "`spark.jars.packages` is a list"),
     (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` selects Spark Connect"),
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
     (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
     (HEAD + "[metrics]\nfile = 'cutline.prom'\n" + NODE, "`metrics.file` is not an absolute path"),
+    (HEAD + "[metrics]\nfile = '~no-such-user/m'\n" + NODE, "`metrics.file`: its ~ names a user without a home folder"),
+    (HEAD + "[encryption]\nkey_file = '~no-such-user/key'\n" + NODE, "`encryption.key_file`: its ~ names a user"),
+    (HEAD + "[[copy]]\nto = '~no-such-user/second.toml'\n" + NODE, "`copy.to`: its ~ names a user"),
+    (HEAD + "[tools]\npostgresql = '~no-such-user/bin'\n" + NODE, "`tools.postgresql`: its ~ names a user"),
+    (HEAD + "[drill]\npostgresql = '~no-such-user/bin'\n" + NODE, "`drill.postgresql`: its ~ names a user"),
     (HEAD + "[metrics]\nlisten = '::1:9957'\n" + NODE, "`metrics.listen` is '::1:9957', but must have the form"),
     (HEAD + "[metrics]\nlisten = '127.0.0.1'\n" + NODE, "`metrics.listen` is '127.0.0.1', but must have the form"),
     (HEAD + "[metrics]\nlisten = '127.0.0.1:65536'\n" + NODE, "but must have the form 127.0.0.1:9957"),
@@ -241,6 +249,19 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[groups]\ninclude = [1]\n" + NODE, "expected text, got integer - at `groups.include[0]`"),
     (HEAD + '[encryption]\nkey_command = "cat key"\n' + NODE, "expected list, got text - at `encryption.key_command`"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
+    (HEAD + "[spark]\nmaster = 'local[0]'\n" + NODE, "`spark.master` is local[0], which has no thread"),
+    (HEAD + "[limits]\nstore = '1MB/s'\n[spark]\nmaster = 'spark://m:7077'\n'cores.max' = 'all'\n" + NODE,
+     "`spark.cores.max` is 'all', but must be a positive number"),
+    (HEAD + "[limits]\nstore = '1MB/s'\n[spark]\nmaster = 'yarn'\n'executor.instances' = 0\n" + NODE,
+     "`spark.executor.instances` is '0', but must be a positive number"),
+    (HEAD + "[limits]\nstore = '1MB/s'\n[spark]\nmaster = 'local-cluster[0,1,1024]'\n" + NODE,
+     "`limits.store` is shared"),
+    (HEAD + "[wal]\nmax_retained_wal = '9999PB'\n" + NODE,
+     "'9999PB' is more than 8192.0 PiB - at `wal.max_retained_wal`"),
+    (HEAD + "[limits]\nread = '" + "9" * 400 + "GB/s'\n" + NODE, "is more than 8192.0 PiB - at `limits.read`"),
+    (HEAD + "[wal]\nmax_retained_wal = 9223372036854775808\n" + NODE, "a size must be at most 8192.0 PiB"),
+    (HEAD + "[notify]\nsuccess_url = 'https://[::1/x'\n" + NODE, "`notify.success_url` is not an address"),
+    (HEAD + "[notify]\nsuccess_url = 'https://h:99999/x'\n" + NODE, "`notify.success_url` is not an address"),
     ("name = \n", "fleet.toml: "),
     (HEAD.replace("store = \"", "store = \"/a\\u0000") + NODE, "a string contains the character NUL"),
     (HEAD + '[store_options]\n"a\\U00000000" = 1\n' + NODE, "a string contains the character NUL"),
@@ -257,11 +278,30 @@ def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> No
     assert error.value.hint
 
 
+@pytest.mark.parametrize("key", ["master", "'spark.master'", "spark.master"])
+def test_the_master_may_be_named_with_and_without_the_prefix(fleet_file: Path, key: str) -> None:
+    fleet_file.write_text(f"{HEAD}[spark]\n{key} = 'spark://m1:7077'\n{NODE}")
+    fleet = load_fleet(fleet_file)
+    assert (fleet.spark_master, fleet.spark_settings) == ("spark://m1:7077", {}), (
+        "a session at this master must have the protection of a cluster"
+    )
+
+
 def test_what_looks_like_an_escape_of_nul_is_text(fleet_file: Path) -> None:
     """In a comment, a literal string and behind an escaped backslash it is none."""
     exclude = "[groups]  # \\u0000\nexclude = ['a\\x00b', \"a\\\\u0000b\"]\n"
     fleet_file.write_text(HEAD + exclude + NODE)
     assert load_fleet(fleet_file).groups.exclude == (r"a\x00b", r"a\u0000b")
+
+
+def test_a_path_may_begin_with_the_users_home(fleet_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    more = "[tools]\npostgresql = '~/pg/bin'\n[drill]\npostgresql = '~/pg16/bin'\n[metrics]\nfile = '~/cutline.prom'\n"
+    fleet_file.write_text(HEAD + more + NODE)
+    fleet = load_fleet(fleet_file)
+    assert fleet.nodes[0].programs == Path("/home/x/pg/bin")
+    assert fleet.drill.postgresql == "/home/x/pg16/bin"
+    assert fleet.metrics.file == Path("/home/x/cutline.prom")
 
 
 @pytest.mark.parametrize("text", [

@@ -127,6 +127,15 @@ def test_the_end_of_the_input_is_a_no(fleet: Fleet, builder: StoreBuilder, lefto
     assert (code, builder.store.exists(leftover)) == (3, True)
 
 
+def test_bytes_in_another_encoding_are_a_no(
+    fleet: Fleet, builder: StoreBuilder, leftover: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in all locales but C.
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")
+    code, shown = answer(fleet, "j\udce4\n", "gc", "--grace", "0")
+    assert (code, builder.store.exists(leftover)) == (3, True), shown
+
+
 def test_yes_asks_nothing_and_a_dry_run_needs_none(fleet: Fleet, leftover: str, tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     done = run(fleet, "gc", "--grace", "0", "--dry-run")

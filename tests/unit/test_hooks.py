@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,6 +145,24 @@ def test_a_hook_that_fails_after_the_command_is_a_warning(tmp_path: Path) -> Non
     assert warned[0].endswith("ended with exit code 1: no space")
     # What it prints is not mixed with the result.
     assert run_command(fleet, "gc", "--yes")[0] == 0
+
+
+def test_a_hook_without_a_file_for_its_output_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warned: list[str] = []
+    fleet = write_fleet(tmp_path, hooks_of(tmp_path, after=APPEND))
+    # Somebody has cleaned up, or the disk is full.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    HookedRun(fleet, "create", None, warned.append).end(CommandFailure(0, "", ""))
+    assert "was not run: there is no file for its output: [Errno 2] No such file or directory" in warned[0]
+    assert not (tmp_path / "after").exists()
+
+
+def test_the_temporary_files_of_a_hook_outlive_the_command(tmp_path: Path) -> None:
+    keep = "import sys, tempfile; open(sys.argv[1], 'w').write(tempfile.mkdtemp(prefix='of-a-hook-'))"
+    assert run_here(write_fleet(tmp_path, hooks_of(tmp_path, before=keep)), "gc", "--yes")[0] == 0
+    kept = Path((tmp_path / "before").read_text())
+    assert kept.is_dir(), "the command deletes its own folder"
+    kept.rmdir()
 
 
 def test_a_failure_is_reported_to_the_monitor_with_its_message(tmp_path: Path, monitor: Monitor) -> None:

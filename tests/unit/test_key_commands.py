@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,10 @@ def test_a_key_that_can_not_be_written_leaves_no_file(tmp_path: Path, monkeypatc
         assert cutline.cli.main.run(["key", "new", str(tmp_path / "key")]) == 2
     assert list(tmp_path.iterdir()) == []
     assert cutline.cli.main.run(["key", "new", str(tmp_path / "key")]) == 0
+
+
+def test_the_command_for_a_new_key_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "the shop's key"
+    assert cutline.cli.main.run(["key", "new", str(file)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "key add" in line)
+    assert shlex.split(line.partition("store that already has a key: ")[2])[-2:] == ["--key-file", str(file)]

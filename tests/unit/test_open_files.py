@@ -17,6 +17,7 @@ import pytest
 from cutline.cli.output.failure import failure_of
 from cutline.nodes.connections import THREADS_MAX
 from cutline.nodes.sessions import in_parallel
+from cutline.snapshots.operations.operation import code_of
 from cutline.storage.errors import IndeterminateError, SnapshotError
 from cutline.storage.open import open_store
 from cutline.storage.process_limits import is_used_up
@@ -100,6 +101,40 @@ OF_SERVER = psycopg.errors.InsufficientResources('could not open file "base/5/12
 )
 def test_other_errors_are_not_taken_for_it(error: Exception) -> None:
     assert not is_used_up(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        caused(RuntimeError("a job failed"), OSError(errno.ENOSPC, "No space left on device")),
+        # As Spark passes it on, with its stack.
+        RuntimeError("An error occurred\n: java.io.IOException: No space left on device\n\tat java.base/x.y\n"),
+    ],
+    ids=repr,
+)
+def test_a_full_folder_for_temporary_files_is_no_bug(error: Exception) -> None:
+    failure = failure_of(error)
+    assert (failure.code, failure.slug) == (6, "no-space")
+    assert failure.message.startswith("no space is left for temporary files: ")
+    assert "\n" not in failure.message
+    assert "TMPDIR" in failure.hint
+    assert code_of(error) == 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnreachableError(url="file:///s", reason="no space left on device"),
+        SnapshotError("no space left on device"),
+        psycopg.errors.DiskFull("could not extend file: No space left on device"),
+        RuntimeError("ERROR:  could not extend file: No space left on device"),
+    ],
+    ids=repr,
+)
+def test_another_disk_is_not_taken_for_it(error: Exception) -> None:
+    assert failure_of(error).slug != "no-space"
 
 
 def test_many_nodes_take_few_threads_and_results_stay_in_order() -> None:

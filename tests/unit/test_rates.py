@@ -85,6 +85,7 @@ def test_a_value_that_is_no_rate_is_refused(value: object, problem: str) -> None
     ("k8s://https://m", {"spark.executor.instances": "5"}, 5),
     ("yarn", {"spark.executor.instances": "5", "spark.executor.cores": "4"}, 20),
     ("yarn", {"spark.dynamicAllocation.enabled": "true", "spark.executor.instances": "2"}, None),
+    ("yarn", {"spark.dynamicAllocation.enabled": " True", "spark.executor.instances": "2"}, None),
     ("yarn", {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "7"}, 7),
 ])  # fmt: skip
 def test_the_most_tasks_at_once_follow_from_the_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -34,9 +35,11 @@ def test_a_verdict_is_no_failure_whatever_it_is() -> None:
         assert (finding.code, finding.slug, finding.message) == (code, result, f"check of a: {result}")
 
 
-def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_the_file() -> None:
+@pytest.mark.parametrize("copy", ["/tmp/copy", "/tmp/a b/fleet.toml", "/tmp/it's here/fleet.toml"])
+def test_a_command_without_a_verdict_has_failed_and_its_hint_names_no_copy_of_the_file(copy: str) -> None:
+    document = ERROR | {"hint": f"snapshot --fleet {shlex.quote(copy)} init"}
     with pytest.raises(CommandFailedError) as raised:
-        verdict_of("check of a", CommandResult(6, dict(ERROR)), new_fleet())
+        verdict_of("check of a", CommandResult(6, dict(document)), new_fleet())
     assert (raised.value.exit_code, raised.value.message) == (6, ERROR["message"])
     assert raised.value.hint == "snapshot init"
 

@@ -167,17 +167,17 @@ def _names_to_check(
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
-    is checked as well.
+    is checked as well, and so is every snapshot whose full snapshot can't be read: it may be the newest.
     """
     store, operations = checks.store, checks.documents
     if request.newest:
-        newest = find_newest(store)
+        newest, unreadable = find_newest(store)
         since = newest.operation if newest else ""
         points = RecordedPoints.of(read_outcomes(store, since, unread, operations))
         recorded = points.commits
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
-        return [*([newest.snapshot] if newest else []), *lost], points
+        return [*([newest.snapshot] if newest else []), *unreadable, *lost], points
     since = ""
     if request.name and request.uses_records:
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)

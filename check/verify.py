@@ -22,7 +22,7 @@ from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.own_types import own_types
 from cutline.check.partitions import hash_partitions
-from cutline.check.primaries import check_primaries
+from cutline.check.primaries import LockedPrimaries, check_primaries
 from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
@@ -53,7 +53,7 @@ from cutline.snapshots.operations.open_operations import (
     read_outcomes,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import FullSnapshot, LostList
+from cutline.snapshots.records.commit import LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.proven_chains import chain_at, cut_time, snapshot_names
@@ -120,7 +120,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     names, points = _names_to_check(checks, request, unread)
     recorded = points.commits
     reports: list[SnapshotReport] = []
-    fulls: list[FullSnapshot] = []
+    locked: list[LockedPrimaries] = []
     for name in names:
         progress.step(f"check {name}")
         moment = utc_now()
@@ -142,7 +142,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
-            fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
+            locked += [LockedPrimaries.of(chain.stored_full)] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, point.exact.chain if point.exact else chain, report):
                 _check_chain(check, request, checks)
                 if point.exact and chain.last.increment == point.increment:
@@ -152,7 +152,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
         reports.append(report)
-    of_fleet = check_primaries(store, fulls)
+    of_fleet = check_primaries(store, locked)
     for report in reports:
         report.conflicts += of_fleet
         if report.conflicts:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
+from cutline.check import verify
+from cutline.check.primaries import check_primaries
+from cutline.check.report import Conflict
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing.name_templates import find_newest
+from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import commit_key
-from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.snapshots.records.store_identity import ensure_identity, read_identity
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from tests.unit.document_kinds import FLEET
@@ -60,3 +66,25 @@ def test_a_snapshot_that_can_not_be_read_may_be_the_newest(fleet: Fleet, tmp_pat
     broken = ("commit", commit_key("weekly", 0))
     assert [broken in [(one.kind, one.object) for one in each.conflicts] for each in report.snapshots] == [False, True]
     assert report.exit_code == 1
+
+
+def test_a_check_of_all_does_not_hold_their_commits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = StoreBuilder(fleet.store.open())
+    for number in range(4):
+        made.take_full(f"daily-{number}")
+    held: list[int] = []
+
+    def count(*given: Any) -> list[Conflict]:
+        gc.collect()
+        held.append(sum(isinstance(one, FullSnapshot) for one in gc.get_objects()) - before)
+        return check_primaries(*given)
+
+    identity = structs.replace(read_identity(made.store, fleet), fleet_id="fleet")
+    monkeypatch.setattr(verify, "read_identity", lambda *_: identity)
+    monkeypatch.setattr(verify, "check_primaries", count)
+    gc.collect()
+    before = sum(isinstance(one, FullSnapshot) for one in gc.get_objects())
+    report = check_snapshots(fleet, CheckRequest(metadata_only=True), cast("Any", None), Silent())
+    assert len(report.snapshots) == 4
+    # At most that of the last.
+    assert held[0] <= 1

@@ -112,9 +112,11 @@ def _cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
     earliest, newest = cut_time(chain.full), max(safe, default=None)
     details: dict[str, object] = {"snapshot": chain.name}
     if newest is None or newest < earliest:
+        # A chain that begins with a merge was read from the newest whose cut is not after the moment.
+        point = point_label(chain.full.increment)
         raise ExactTimeError(
-            f"snapshot {chain.name} has no increment with WAL after its full snapshot",
-            hint=f"take one: snapshot create {chain.name} --incremental; or restore the full snapshot without --exact",
+            f"snapshot {chain.name} has no increment with WAL after {point}",
+            hint=f"take one: snapshot create {chain.name} --incremental; or restore {point} without --exact",
             details=details,
         )
     details |= {"earliest": _text(earliest), "newest": _text(newest)}

@@ -23,7 +23,7 @@ from cutline.check.operation_documents import RecordedPoints, check_intent, chec
 from cutline.check.own_types import own_types
 from cutline.check.partitions import hash_partitions
 from cutline.check.primaries import LockedPrimaries, check_primaries
-from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport, conflict_of
 from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
@@ -40,6 +40,7 @@ from cutline.check.transactions import compare_transactions, reading_here, readi
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
 from cutline.nodes.clocks import note_late_clock
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import Sources
@@ -56,7 +57,8 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.proven_chains import chain_at, cut_time, snapshot_names
+from cutline.snapshots.records.merged_chain import MergedAwayError
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, chain_at, cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
@@ -147,6 +149,8 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
                 _check_chain(check, request, checks)
                 if point.exact and chain.last.increment == point.increment:
                     _compare_exact(check, point.exact)
+                if point.problem is not None and request.at is not None:
+                    _note_unfound(check.findings, point.problem, request.at)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
@@ -187,10 +191,14 @@ def _names_to_check(
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any."""
+    """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any.
+
+    `problem` is the reason if what was asked for can't be found, because a document or an object can't be read.
+    """
 
     increment: int | None
     exact: ExactPoint | None = None
+    problem: SnapshotError | None = None
 
 
 def _names_of_shards(fleet: Fleet, chain: Chain) -> Mapping[str, str]:
@@ -203,18 +211,41 @@ def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:
     if request.at is None:
         return _Point(request.increment)
     # Imported here: other checks need nothing of it.
-    from cutline.snapshots.listing.exact_point import check_same_definitions, find_exact_point
+    from cutline.snapshots.listing.exact_point import check_same_definitions, cuts_around, find_exact_point
 
     try:
         chain = read_at(store, name, request.at)
-        if not request.exact:
-            return _Point(chain_at(chain, request.at).last.increment)
+    except MergedAwayError:
+        raise
+    except (ManifestError, SnapshotMissingError) as error:
+        # A check of everything names what else is damaged, and raises the error of a snapshot that does not exist.
+        return _Point(None, problem=error)
+    if not request.exact:
+        return _Point(chain_at(chain, request.at).last.increment)
+    _, after = cuts_around(chain, request.at)
+    try:
         exact = find_exact_point(store, read_chain_lists(store, chain), request.at)
-    except (ManifestError, ObjectDamagedError):
-        # A check of everything names what is damaged.
-        return _Point(None)
+    except (ManifestError, ObjectDamagedError) as error:
+        return _Point(after.increment, problem=error)
     check_same_definitions(exact, exact.chain.primaries)
     return _Point(exact.after.increment, exact)
+
+
+def _note_unfound(findings: Findings, problem: SnapshotError, at: datetime) -> None:
+    """Report that the state at a time was not checked, and why, unless the check has found the cause itself.
+
+    A check reads a chain from its newest merge on, and the time may be before that.
+    """
+    damaged = str(problem.details.get("object", ""))
+    if not any(conflict.object == damaged for conflict in findings.report.conflicts):
+        is_object = isinstance(problem, ObjectDamagedError)
+        found = (
+            conflict_of(report_of(problem))
+            if is_object
+            else Conflict("commit", problem.message, object=damaged or None)
+        )
+        findings.conflict(found)
+    findings.skip(Skipped(f"the state at {Time.exactly(at)}", "what it is read from is damaged or missing"))
 
 
 def _compare_exact(check: ChainCheck, exact: ExactPoint) -> None:

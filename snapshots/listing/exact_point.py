@@ -86,7 +86,7 @@ def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> Exac
 
     Raises ExactTimeError, GlobalIdReusedError and ObjectDamagedError.
     """
-    before, after = _cuts_around(whole, moment)
+    before, after = cuts_around(whole, moment)
     chain = whole.up_to(after.increment)
     _check_no_gap(chain, before, moment)
     earlier, later_cuts = before.cut.by_node, after.cut.by_node
@@ -103,10 +103,11 @@ def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> Exac
     return ExactPoint(moment, before, after, chain, resolved.nodes, skew_seconds)
 
 
-def _cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
+def cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
     """Return the newest cut at or before `moment`, and the first later one whose safe time is not before it.
 
     These are often more than one increment apart if `moment` is close to a cut, because the nodes' clocks differ.
+    Raises ExactTimeError.
     """
     safe = [datetime.fromisoformat(increment.cut.safe_at) for increment in chain.increments]
     earliest, newest = cut_time(chain.full), max(safe, default=None)

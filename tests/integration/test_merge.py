@@ -277,6 +277,7 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)
     assert [one["number"] for one in listed["increments"]] == [2, 3]
+    assert [row["increment"] for row in command(place, "list", "--flat")["restore_points"]] == [2, 3]
     shown = command(place, "show", "chain")
     assert {name: shown[name] for name in ("name", "cut_at", "begins_at", "increments")} == {
         name: listed[name] for name in ("name", "cut_at", "begins_at", "increments")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from cutline.check.compare import compare_copies
 from cutline.check.copies import Copies
 from cutline.check.hashing import combine_all
+from cutline.check.named_rows import ROWS_DIFFER
 from cutline.check.new_part import NewPart
 from cutline.check.partitions import hash_partitions
-from cutline.check.report import Findings, Skipped, SnapshotReport
+from cutline.check.report import Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.streams import StreamHashes
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutline.snapshots.listing.exact_point import ExactPoint
+
+NOT_NAMED = "--rows names the rows that differ at a cut, not at a time between two cuts"
 
 
 def compare_exact(
@@ -46,10 +49,11 @@ def compare_exact(
     found.exact_at = Time.exactly(point.moment)
     found.compared.partitions += report.compared.partitions
     named = {conflict.object for conflict in found.conflicts if conflict.object}
-    found.conflicts += [
-        replace(conflict, detail=f"{when}: {conflict.detail}")
-        for conflict in report.conflicts
-        if conflict.object not in named
-    ]
+    found.conflicts += [_at_time(conflict, when) for conflict in report.conflicts if conflict.object not in named]
     for part in skipped:
         findings.skip(part)
+
+
+def _at_time(conflict: Conflict, when: str) -> Conflict:
+    why = NOT_NAMED if conflict.kind in ROWS_DIFFER else conflict.rows_unnamed
+    return replace(conflict, detail=f"{when}: {conflict.detail}", rows_unnamed=why)

@@ -6,7 +6,8 @@ primaries, or with other servers, would let two operations run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from cutline.check.report import Conflict
 from cutline.check.times import SLACK_SECONDS
@@ -20,7 +21,25 @@ from cutline.storage.store import ObjectStore
 PRIMARIES = "primaries"
 
 
-def check_primaries(store: ObjectStore, snapshots: Iterable[FullSnapshot]) -> list[Conflict]:
+@dataclass(frozen=True, slots=True)
+class LockedPrimaries:
+    """The primaries that the full snapshot `snapshot` was taken of: their system identifiers, by node.
+
+    A check holds these of all snapshots, whose commits may take many megabytes each.
+    """
+
+    snapshot: str
+    operation: str
+    servers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, full: FullSnapshot) -> LockedPrimaries:
+        """Return the primaries of a full snapshot."""
+        servers = {one.node: one.system_identifier for one in full.baseline if one.backup_of is None}
+        return cls(full.snapshot, full.operation, servers)
+
+
+def check_primaries(store: ObjectStore, snapshots: Iterable[LockedPrimaries]) -> list[Conflict]:
     """Return the conflicts of all records of primaries, and of the newest with each of the snapshots."""
     try:
         records = read_records(store)
@@ -39,8 +58,8 @@ def check_primaries(store: ObjectStore, snapshots: Iterable[FullSnapshot]) -> li
     newest = max(records)
     return conflicts + [
         Conflict(PRIMARIES, detail, object=baseline_key(newest))
-        for full in snapshots
-        for detail in _compare(records[newest], full, is_first=newest == 1)
+        for locked in snapshots
+        for detail in _compare(records[newest], locked, is_first=newest == 1)
     ]
 
 
@@ -56,25 +75,25 @@ def _follows(before: BaselineRecord | None, record: BaselineRecord, number: int)
         yield f"record {number} has the same primaries as record {number - 1}"
 
 
-def _compare(record: BaselineRecord, full: FullSnapshot, *, is_first: bool) -> Iterator[str]:
+def _compare(record: BaselineRecord, snapshot: LockedPrimaries, *, is_first: bool) -> Iterator[str]:
     """Yield how the record contradicts a full snapshot that was begun after it; every create compares both.
 
     No snapshot is older than the first record.
     """
-    began, recorded = time_of_id(full.operation), time_of_id(record.id)
+    began, recorded = time_of_id(snapshot.operation), time_of_id(record.id)
     # A record gets its id shortly before the operation that stores it.
     is_later = began is not None and recorded is not None and began.timestamp() > recorded.timestamp() + SLACK_SECONDS
     if not is_first and not is_later:
         return
     known = {entry.node: entry.system_identifier for entry in record.primaries}
-    locked = {one.node: one.system_identifier for one in full.baseline if one.backup_of is None}
+    name, locked = snapshot.snapshot, snapshot.servers
     if len(locked) > len(known):
-        yield f"the newest record has {len(known)} primaries, but the later snapshot {full.snapshot} has {len(locked)}"
+        yield f"the newest record has {len(known)} primaries, but the later snapshot {name} has {len(locked)}"
     elif len(known.keys() & locked.keys()) * 2 <= len(known):
-        yield f"the later snapshot {full.snapshot} has at most half of the recorded primaries"
+        yield f"the later snapshot {name} has at most half of the recorded primaries"
     for node in sorted(known.keys() & locked.keys()):
         if known[node] != locked[node]:
             yield (
-                f"node {node} is recorded with system identifier {known[node]}, but the later snapshot {full.snapshot}"
+                f"node {node} is recorded with system identifier {known[node]}, but the later snapshot {name}"
                 f" was taken from {locked[node]}"
             )

@@ -22,8 +22,8 @@ from cutline.check.new_part import NewPart
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.own_types import own_types
 from cutline.check.partitions import hash_partitions
-from cutline.check.primaries import check_primaries
-from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport
+from cutline.check.primaries import LockedPrimaries, check_primaries
+from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport, conflict_of
 from cutline.check.required_values import required_columns
 from cutline.check.rereading import Deadline
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
@@ -40,6 +40,7 @@ from cutline.check.transactions import compare_transactions, reading_here, readi
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
+from cutline.fleet.record import Time
 from cutline.nodes.clocks import note_late_clock
 from cutline.snapshots.fold.limits import CHANGES_MAX, STORED_BYTES_MAX
 from cutline.snapshots.fold.sources import Sources
@@ -53,10 +54,11 @@ from cutline.snapshots.operations.open_operations import (
     read_outcomes,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import FullSnapshot, LostList
+from cutline.snapshots.records.commit import LostList
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.proven_chains import chain_at, cut_time, snapshot_names
+from cutline.snapshots.records.merged_chain import MergedAwayError
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, chain_at, cut_time, snapshot_names
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
@@ -120,7 +122,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     names, points = _names_to_check(checks, request, unread)
     recorded = points.commits
     reports: list[SnapshotReport] = []
-    fulls: list[FullSnapshot] = []
+    locked: list[LockedPrimaries] = []
     for name in names:
         progress.step(f"check {name}")
         moment = utc_now()
@@ -142,17 +144,19 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             check_outcomes(chain, points.creates, check.findings, points.others)
             check_seen(chain, points.seen.get(name, {}), check.findings)
             check_leases(store, open_operations, name, check.findings)
-            fulls += [chain.stored_full] if chain.full.fleet_id == fleet_id else []
+            locked += [LockedPrimaries.of(chain.stored_full)] if chain.full.fleet_id == fleet_id else []
             with _replace_if_deleted(store, point.exact.chain if point.exact else chain, report):
                 _check_chain(check, request, checks)
                 if point.exact and chain.last.increment == point.increment:
                     _compare_exact(check, point.exact)
+                if point.problem is not None and request.at is not None:
+                    _note_unfound(check.findings, point.problem, request.at)
         # An unreadable operation may have worked on any snapshot, so it is added to every report.
         report.conflicts += [
             Conflict("operation", error.message, object=str(error.details["object"])) for error in unread
         ]
         reports.append(report)
-    of_fleet = check_primaries(store, fulls)
+    of_fleet = check_primaries(store, locked)
     for report in reports:
         report.conflicts += of_fleet
         if report.conflicts:
@@ -167,17 +171,17 @@ def _names_to_check(
 
     If a check may rest on a record, only the outcomes of operations since then are read. For the newest snapshot, those
     since its full snapshot are read. Any other snapshot that these have committed is newer; if it no longer exists, it
-    is checked as well.
+    is checked as well, and so is every snapshot whose full snapshot can't be read: it may be the newest.
     """
     store, operations = checks.store, checks.documents
     if request.newest:
-        newest = find_newest(store)
+        newest, unreadable = find_newest(store)
         since = newest.operation if newest else ""
         points = RecordedPoints.of(read_outcomes(store, since, unread, operations))
         recorded = points.commits
         existing = set(snapshot_names(store))
         lost = [name for name in names_to_check(store, recorded) if name in recorded and name not in existing]
-        return [*([newest.snapshot] if newest else []), *lost], points
+        return [*([newest.snapshot] if newest else []), *unreadable, *lost], points
     since = ""
     if request.name and request.uses_records:
         since = commits_to_read_since(checks.for_snapshot(request.name), request.name)
@@ -187,10 +191,14 @@ def _names_to_check(
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any."""
+    """The increment up to which a snapshot is checked (None: the newest), and the exact time to compare, if any.
+
+    `problem` is the reason if what was asked for can't be found, because a document or an object can't be read.
+    """
 
     increment: int | None
     exact: ExactPoint | None = None
+    problem: SnapshotError | None = None
 
 
 def _names_of_shards(fleet: Fleet, chain: Chain) -> Mapping[str, str]:
@@ -203,18 +211,41 @@ def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:
     if request.at is None:
         return _Point(request.increment)
     # Imported here: other checks need nothing of it.
-    from cutline.snapshots.listing.exact_point import check_same_definitions, find_exact_point
+    from cutline.snapshots.listing.exact_point import check_same_definitions, cuts_around, find_exact_point
 
     try:
         chain = read_at(store, name, request.at)
-        if not request.exact:
-            return _Point(chain_at(chain, request.at).last.increment)
+    except MergedAwayError:
+        raise
+    except (ManifestError, SnapshotMissingError) as error:
+        # A check of everything names what else is damaged, and raises the error of a snapshot that does not exist.
+        return _Point(None, problem=error)
+    if not request.exact:
+        return _Point(chain_at(chain, request.at).last.increment)
+    _, after = cuts_around(chain, request.at)
+    try:
         exact = find_exact_point(store, read_chain_lists(store, chain), request.at)
-    except (ManifestError, ObjectDamagedError):
-        # A check of everything names what is damaged.
-        return _Point(None)
+    except (ManifestError, ObjectDamagedError) as error:
+        return _Point(after.increment, problem=error)
     check_same_definitions(exact, exact.chain.primaries)
     return _Point(exact.after.increment, exact)
+
+
+def _note_unfound(findings: Findings, problem: SnapshotError, at: datetime) -> None:
+    """Report that the state at a time was not checked, and why, unless the check has found the cause itself.
+
+    A check reads a chain from its newest merge on, and the time may be before that.
+    """
+    damaged = str(problem.details.get("object", ""))
+    if not any(conflict.object == damaged for conflict in findings.report.conflicts):
+        is_object = isinstance(problem, ObjectDamagedError)
+        found = (
+            conflict_of(report_of(problem))
+            if is_object
+            else Conflict("commit", problem.message, object=damaged or None)
+        )
+        findings.conflict(found)
+    findings.skip(Skipped(f"the state at {Time.exactly(at)}", "what it is read from is damaged or missing"))
 
 
 def _compare_exact(check: ChainCheck, exact: ExactPoint) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ from cutline.check.live.ordered_snapshots import SnapshotBounds
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Hashes, Ints, column_of, from_arrow, xxhash64
 from cutline.fleet.config import Node
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.encodings import Texts
 from cutline.nodes.groups import Group, Table
 from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.fold.sources import SegmentSource, read_at_cut, segment_sources
+from cutline.snapshots.listing.listing import read_shown
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectStore
 from cutline.wal.decoding.decoder import Decoder
@@ -128,7 +129,8 @@ class ChangesSince:
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(WAIT_SECONDS)
-            newest = read_chain(store, self.chain.name)
+            # A later merge may lack segments that reach beyond the cut.
+            newest = read_from_merge(store, self.chain.name, merge_max=self.chain.last.increment)
             if newest.full.chain != self.chain.full.chain:
                 raise ChangesUnknownError(f"snapshot {self.chain.name} was replaced during the check")
             with copied_slot(self.node, slot_name(self.chain.full.chain)) as copy:
@@ -179,9 +181,16 @@ class ChangesSince:
         """
         if not self.running:
             return True
-        position, excluded = self.chain.position(self.node.id), self.chain.excluded(self.node.id)
+        # A merged chain lacks the segments whose changes its base has. Those before it are there until they are given
+        # up.
+        chain = self.chain
+        if chain.beginning is not None:
+            chain = read_shown(store, chain.name, chain.last.increment)
+        position, excluded = chain.position(self.node.id), chain.excluded(self.node.id)
         segments = [
-            source for source in segment_sources(self.chain, 0, self.node.id) if source.segment.after < position
+            _with_all_changes(source)
+            for source in segment_sources(chain, 0, self.node.id)
+            if source.segment.after < position
         ]
         searched = segments[-SEGMENTS_READ_MAX:]
         missing, found = set(self.running), dict[int, set[int]]()
@@ -204,6 +213,13 @@ class ChangesSince:
                     is_theirs = _are_in(to_numpy(table["lsn"]).astype(np.int64), positions)
                     touched.add(table.filter(to_mask(is_theirs & np.isin(to_numpy(table["op"]), CHANGES))))
         return not missing or len(searched) == len(segments)
+
+
+def _with_all_changes(source: SegmentSource) -> SegmentSource:
+    """Return the source with the changes that precede the base with which the copy begins, which has their rows."""
+    if source.mapping is None:
+        return source
+    return replace(source, mapping=replace(source.mapping, counted_from=ORIGIN, pending=frozenset()))
 
 
 def _with_beginnings(

@@ -67,8 +67,11 @@ from cutline.nodes.table_state import read_printed, read_table_states
 from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import PAGE_BYTES, PageRange
 from cutline.snapshots.base_copy.copy_tables import TASK_PAGES, plan_ranges
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.proven_chains import check_has_rows, read_chain
+from cutline.snapshots.records.commit import LostList
+from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.proven_chains import check_has_rows
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
@@ -160,6 +163,13 @@ def check_live(fleet: Fleet, request: LiveRequest, spark: SparkSource, progress:
     report = LiveReport(allows_one_copy=fleet.allows_one_copy)
     if (chain := _read_snapshot(fleet, request.name, report)) is not None:
         fleet = with_chain_ids(fleet, chain.renamed)
+        if (lost := _lost_list(chain)) is not None:
+            # Without the rows that it lists, all of them would seem to be too many in the databases.
+            report.skip(
+                f"snapshot {chain.name} at increment {chain.last.increment}",
+                f"{lost_list_error(lost).message}; see: snapshot check {chain.name}",
+            )
+            chain = None
     progress.step("connect", total=len(fleet.nodes), unit="nodes")
     with (
         open_sessions(fleet, fleet.nodes, needs_all=True, away=report.unreachable) as sessions,
@@ -206,10 +216,17 @@ def _read_snapshot(fleet: Fleet, name: str | None, report: LiveReport) -> Chain 
         return None
     store = fleet.store.open()
     read_identity(store, fleet)
-    chain = read_chain(store, name)
+    # What lies before the newest merge may have been removed.
+    chain = read_chain_lists(store, read_from_merge(store, name))
     check_has_rows(chain, "name a snapshot with rows: snapshot list")
     report.snapshot, report.increment = chain.name, chain.last.increment
     return chain
+
+
+def _lost_list(chain: Chain) -> LostList | None:
+    """Return a list of rows of a primary's copy that is missing or altered; None if all could be read."""
+    entries = (entry for shard in chain.primaries for entry in chain.base_entries(shard))
+    return next((entry for entry in entries if isinstance(entry, LostList)), None)
 
 
 @dataclass(frozen=True, slots=True)

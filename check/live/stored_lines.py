@@ -30,6 +30,7 @@ from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import cores_of, job_progress
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -154,7 +155,11 @@ def read_stored(
     line_bytes = min(max(HELD_BYTES_MAX // max(len(wanted), 1), LINE_BYTES_MIN), LINE_BYTES_MAX)
     for node in sorted({row.node for row in wanted}):
         rows = [row for row in wanted if row.node == node]
-        sources = sources_of(chain, (node,), store.open(), chosen={node: frozenset(row.group for row in rows)})
+        try:
+            sources = sources_of(chain, (node,), store.open(), chosen={node: frozenset(row.group for row in rows)})
+        except ObjectDamagedError as error:
+            lines |= states_of(rows, LINES_SCHEMA.empty_table(), [report_of(error)])
+            continue
         looked_for = WantedLines(
             np.array([row.group for row in rows], np.int64),
             np.array([row.identity for row in rows], np.int64),

@@ -345,10 +345,17 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, re
         if restorable and request.name and report.snapshots:
             # Imported here: most checks need nothing of restore.
             from cutline.restore.drill.restorable import check_restorable
+            from cutline.snapshots.records.proven_chains import OnlyCutError
 
-            built = check_restorable(fleet, request.name, request.increment, spark, recorded.activity)
-            add_problems(report.snapshots[0], built)
-            report = replace(report, seconds=time.monotonic() - began)
+            try:
+                built = check_restorable(fleet, request.name, request.increment, spark, recorded.activity)
+            except OnlyCutError:
+                # Conflicts that were found are more important than the refusal.
+                if not report.snapshots[0].conflicts:
+                    raise
+            else:
+                add_problems(report.snapshots[0], built)
+                report = replace(report, seconds=time.monotonic() - began)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
         recorded.checked = checked_points(report, request)
     return CheckRun(report, built, recorded.warnings)

@@ -111,11 +111,11 @@ def list_snapshots(
     wanted = None if name is None else newest_name(fleet, name)
     if flat or csv:
         listing = list_store(fleet, all_checks=True)
-        firsts = {entry.name: _first_shown(entry, last) for entry in _chosen(listing, wanted)}
+        chosen = {entry.name: entry for entry in _chosen(listing, wanted)}
         rows = (
             row
             for row in flat_rows(listing)
-            if row["snapshot"] in firsts and (not row["increment"] or row["increment"] >= firsts[row["snapshot"]])
+            if row["snapshot"] in chosen and _is_shown(chosen[row["snapshot"]], row["increment"], last)
         )
         if csv:
             emit_csv(csv_rows(rows))
@@ -161,6 +161,13 @@ def _chosen(listing: Listing, name: str | None) -> list[Entry]:
 def _first_shown(entry: Entry, last: int | None) -> int:
     """Return the number of the first increment to show: the newest `last` are shown, or all if `last` is None."""
     return max(entry.first, 1) if last is None else max(len(entry.summaries) - last + 1, entry.first, 1)
+
+
+def _is_shown(entry: Entry, increment: int | None, last: int | None) -> bool:
+    """Whether to show the row of a restore point; None is the row of a snapshot that can't be read."""
+    if not increment:
+        return increment is None or not entry.first
+    return increment >= _first_shown(entry, last)
 
 
 def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows, read_bases
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_images
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
-from cutline.snapshots.records.proven_chains import read_all_shards
+from cutline.snapshots.records.proven_chains import OnlyCutError, read_all_shards
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import broadcast
@@ -143,7 +143,7 @@ def check_restorable(
     """Build everything that a restore of the increment (None: the newest) would load, and throw it away.
 
     Problems that a restore would refuse are in the report. Raises errors of the store, and those for a snapshot that
-    does not exist.
+    does not exist or has no rows.
     """
     began, report = time.monotonic(), RestorableReport()
     store = source.store.open()
@@ -154,6 +154,9 @@ def check_restorable(
         plan = plan_restore(source, without_servers(source, shards), request)
         if plan.damage is not None:
             raise plan.damage
+    except OnlyCutError:
+        # Nothing is wrong with it.
+        raise
     except RefusedError as error:
         report.problems.append(RestoreProblem(str(error.details.get("node", "")), None, error.message))
         return report

@@ -86,7 +86,7 @@ def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> Exac
 
     Raises ExactTimeError, GlobalIdReusedError and ObjectDamagedError.
     """
-    before, after = _cuts_around(whole, moment)
+    before, after = cuts_around(whole, moment)
     chain = whole.up_to(after.increment)
     _check_no_gap(chain, before, moment)
     earlier, later_cuts = before.cut.by_node, after.cut.by_node
@@ -103,18 +103,21 @@ def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> Exac
     return ExactPoint(moment, before, after, chain, resolved.nodes, skew_seconds)
 
 
-def _cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
+def cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
     """Return the newest cut at or before `moment`, and the first later one whose safe time is not before it.
 
     These are often more than one increment apart if `moment` is close to a cut, because the nodes' clocks differ.
+    Raises ExactTimeError.
     """
     safe = [datetime.fromisoformat(increment.cut.safe_at) for increment in chain.increments]
     earliest, newest = cut_time(chain.full), max(safe, default=None)
     details: dict[str, object] = {"snapshot": chain.name}
     if newest is None or newest < earliest:
+        # A chain that begins with a merge was read from the newest whose cut is not after the moment.
+        point = point_label(chain.full.increment)
         raise ExactTimeError(
-            f"snapshot {chain.name} has no increment with WAL after its full snapshot",
-            hint=f"take one: snapshot create {chain.name} --incremental; or restore the full snapshot without --exact",
+            f"snapshot {chain.name} has no increment with WAL after {point}",
+            hint=f"take one: snapshot create {chain.name} --incremental; or restore {point} without --exact",
             details=details,
         )
     details |= {"earliest": _text(earliest), "newest": _text(newest)}

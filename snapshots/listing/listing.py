@@ -89,6 +89,16 @@ class Entry:
         return base + sum(summary.bytes for summary in self.summaries if summary.increment > self.first)
 
     @property
+    def increments(self) -> int:
+        """The number of increments that have not been given up."""
+        return sum(summary.increment >= self.first for summary in self.summaries)
+
+    @property
+    def restore_points(self) -> int:
+        """The number of restore points that have not been given up: the increments, and the full snapshot."""
+        return self.increments + (self.chain is not None and not self.first)
+
+    @property
     def state(self) -> str:
         """The state, determined without reading the objects that commits list (only `check` reads these).
 

@@ -119,7 +119,10 @@ STANDING_CONFLICTS = Metric(
 RESTORE_POINTS = Metric(
     "cutline_restore_points", "Full snapshots and increments in the store, including cuts without rows."
 )
-COMMITTED_BYTES = Metric("cutline_committed_bytes", "Size of all objects listed by the commits in the store.")
+COMMITTED_BYTES = Metric(
+    "cutline_committed_bytes",
+    "Size of the objects that the restore points in the store need, according to the commits.",
+)
 SNAPSHOT_BYTES = Metric(
     "cutline_snapshot_bytes", "Size of a snapshot with its increments, for the newest 20 snapshots.", ("snapshot",)
 )

@@ -64,15 +64,15 @@ from cutline.wal.drain.lags import FleetLags, LagsQuery, NodeLags
 
 # The number of snapshots kept in memory, each with the size of its newest commits and a kilobyte per increment.
 KEPT_MAX = 256
-FULL_COMMIT, LOST_FOLDER = "snapshot.", "lost"
+FULL_COMMIT, LOST_FOLDER, BEGINS = "snapshot.", "lost", "begins"
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
     """The listed files of a snapshot, which change when an increment or a mark is added, or a commit goes missing.
 
-    `files` are its commit, its marks and its folders; `increments` is a digest of the names, sizes and times of its
-    increments' commits.
+    `files` are its commit, its marks and its folders, and the marks in the folder BEGINS; `increments` is a digest of
+    the names, sizes and times of its increments' commits.
     """
 
     name: str
@@ -149,6 +149,7 @@ def read_entries(store: ObjectStore, fleet: Fleet) -> tuple[Entry, ...]:
 
 def _list_snapshot(store: ObjectStore, name: str, *, is_deleted: bool) -> _Listed:
     files = tuple(store.list_children(f"snapshots/{name}"))
+    files += tuple(store.list_children(f"snapshots/{name}/{BEGINS}")) if BEGINS in files else ()
     increments = store.inventory(f"snapshots/{name}/increments") if "increments" in files else []
     digest = sha256()
     for increment in increments:
@@ -388,8 +389,8 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
         entry.name for entry in facts.entries if checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     ]
     yield metrics.STANDING_CONFLICTS.of(len(conflicts))
-    sizes = {entry.name: _size_bytes(entry) for entry in facts.entries if entry.chain}
-    yield metrics.RESTORE_POINTS.of(sum(1 + len(entry.summaries) for entry in facts.entries if entry.chain))
+    sizes = {entry.name: entry.bytes for entry in facts.entries if entry.chain}
+    yield metrics.RESTORE_POINTS.of(sum(entry.restore_points for entry in facts.entries))
     yield metrics.COMMITTED_BYTES.of(sum(sizes.values()))
     chains = facts.chains
     yield from _samples_of_names(facts.entries, chains, sizes, checks)
@@ -405,11 +406,6 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield from samples_of_ends(facts.ended, _committed_ends(facts.entries), now.timestamp())
 
 
-def _size_bytes(entry: Entry) -> int:
-    full = entry.chain.full.counts.get("bytes", 0) if entry.chain else 0
-    return full + sum(summary.bytes for summary in entry.summaries)
-
-
 def _has_rows(entry: Entry) -> bool:
     return entry.chain is not None and not entry.chain.full.only_cut
 
@@ -417,7 +413,7 @@ def _has_rows(entry: Entry) -> bool:
 def _samples_of_names(
     entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int], checks: NewestChecks
 ) -> Iterator[Sample]:
-    increments = {entry.name: len(entry.summaries) for entry in entries}
+    increments = {entry.name: entry.increments for entry in entries}
     for chain in chains[-NAMED_MAX:]:
         yield metrics.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
         yield metrics.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)

@@ -159,17 +159,30 @@ def resumable_name(fleet: Fleet, text: str) -> str:
     return next((name for name in reversed(names) if template.values_in(name)), "")
 
 
-def find_newest(store: ObjectStore) -> FullSnapshot | None:
-    """Return the full snapshot whose cut is the newest, or the newest restore point if none has rows; None if empty.
+class NewestSnapshot(NamedTuple):
+    """The full snapshot whose cut is the newest, if any; those in `unread` can't be read, and may be newer."""
 
-    A snapshot that is being deleted is passed over. Raises ManifestError if a commit can't be read, because that
-    snapshot may be the newest.
+    full: FullSnapshot | None
+    unread: tuple[str, ...]
+
+
+def find_newest(store: ObjectStore) -> NewestSnapshot:
+    """Find the full snapshot whose cut is the newest, or the newest restore point if none has rows.
+
+    A snapshot that is being deleted is passed over.
     """
-    fulls: list[FullSnapshot] = []
+    newest: FullSnapshot | None = None
+    unread: list[str] = []
     for name in snapshot_names(store):
-        with suppress(SnapshotDeletedError, SnapshotMissingError):
-            fulls.append(read_full(store, name))
-    return max(fulls, key=lambda full: (not full.only_cut, cut_time(full)), default=None)
+        try:
+            full = read_full(store, name)
+        except ManifestError:
+            unread.append(name)
+        except (SnapshotDeletedError, SnapshotMissingError):
+            continue
+        else:
+            newest = full if newest is None else max(newest, full, key=lambda one: (not one.only_cut, cut_time(one)))
+    return NewestSnapshot(newest, tuple(unread))
 
 
 def next_number(template: Template, used: Iterable[str]) -> int:

@@ -378,3 +378,5 @@ def assert_copies_are_compared(runs: Runs, moment: datetime) -> None:
     assert [(one.kind, one.other_node, one.group) for one in report.conflicts] == [
         ("row-count", standby, "public.note")
     ]
+    # So that the output doesn't advise --rows.
+    assert report.conflicts[0].rows_unnamed

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from msgspec import structs
 
+from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.merge_proof import MergeUnprovenError, prove_merge
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.progress import Silent
@@ -254,6 +255,17 @@ def first_of(place: ChangingFleet) -> int:
     return read_from_merge(place.fleet.store.open(), "chain").full.increment
 
 
+def compare_live(place: ChangingFleet) -> None:
+    """Compare the primaries with the newest cut, since which a row was written."""
+    for standby in STANDBYS:
+        place.await_replay(standby)
+    for node in place.live:
+        place.execute(node, "UPDATE quiet SET text = 'later' WHERE id = 1")
+    report = check_live(place.fleet, LiveRequest("chain"), place.runs.spark, Silent())
+    assert (report.result, report.skipped, report.conflicts) == (VALID, [], [])
+    assert [shard.cut.written for shard in report.shards if shard.cut] == [1, 1]
+
+
 def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     for node in place.live:
         place.execute(node, "SELECT lo_from_bytea(0, 'a large object')")
@@ -265,6 +277,7 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     assert document["dropped"]["refused"] == []
     # The node's archive still has its segments from the cut of increment 2 on.
     assert place.check().result == VALID
+    compare_live(place)
     place.check_restores(2, 3)
     for node in place.target.primaries:
         with psycopg.connect(node.dsn) as connection:
@@ -282,6 +295,7 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)
     assert [one["number"] for one in listed["increments"]] == [2, 3]
+    assert [row["increment"] for row in command(place, "list", "--flat")["restore_points"]] == [2, 3]
     shown = command(place, "show", "chain")
     assert {name: shown[name] for name in ("name", "cut_at", "begins_at", "increments")} == {
         name: listed[name] for name in ("name", "cut_at", "begins_at", "increments")

@@ -17,7 +17,9 @@ import cutline.check.verify
 import cutline.wal.drain.drain
 import cutline.wal.drain.peek
 from cutline.check.merge_proof import prove_merge
+from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.restore.plan.copies import CopyNeeds
 from cutline.restore.plan.plan import plan_restore
@@ -163,6 +165,30 @@ def test_a_restore_of_an_exact_time_is_resumed_after_a_merge(runs: Runs, point: 
     merge(runs, 2)
     resume_restore(runs.fleet, target, RestoreRequest(NAME), runs.spark, Silent())
     assert sorted_copies(target.nodes[0].dsn) == expected
+
+
+def test_a_check_of_a_time_before_a_merge_never_passes_on_damage_there(runs: Runs, tmp_path: Path) -> None:
+    """Without the time, nothing before the merge is read."""
+    (dsn,) = (node.dsn for node in runs.fleet.nodes)
+    runs.full(NAME)
+    moments = []
+    for number in range(1, 4):
+        execute(dsn, f"INSERT INTO seen VALUES ({number}, 'text')")
+        moments.append(datetime.now(UTC))
+        time.sleep(0.1)
+        increment = runs.increment(NAME)
+        if number == 2:
+            damaged = increment.segments["s1"][-1].key
+    merge(runs, 3)
+    at = CheckRequest(NAME, at=moments[1], exact=True)
+    (report,) = check_snapshots(runs.fleet, at, runs.spark, Silent()).snapshots
+    assert (report.conflicts, report.increment, report.exact_at) == ([], 2, Time.exactly(moments[1]))
+    flip_byte(tmp_path / "store" / damaged)
+    check(runs)
+    (report,) = check_snapshots(runs.fleet, at, runs.spark, Silent()).snapshots
+    assert [(one.kind, one.object) for one in report.conflicts] == [("digest", damaged)]
+    assert (report.increment, report.exact_at) == (2, None)
+    assert f"the state at {Time.exactly(moments[1])}" in [part.what for part in report.skipped]
 
 
 def test_a_damaged_segment_of_which_no_change_counts_prevents_no_restore(runs: Runs) -> None:

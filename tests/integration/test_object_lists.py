@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from cutline.check.live.report import CutCompared
+from cutline.check.live.run import LiveRequest, check_live
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Silent
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
@@ -106,6 +109,8 @@ def test_every_command_works_with_lists(
         assert (checked.result, checked.conflicts, checked.large_objects) == ("inconclusive", [], 1)
         listed = sum(commit.counts["objects"] for commit in (full, increment)[: number + 1])
         assert checked.compared.objects == listed
+    live = check_live(runs.fleet, LiveRequest(NAME), runs.spark, Silent())
+    assert (live.result, live.skipped, live.of("s1").cut) == ("valid", [], CutCompared(4, 470))
     shown = run_as_text(runs.fleet, "show", NAME)
     rows = {
         line.split()[1]: line.split()[-1] for line in shown.splitlines() if line.startswith("s1") and "public." in line
@@ -127,6 +132,11 @@ def test_a_lost_list_is_named_by_check_restore_and_create(runs: Runs, monkeypatc
     (report,) = runs.check(NAME).snapshots
     assert report.result == "conflicts"
     assert [(one.kind, one.node, one.object) for one in report.conflicts] == [("missing", "s1", lost)]
+    # The rows of the list are not called too many in the database.
+    live = check_live(runs.fleet, LiveRequest(NAME), runs.spark, Silent())
+    assert (live.result, live.conflicts) == ("inconclusive", [])
+    (left,) = live.skipped
+    assert (left.what, lost in left.why) == (f"snapshot {NAME} at increment 0", True)
     damage = plan_restore(runs.fleet, restore_target(runs.fleet), RestoreRequest(NAME)).damage
     assert damage is not None
     assert damage.details["object"] == lost

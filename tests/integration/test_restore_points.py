@@ -29,6 +29,7 @@ from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import OnlyCutError
 from cutline.snapshots.removal.pruning import preview_prune
 from cutline.wal.drain.waiting import SlotWaitError
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
 from tests.integration.refusing import execute, take_increment
 from tests.run.soak import first
@@ -118,6 +119,9 @@ def test_it_is_not_restored_and_not_continued(fleet: Fleet) -> None:
     with pytest.raises(OnlyCutError) as raised:
         plan_restore(fleet, fleet, RestoreRequest("point"))
     assert (raised.value.exit_code, "snapshot show point --recovery-plan" in str(raised.value.hint)) == (3, True)
+    # It has no rows to build, which is no conflict.
+    code, refused = run_here(fleet, "check", "point", "--restorable")
+    assert (code, refused["error"]) == (3, "only-cut"), refused
     with pytest.raises(OnlyCutError, match="has a cut but no rows"):
         take_increment(fleet, "point")
 

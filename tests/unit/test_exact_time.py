@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -142,8 +143,13 @@ def test_times_outside_the_archived_wal_are_refused_with_the_possible_ones(at_mi
 
 
 def test_a_full_snapshot_alone_has_no_exact_times() -> None:
-    with pytest.raises(ExactTimeError, match="no increment"):
-        found(chain_of((0, -1)), 0)
+    chain = chain_of((0, -1))
+    with pytest.raises(ExactTimeError, match="no increment with WAL after the full snapshot"):
+        found(chain, 0)
+    # As a chain begins that was merged at its newest increment.
+    with pytest.raises(ExactTimeError, match="after increment 3") as raised:
+        found(replace(chain, full=structs.replace(chain.full, increment=3)), 0)
+    assert raised.value.hint.endswith("or restore increment 3 without --exact")
 
 
 def test_changed_definitions_are_refused_on_their_shards_only() -> None:

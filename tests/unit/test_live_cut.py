@@ -28,8 +28,11 @@ from cutline.check.live.entries import (
 )  # fmt: skip
 from cutline.check.live.pages import LineAt
 from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.table_state import TableState
+from cutline.snapshots.fold.schema_at_cut import SchemaMapping, to_schema_at_cut
+from cutline.snapshots.fold.sources import SegmentSource
 from cutline.wal.segments.segments import COMMIT, DELETE, INSERT, PREPARE, SEGMENT_SCHEMA, TRUNCATE, UPSERT
 
 
@@ -160,17 +163,30 @@ class Archive:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, transactions: list[tuple[int, int]]) -> None:
         self.transactions = transactions
         self.read: list[int] = []
-        monkeypatch.setattr(changes_since, "segment_sources", lambda *_: self.sources())
+        # The first segment that a chain lists which begins with a merge, and the position of its base.
+        self.first_of_merge, self.merged_at = 0, 0
+        monkeypatch.setattr(changes_since, "segment_sources", lambda chain, *_: self.sources(chain))
+        monkeypatch.setattr(changes_since, "read_shown", lambda *_: self.chain())
         monkeypatch.setattr(
             changes_since, "read_events", lambda _, segment: self.table(segment.number, *self.event(segment))
         )
-        monkeypatch.setattr(
-            changes_since, "read_at_cut", lambda _, source, __: [self.changes_of(source.segment.number)]
-        )
+        monkeypatch.setattr(changes_since, "read_at_cut", lambda _, source, __: self.changes_of(source))
 
-    def sources(self) -> list[Any]:
-        count = len(self.transactions)
-        return [SimpleNamespace(segment=SimpleNamespace(number=n, after=10 * n, open=None)) for n in range(count)]
+    def sources(self, chain: Any) -> list[Any]:
+        numbers = range(self.first_of_merge if chain.beginning else 0, len(self.transactions))
+        mapping = SchemaMapping(frozenset({1}), counted_from=Lsn(self.merged_at))
+        segments = [SimpleNamespace(number=number, after=10 * number, open=None) for number in numbers]
+        return [
+            SegmentSource(None, segment, Lsn(0), frozenset(), {}, mapping)  # type: ignore[arg-type]
+            for segment in segments
+        ]
+
+    def chain(self, *, is_merged: bool = False, excluded: frozenset[int] = frozenset()) -> Any:
+        last = 10 * len(self.transactions)
+        return SimpleNamespace(
+            name="daily", last=SimpleNamespace(increment=1), beginning="merge" if is_merged else None,
+            position=lambda _: last, excluded=lambda _: excluded,
+        )  # fmt: skip
 
     def event(self, segment: Any) -> tuple[int, int]:
         self.read.append(segment.number)
@@ -181,13 +197,15 @@ class Archive:
                "group": 1, "partition": 0, "key": str(number).encode(), "row": b"x"}  # fmt: skip
         return pa.Table.from_pylist([row], SEGMENT_SCHEMA)
 
-    def changes_of(self, number: int) -> pa.Table:
-        return self.table(number, UPSERT, self.transactions[number][1])
+    def changes_of(self, source: SegmentSource) -> list[pa.Table]:
+        number = source.segment.number
+        return list(to_schema_at_cut(self.table(number, UPSERT, self.transactions[number][1]), source.mapping))
 
-    def search(self, running: set[int], excluded: frozenset[int] = frozenset()) -> tuple[bool, list[int]]:
+    def search(
+        self, running: set[int], excluded: frozenset[int] = frozenset(), *, is_merged: bool = False
+    ) -> tuple[bool, list[int]]:
         """Return whether everything is known, and the segments whose changes count as written."""
-        last = 10 * len(self.transactions)
-        chain = SimpleNamespace(position=lambda _: last, excluded=lambda _: excluded)
+        chain = self.chain(is_merged=is_merged, excluded=excluded)
         since = ChangesSince(
             SimpleNamespace(id="s1"), chain, {}, {}, frozenset(running), (), "", None  # type: ignore[arg-type]
         )  # fmt: skip
@@ -208,6 +226,14 @@ def test_a_transaction_that_no_session_sees_yet_is_found_however_old_it_is(monke
     assert archive.search({500}) == (True, [])
     # What the cut leaves out counts as written anyway.
     assert archive.search({2}, frozenset({25})) == (True, [])
+
+
+def test_what_a_merge_has_in_its_base_is_looked_for_in_the_segments_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that waits for a synchronous standby since before the merge, and one that is still prepared."""
+    archive = Archive(monkeypatch, [(COMMIT, xid) for xid in range(100)])
+    archive.transactions[3] = (PREPARE, 3)
+    archive.first_of_merge, archive.merged_at = 90, 900
+    assert archive.search({2, 3, 95}, is_merged=True) == (True, [2, 3, 95])
 
 
 def test_beyond_the_limit_of_the_search_nothing_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 import pytest
 from msgspec import structs
 
+from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
 from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
@@ -15,6 +17,7 @@ from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, AbsentCopy
+from cutline.snapshots.records.merge_records import merge_key
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
@@ -129,6 +132,21 @@ def test_nothing_is_merged_with_damaged_ddl(*, is_missing: bool) -> None:
     with pytest.raises(ObjectDamagedError, match=ddl.key):
         merge(shard, 1)
     assert merged(shard).beginning is None
+
+
+def test_a_check_of_a_time_before_a_merge_that_can_not_be_read_does_not_check_the_newest_state_instead() -> None:
+    shard = new_shard()
+    shard.take()
+    merge(shard, 1)
+    merge(shard, 2)
+    made_at = datetime.fromisoformat(merged(shard).full.cut.made_at)
+    request = CheckRequest(NAME, metadata_only=True, at=made_at - timedelta(seconds=1))
+    damage(shard, merge_key(NAME, 1), b"{}")
+    (report,) = check_snapshots(shard.fleet, request, NoSpark(), Silent()).snapshots  # type: ignore[arg-type]
+    assert [(one.kind, one.object) for one in report.conflicts if one.object == merge_key(NAME, 1)] == [
+        ("commit", merge_key(NAME, 1))
+    ]
+    assert "the state at" in report.skipped[-1].what
 
 
 def continued(shard: MadeShard) -> Chain:

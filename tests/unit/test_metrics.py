@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +14,14 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.progress import Silent
 from cutline.restore.estimates.estimate import RestoreStep
+from cutline.snapshots.fold import limits
 from cutline.snapshots.listing import metrics, metrics_gathering
 from cutline.snapshots.listing.metrics import METRICS
 from cutline.snapshots.listing.metrics_endpoint import render
 from cutline.snapshots.listing.metrics_gathering import (
+    EntryReader,
     MetricsGatherer,
     archived_positions,
     chains_by_cut,
@@ -27,6 +31,8 @@ from cutline.snapshots.listing.metrics_gathering import (
 )
 from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.lags import FleetLags, NodeLags, ReplayLag, SlotLag
 from tests.unit.document_kinds import FLEET
@@ -34,6 +40,7 @@ from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.metric_values import of, read
+from tests.unit.test_merged_repairs import merge, new_shard
 
 NOW = datetime.now(UTC)
 
@@ -105,6 +112,28 @@ def test_the_newest_cut_is_one_that_can_be_restored() -> None:
         assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at)}
         nothing = read(samples_of_store(replace(facts, entries=(other,)), NOW))
         assert metrics.NEWEST_CUT.name not in nothing
+
+
+def test_restore_points_that_were_given_up_after_a_merge_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The merge has no session.
+    monkeypatch.setattr(limits, "CHANGES_MAX", 100)
+    shard, reader = new_shard(), EntryReader()
+    shard.take()
+
+    def gathered() -> Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]:
+        return read(samples_of_store(read_facts(shard.fleet, EndedReader(100), reader), NOW))
+
+    assert of(metrics.RESTORE_POINTS, gathered()) == {"": 4}
+    for increment, left in ((1, 3), (2, 2)):
+        counts = merge(shard, increment).merge.counts
+        drop_earlier_objects(shard.store, plan_drop(shard.store, "daily"), Silent())
+        found = gathered()
+        assert of(metrics.RESTORE_POINTS, found) == {"": left}
+        assert of(metrics.SNAPSHOT_INCREMENTS, found) == {"daily": left}
+        following = read_chain(shard.store, "daily").commits_after(increment)
+        assert of(metrics.COMMITTED_BYTES, found) == {
+            "": counts["bytes"] + sum(commit.counts["bytes"] for commit in following)
+        }
 
 
 def test_of_many_snapshots_only_the_newest_are_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET, structs
 
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
-from cutline.check.primaries import check_primaries
+from cutline.check.primaries import LockedPrimaries, check_primaries
 from cutline.check.report import Findings, SnapshotReport
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import OpenOperation
@@ -222,7 +222,7 @@ def of_records(*records: BaselineRecord | None, nodes: dict[str, str] | None = N
         structs.replace(identity(node), system_identifier=identifier) for node, identifier in (nodes or SERVERS).items()
     )
     full = structs.replace(CHAIN.full, baseline=baseline)
-    return [conflict.detail for conflict in check_primaries(store, [full])]
+    return [conflict.detail for conflict in check_primaries(store, [LockedPrimaries.of(full)])]
 
 
 def test_records_of_a_fleet_that_grows_and_is_made_smaller_are_right() -> None:
@@ -267,4 +267,5 @@ def test_records_that_no_create_leaves_are_found(records: list[BaselineRecord | 
 def test_a_damaged_record_is_found() -> None:
     store = memory()
     store.create(baseline_key(1), seal(record(SERVERS))[:-1])
-    assert [conflict.object for conflict in check_primaries(store, [CHAIN.full])] == [baseline_key(1)]
+    conflicts = check_primaries(store, [LockedPrimaries.of(CHAIN.full)])
+    assert [conflict.object for conflict in conflicts] == [baseline_key(1)]

@@ -13,7 +13,7 @@ import pytest
 
 from cutline.check import compare
 from cutline.check.live.cut_comparison import CutComparison, TableVerdict
-from cutline.check.report import CheckReport, Compared, Findings, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Findings, SnapshotReport
 from cutline.cli.commands import check as check_command
 from cutline.cli.commands.history import IMPORTANT, TITLES
 from cutline.cli.commands.init import lines_of
@@ -26,6 +26,7 @@ from cutline.snapshots.create.initialise import InitReport
 from cutline.snapshots.operations.leases import LEASE_SECONDS, RENEW_SECONDS
 from cutline.snapshots.operations.open_operations import OpenOperation
 from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.records.proven_chains import OnlyCutError
 from tests.commands.in_process import run_as_text, run_here
 from tests.unit.made_repairs import NAME
 from tests.unit.test_repair import new_shard
@@ -104,6 +105,26 @@ def test_the_seconds_of_a_check_contain_building_the_rows(tmp_path: Path, monkey
     assert code == 0, json.dumps(document)
     assert document["seconds"] >= 0.3
     assert float(ElementTree.parse(file).getroot().attrib["time"]) >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("conflicts", "expected"),
+    [([], (3, "only-cut")), ([Conflict("missing", "its DDL is missing")], (1, None))],
+    ids=["refused", "conflicts"],
+)
+def test_a_check_says_what_is_wrong_with_a_restore_point_although_it_has_no_rows_to_build(
+    monkeypatch: pytest.MonkeyPatch, conflicts: list[Conflict], expected: tuple[int, str | None]
+) -> None:
+    def refuse(*_: object) -> RestorableReport:
+        raise OnlyCutError("it has no rows")
+
+    shard = new_shard()
+    report = CheckReport((SnapshotReport(NAME, 0, conflicts=conflicts),), 0.001)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    monkeypatch.setattr(check_command, "check_snapshots", lambda *_: report)
+    monkeypatch.setattr(restorable, "check_restorable", refuse)
+    code, document = run_here(shard.fleet, "check", NAME, "--restorable")
+    assert (code, document.get("error")) == expected
 
 
 def test_the_page_shows_history_as_it_looks_in_80_columns() -> None:

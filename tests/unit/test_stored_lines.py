@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutline.check.live.stored_lines import INCOMPLETE, LINES_SCHEMA, LineAtCut, RowAtCut, WantedLines, states_of
+from cutline.check.live import stored_lines
+from cutline.check.live.stored_lines import (
+    INCOMPLETE,
+    LINES_SCHEMA,
+    LineAtCut,
+    RowAtCut,
+    WantedLines,
+    read_stored,
+    states_of,
+)
 from cutline.columns.bytes_column import from_list, xxhash64
+from cutline.fleet.progress import Silent
 from cutline.snapshots.fold.sources import PROBLEM
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, report_of
+from cutline.storage.location import StoreLocation
+from cutline.wal.segments.damage import ObjectDamagedError
+from tests.unit.made_commits import unused_url
 
 KEYED, FULL = 1, 2
 SCHEMA = pa.schema([("group", pa.int32()), ("partition", pa.int32()), ("key", pa.binary()), ("row", pa.binary())])
@@ -61,3 +76,16 @@ def test_nothing_is_known_if_an_object_is_damaged_and_a_store_that_does_not_answ
     assert [found[key].unknown for key in keys] == ["object x is damaged"] * 2
     with pytest.raises(SnapshotError, match="503 Slow Down"):
         states_of(keys, LINES_SCHEMA.empty_table(), [report_of(UnreachableError("S3: 503 Slow Down"))])
+
+
+def test_a_damaged_segment_with_a_truncate_makes_rows_unknown_and_ends_no_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find(*_: object, **__: object) -> None:
+        raise ObjectDamagedError(key="wal/s1/2.parquet", kind="digest", node="s1", detail="its contents differ")
+
+    monkeypatch.setattr(stored_lines, "sources_of", find)
+    key = at(KEYED, b"7")
+    # Nothing is read after that, so no session is needed.
+    found = read_stored(cast("Any", None), cast("Any", None), StoreLocation(unused_url()), [key], Silent())
+    assert "wal/s1/2.parquet" in found[key].unknown

@@ -28,6 +28,21 @@ def read_switches(node: Node, timeline: int) -> dict[int, Lsn]:
     return parse_history(content if isinstance(content, str) else bytes(content).decode("utf-8", "replace"))
 
 
+def read_timeline(node: Node) -> int:
+    """Read the timeline of the last record that a standby has replayed; raise NodeUnreachableError.
+
+    Its control file gets a new timeline only with the next restartpoint, which may take minutes.
+    """
+    try:
+        with connect_replication(node) as connection:
+            row = connection.execute(b"IDENTIFY_SYSTEM").fetchone()
+    except psycopg.Error as error:
+        raise unreachable_error(node, error) from error
+    if row is None:
+        raise RuntimeError("IDENTIFY_SYSTEM returned no row")
+    return int(row[1])
+
+
 def parse_history(content: str) -> dict[int, Lsn]:
     """Return the timelines in a history file, and where each ended; raise ValueError for anything else.
 

@@ -313,6 +313,59 @@ def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet,
     place.check_restores(1, 2, 3)
 
 
+def test_a_standby_of_another_history_is_left_out(place: ChangingFleet) -> None:
+    """Its timeline has the number of its primary's, and it has replayed more bytes than its primary has written."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    become_standby(place, PRIMARY)
+    place.execute(
+        PRIMARY,
+        "SELECT pg_promote(true, 60)",
+        "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()",
+        "CHECKPOINT",
+    )
+    stop_server(place.servers.node(PRIMARY))
+    become_standby(place, PRIMARY)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    assert "a failover lost transactions" in commit.absent[STANDBY].reason
+    assert not place.check().conflicts
+    place.check_restores(1, 2, 3)
+
+
+def test_an_old_primary_that_can_not_follow_the_promoted_server_is_left_out(place: ChangingFleet) -> None:
+    """It came back without pg_rewind, and has replayed more bytes than the promoted server has written."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
+    place.write()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    become_standby(place, PRIMARY)
+    place.written = 5
+    place.write()
+    commit = place.increment()
+    assert commit.cut.attempts == 1
+    assert commit.absent[STANDBY].has_ended
+    assert "it can't follow its primary" in commit.absent[STANDBY].reason
+    # It is not tried in vain to copy it.
+    place.write()
+    assert "it can't follow its primary" in place.increment().absent[STANDBY].reason
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
     place.write()
     place.await_replay(STANDBY)

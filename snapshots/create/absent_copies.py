@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from msgspec import structs
+
 from cutline.fleet.chain_ids import renamed_nodes
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -145,10 +147,12 @@ def _leave_out_diverged(sessions: Sessions) -> None:
 
     After a failover, a standby that was ahead of the promoted server is one, and so is the old primary if it comes back
     without pg_rewind. Such a server may have replayed more bytes than its primary has written, and so is not late.
+
+    Corrects the timelines in `sessions.identities`: a standby shows a new one late.
     """
 
     def find(node: Node) -> SnapshotError | None:
-        current = sessions.identities[node.shard].timeline
+        identity, current = sessions.identities[node.id], sessions.identities[node.shard].timeline
         try:
             with raising_unreachable(node):
                 # Read this first: the standby may reach the new timeline now, and go on.
@@ -156,6 +160,7 @@ def _leave_out_diverged(sessions: Sessions) -> None:
             timeline = read_timeline(node)
         except NodeUnreachableError as error:
             return error
+        sessions.identities[node.id] = structs.replace(identity, timeline=timeline)
         if timeline == current:
             return None
         end = read_switches(sessions.fleet.node(node.shard), current).get(timeline)

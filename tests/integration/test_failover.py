@@ -6,6 +6,7 @@ Servers are stopped and promoted as failover managers do it. Expected rows come 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.nodes.baseline import FleetTopologyError
+from cutline.nodes.baseline import FleetTopologyError, find_node
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
@@ -364,6 +365,54 @@ def test_an_old_primary_that_can_not_follow_the_promoted_server_is_left_out(plac
     assert "it can't follow its primary" in place.increment().absent[STANDBY].reason
     assert not place.check().conflicts
     place.check_restores(*place.states)
+
+
+def shown_timeline(place: ChangingFleet, node: str) -> int:
+    """The timeline that the node's control file and its receiver show."""
+    with psycopg.connect(place.fleet.node(node).dsn, autocommit=True) as connection:
+        return find_node(place.fleet.node(node), connection).identity.timeline
+
+
+def test_a_standby_that_shows_its_timeline_late_goes_on(place: ChangingFleet) -> None:
+    """It has followed its primary to a new timeline, and receives no WAL for a moment."""
+    place.runs = Runs(replace(place.fleet, standby_wait_seconds=1), place.runs.spark)
+    place.write()
+    place.increment()
+    stop_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    with (place.servers.node(PRIMARY).data_directory / "postgresql.auto.conf").open("a") as settings:
+        # Writing a page would show the timeline in the control file.
+        settings.write("bgwriter_lru_maxpages = 0\n")
+    follow(place, PRIMARY, STANDBY)
+    place.write()
+    place.await_replay(PRIMARY)
+    assert place.increment().timelines == {PRIMARY: 2, STANDBY: 2}
+    place.await_replay(PRIMARY)
+    (conninfo,) = psycopg.connect(place.fleet.node(PRIMARY).dsn).execute("SHOW primary_conninfo").fetchone() or ("",)
+    place.execute(PRIMARY, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+    await_no_receiver(place, PRIMARY)
+    assert shown_timeline(place, PRIMARY) == 1
+    commit = place.increment()
+    # It replays no markers.
+    assert not commit.absent[STANDBY].has_ended
+    place.execute(PRIMARY, f"ALTER SYSTEM SET primary_conninfo = '{conninfo}'", "SELECT pg_reload_conf()")
+    place.write()
+    place.await_replay(PRIMARY)
+    commit = place.increment()
+    assert not commit.absent
+    assert not commit.renewed
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
+def await_no_receiver(place: ChangingFleet, node: str) -> None:
+    """Wait until the standby receives no WAL."""
+    with psycopg.connect(place.fleet.node(node).dsn, autocommit=True) as connection:
+        for _ in range(300):
+            if connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,):
+                return
+            time.sleep(0.1)
+    raise AssertionError(f"{node} still receives WAL")
 
 
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:

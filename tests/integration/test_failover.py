@@ -415,6 +415,33 @@ def await_no_receiver(place: ChangingFleet, node: str) -> None:
     raise AssertionError(f"{node} still receives WAL")
 
 
+def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    with pytest.raises(NodeUnreachableError, match="it may be the primary before a failover, and s1-b1 can't be"):
+        place.increment()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    place.write()
+    assert not place.increment().renewed
+    place.check_restores(*place.states)
+    # The promoted server is gone for good, and so no longer in fleet.toml.
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    place.promoted.clear()
+    place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
+    assert "does not continue timeline 2" in place.increment().renewed[PRIMARY].reason
+    place.check_restores(max(place.states))
+
+
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
     place.write()
     place.await_replay(STANDBY)

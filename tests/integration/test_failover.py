@@ -26,6 +26,7 @@ from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.restore_point import create_restore_point
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
@@ -440,6 +441,17 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
     assert "does not continue timeline 2" in place.increment().renewed[PRIMARY].reason
     place.check_restores(max(place.states))
+
+
+def test_a_server_of_another_cluster_does_not_take_the_primarys_place(place: ChangingFleet) -> None:
+    place.stop(PRIMARY)
+    other = place.target.node(PRIMARY)
+    nodes = tuple(replace(node, dsn=other.dsn) if node.id == STANDBY else node for node in place.fleet.nodes)
+    runs = Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+    with pytest.raises(NodeUnreachableError, match=PRIMARY):
+        runs.full("second")
+    with pytest.raises(NodeUnreachableError, match=PRIMARY):
+        create_restore_point(runs.fleet, CreateRequest("second", only_cut=True), Silent())
 
 
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:

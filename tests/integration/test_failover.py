@@ -416,6 +416,22 @@ def await_no_receiver(place: ChangingFleet, node: str) -> None:
     raise AssertionError(f"{node} still receives WAL")
 
 
+def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    (place.servers.node(STANDBY).data_directory / "pg_wal" / "00000002.history").unlink()
+    place.write()
+    assert "does not continue timeline 1" in place.increment().renewed[PRIMARY].reason
+    place.write()
+    assert not place.increment().renewed
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
 def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
     place.write()
     place.await_replay(STANDBY)

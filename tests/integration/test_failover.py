@@ -27,6 +27,7 @@ from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.restore_point import create_restore_point
+from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
@@ -208,6 +209,28 @@ def test_a_standby_whose_archive_ends_before_the_lost_wal_continues(place: Chang
     place.increment()
     report = place.check()
     assert not report.conflicts
+    place.check_restores(*place.states)
+
+
+def test_ddl_that_a_failover_lost_is_not_taken_for_other_ddl(place: ChangingFleet) -> None:
+    """The promoted server gives the same transaction ids again, and so the fingerprint of its catalogs is the same."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.execute(PRIMARY, "ALTER TABLE seen ADD COLUMN lost int")
+    lost = place.increment()
+    assert lost.definition_changes is not None
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.execute(STANDBY, "ALTER TABLE seen ADD COLUMN kept int")
+    commit = place.increment()
+    assert PRIMARY in commit.renewed
+    with psycopg.connect(place.fleet.node(STANDBY).dsn) as connection:
+        assert are_same_objects(lost.definition_changes.fingerprints[PRIMARY], read_fingerprint(connection))
+    assert not place.check().conflicts
     place.check_restores(*place.states)
 
 

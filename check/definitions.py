@@ -51,6 +51,7 @@ from cutline.snapshots.records.commit import (
     WITHOUT_ROWS,
     Commit,
     FullSnapshot,
+    Increment,
     LostList,
     Sequence,
     StoredObject,
@@ -165,7 +166,9 @@ class _Checking:
                     found = compare_definitions(base, name, described, base.groups(name), only_ascii=only_ascii)
                     self._contradicted(found, stored)
                     self.shards[name].newest = described
-            known = before if before is not None and name in before.parts else None
+            # A copy that begins again may be of another history, in which other DDL has the same stamps.
+            is_new = isinstance(commit, Increment) and name in commit.renewed
+            known = before if before is not None and name in before.parts and not is_new else None
             self._check_newest(chain, known, newest, commit)
             self._follow_required(known, chain, name)
         for name in shards - archives.keys():

@@ -14,18 +14,39 @@ from cutline.nodes.connections import connect_replication, unreachable_error
 
 
 def read_switches(node: Node, timeline: int) -> dict[int, Lsn]:
-    """Read where the timelines before `timeline` ended on the server; raise NodeUnreachableError."""
+    """Read where the timelines before `timeline` ended on the server; raise NodeUnreachableError.
+
+    Returns nothing if the server has lost the history file of the timeline: then no other timeline is known to belong
+    to it.
+    """
     if timeline == 1:
         # The first timeline has no history file.
         return {}
     try:
         with connect_replication(node) as connection:
             row = connection.execute(f"TIMELINE_HISTORY {int(timeline)}".encode()).fetchone()
+    except psycopg.errors.UndefinedFile:
+        return {}
     except psycopg.Error as error:
         raise unreachable_error(node, error) from error
     # The server declares the content as text since version 15, in no particular encoding.
     content = row[1] if row else ""
     return parse_history(content if isinstance(content, str) else bytes(content).decode("utf-8", "replace"))
+
+
+def read_timeline(node: Node) -> int:
+    """Read the timeline of the last record that a standby has replayed; raise NodeUnreachableError.
+
+    Its control file gets a new timeline only with the next restartpoint, which may take minutes.
+    """
+    try:
+        with connect_replication(node) as connection:
+            row = connection.execute(b"IDENTIFY_SYSTEM").fetchone()
+    except psycopg.Error as error:
+        raise unreachable_error(node, error) from error
+    if row is None:
+        raise RuntimeError("IDENTIFY_SYSTEM returned no row")
+    return int(row[1])
 
 
 def parse_history(content: str) -> dict[int, Lsn]:

@@ -2,8 +2,9 @@
 
 A standby is left out if it can't be reached or is late, unless `[copies] require` in fleet.toml demands it. Its slot
 stays: a later increment archives all WAL since the end of its archive, and from then on the copy is compared again. A
-copy ends, which the commits say, if its slot is lost, or if tables of its shard change while it is left out: their rows
-were copied without it. Then a later increment copies the standby again (snapshots/create/renewal.py).
+copy ends, which the commits say, if its slot is lost, if its server has WAL that its primary lacks, or if tables of its
+shard change while it is left out: their rows were copied without it. Then a later increment copies the standby again
+(snapshots/create/renewal.py).
 
 Only the primaries' archives determine a cut, so nothing else depends on which standbys take part.
 """
@@ -14,9 +15,11 @@ import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from msgspec import structs
+
 from cutline.fleet.chain_ids import renamed_nodes
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import name_nodes, unlisted_text
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity, why_replaced
@@ -24,12 +27,13 @@ from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
+from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
-from cutline.storage.errors import SnapshotError, UnreachableError
+from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, slot_name
 from cutline.wal.drain.waiting import (
@@ -47,11 +51,16 @@ POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
+REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 UNLISTED = "it is no longer in fleet.toml"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
 ADDED = "no commit of the chain has a copy of it"
 JOINING = "its shard joins the chain"
+
+
+class StandbyDivergedError(RefusedError):
+    """A standby has WAL that its primary lacks, so it can't follow the primary."""
 
 
 def standby_wait_seconds(fleet: Fleet, wait_seconds: float) -> float:
@@ -97,8 +106,10 @@ def note_servers(
 def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) -> None:
     """Leave out the standbys that don't replay within `wait_seconds` what their primaries have written by now.
 
-    The caller holds no lock yet, so nobody else waits for them.
+    Those that never will, because their servers have other WAL, are left out at once; their copies have ended. The
+    caller holds no lock yet, so nobody else waits for them.
     """
+    _leave_out_diverged(sessions)
     standbys = [node for node in sessions.nodes if node.backup_of is not None and sessions.may_leave_out(node)]
     if not standbys:
         return
@@ -129,6 +140,48 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
     for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
         if error is not None:
             leave_out(sessions, node, error)
+
+
+def _leave_out_diverged(sessions: Sessions) -> None:
+    """Leave out the standbys whose WAL goes on after their primaries' timelines branched off, or is of another history.
+
+    After a failover, a standby that was ahead of the promoted server is one, and so is the old primary if it comes back
+    without pg_rewind. Such a server may have replayed more bytes than its primary has written, and so is not late.
+
+    Corrects the timelines in `sessions.identities`: a standby shows a new one late.
+    """
+
+    def find(node: Node) -> SnapshotError | None:
+        identity, current = sessions.identities[node.id], sessions.identities[node.shard].timeline
+        try:
+            with raising_unreachable(node):
+                # Read this first: the standby may reach the new timeline now, and go on.
+                row = sessions.connections[node.id].execute(REPLAYED_QUERY).fetchone()
+            timeline = read_timeline(node)
+        except NodeUnreachableError as error:
+            return error
+        sessions.identities[node.id] = structs.replace(identity, timeline=timeline)
+        if timeline == current:
+            return None
+        end = read_switches(sessions.fleet.node(node.shard), current).get(timeline)
+        replayed = Lsn.parse(row[0]) if row and row[0] else ORIGIN
+        if end is not None and replayed <= end:
+            return None
+        left = f"which its primary left at {end}"
+        if end is None:
+            left = f"which is not in the history of its primary's timeline {current}"
+        return StandbyDivergedError(
+            f"node {node.id}: it has replayed WAL up to {replayed} on timeline {timeline}, {left}: it can't follow its"
+            " primary",
+            hint="make it a standby again (pg_rewind, pg_basebackup): the next increment then copies it",
+            details={"node": node.id, "timeline": timeline, "replayed": str(replayed)},
+        )
+
+    timelines = {node.id: sessions.identities[node.id].timeline for node in sessions.nodes}
+    others = [node for node in sessions.nodes if timelines[node.id] != timelines[node.shard]]
+    for node, error in zip(others, in_parallel(find, others), strict=True):
+        if error is not None:
+            leave_out(sessions, node, error, has_ended=isinstance(error, StandbyDivergedError))
 
 
 def leave_out_crowded(sessions: Sessions) -> None:

@@ -81,6 +81,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
+from cutline.snapshots.operations.majority import read_recorded_servers
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
 from cutline.snapshots.operations.operation import (
     check_exclusive,
@@ -211,7 +212,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
     progress.step("check nodes")
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
-    with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
+    with open_sessions(fleet, nodes, spares_standbys=True, known=lambda: read_recorded_servers(store)) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         leave_out_crowded(sessions)
         note_servers(sessions, progress)
@@ -570,7 +571,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
     progress.step("check nodes")
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
-    with open_sessions(fleet, nodes, spares_standbys=True) as sessions:
+    with open_sessions(fleet, nodes, spares_standbys=True, known=lambda: read_recorded_servers(store)) as sessions:
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)

@@ -41,7 +41,7 @@ from cutline.wal.decoding.known_definitions import SchemaMovedError
 from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
 from cutline.wal.drain.lags import drain_rounds
-from cutline.wal.drain.lineage import KnownMarker, check_markers, markers_of_events
+from cutline.wal.drain.lineage import KnownMarker, check_markers, diverged_error, markers_of_events
 from cutline.wal.drain.waiting import ReplayLagError, await_standbys
 from cutline.wal.segments.archive import ArchivedSegment, Segment
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
@@ -136,7 +136,11 @@ def _session_lost_text(primaries: Mapping[str, psycopg.Connection[Any]], error: 
 
 
 def check_cut_markers(node: str, shard: str, marked: CutMarkers, events: pa.Table) -> None:
-    """Raise AttemptFailedError unless the node's decoded WAL contains both markers where they were written."""
+    """Raise an error unless the node's decoded WAL contains both markers where they were written.
+
+    That is AttemptFailedError for a primary. A standby whose primary has them is not a copy of it any more
+    (WalDivergedError), however often the cut is repeated.
+    """
     markers = events.filter(to_mask(to_numpy(events["op"]) == MARKER))
     positions: dict[Marker, int] = {}
     for content, position in zip(markers["row"].to_pylist(), markers["lsn"].to_pylist(), strict=True):
@@ -149,8 +153,12 @@ def check_cut_markers(node: str, shard: str, marked: CutMarkers, events: pa.Tabl
         structs.replace(marked.marker, kind="finish"): marked.finishes[shard].position,
     }
     for marker, position in expected.items():
-        if positions.get(marker) != position:
-            raise AttemptFailedError(f"node {node}: its decoded WAL lacks the {marker.kind} marker")
+        if positions.get(marker) == position:
+            continue
+        if node != shard:
+            problem = f"its decoded WAL lacks the {marker.kind} marker of cut {marker.cut}, which its primary has"
+            raise diverged_error(node, problem, {"cut": marker.cut, "position": str(position)})
+        raise AttemptFailedError(f"node {node}: its decoded WAL lacks the {marker.kind} marker")
 
 
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 1.0, 10.0
@@ -353,7 +361,8 @@ def _is_transient(error: SnapshotError) -> bool:
 def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], store: ObjectStore) -> Cut:
     windows: dict[str, NodeWindow] = {}
     by_node = {report.node: report for report in reports}
-    for node, task in plan.tasks.items():
+    # The primaries first: what their WAL lacks, their standbys' lacks as well.
+    for node, task in sorted(plan.tasks.items(), key=lambda one: one[1].node.backup_of is not None):
         report = by_node[node]
         before = plan.last_cut[task.node.shard]
         # If the primary's copy begins again, its position is after the last cut, but its standby's archive goes on.

@@ -87,7 +87,11 @@ class NewCopies:
         return structs.replace(changes, objects=(*changes.objects, *objects), lists=(*changes.lists, *lists))
 
     def state_after(self, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
-        """Return the chain's state in which these copies begin again."""
+        """Return the chain's state in which these copies begin again.
+
+        The DDL of a primary's shard is stored again in any case: after a failover, other DDL may have had the same
+        transaction ids as what was lost, and so have left the same fingerprint.
+        """
         if not self.positions:
             return state
         shards = frozenset(self.positions.keys() & sessions.primaries.keys())
@@ -95,7 +99,11 @@ class NewCopies:
         markers = {shard: cut.marker for shard, cut in state.last_cut.items()}
         return replace(
             state,
-            known=replace(state.known, lost=self.copied_shards | shards),
+            known=replace(
+                state.known,
+                lost=self.copied_shards | shards,
+                fingerprints={**state.known.fingerprints, **dict.fromkeys(shards, "")},
+            ),
             base={**state.base, **self.positions},
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
             last_cut={

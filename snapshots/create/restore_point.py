@@ -27,6 +27,7 @@ from cutline.snapshots.create.context import CreateContext, CreateRequest, begin
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.committing import check_stored
+from cutline.snapshots.operations.majority import read_recorded_servers
 from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
 from cutline.snapshots.operations.slot_guard import preview_guard
 from cutline.snapshots.records.commit import FullSnapshot
@@ -52,7 +53,7 @@ def create_restore_point(fleet: Fleet, request: CreateRequest, progress: Progres
     began, progress = time.monotonic(), StepTimes(progress)
     progress.step("check nodes")
     store = fleet.store.open()
-    with open_sessions(fleet, fleet.primaries) as sessions:
+    with open_sessions(fleet, fleet.primaries, known=lambda: read_recorded_servers(store)) as sessions:
         check_clocks(sessions.clocks, progress)
         plan = _plan(fleet, request, sessions, store)
         progress.reached(CrashPoint.CHECKED)
@@ -69,7 +70,7 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
     """Run every check for a restore point without changing anything."""
     progress.step("check nodes")
     store = fleet.store.open()
-    with open_sessions(fleet, fleet.primaries) as sessions:
+    with open_sessions(fleet, fleet.primaries, known=lambda: read_recorded_servers(store)) as sessions:
         check_clocks(sessions.clocks, progress)
         plan = _plan(fleet, request, sessions, store)
         preview_guard(store, sessions, None, progress)

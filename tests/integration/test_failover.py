@@ -6,6 +6,7 @@ Servers are stopped and promoted as failover managers do it. Expected rows come 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,14 @@ from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
-from cutline.nodes.baseline import FleetTopologyError
+from cutline.nodes.baseline import FleetTopologyError, find_node
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.restore_point import create_restore_point
+from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
@@ -213,6 +216,28 @@ def test_a_standby_whose_archive_ends_before_the_lost_wal_continues(place: Chang
     place.check_restores(*place.states)
 
 
+def test_ddl_that_a_failover_lost_is_not_taken_for_other_ddl(place: ChangingFleet) -> None:
+    """The promoted server gives the same transaction ids again, and so the fingerprint of its catalogs is the same."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.execute(PRIMARY, "ALTER TABLE seen ADD COLUMN lost int")
+    lost = place.increment()
+    assert lost.definition_changes is not None
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.execute(STANDBY, "ALTER TABLE seen ADD COLUMN kept int")
+    commit = place.increment()
+    assert PRIMARY in commit.renewed
+    with psycopg.connect(place.fleet.node(STANDBY).dsn) as connection:
+        assert are_same_objects(lost.definition_changes.fingerprints[PRIMARY], read_fingerprint(connection))
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
 def test_wal_that_was_lost_before_it_was_archived_does_not_matter(place: ChangingFleet) -> None:
     place.write()
     place.await_replay(STANDBY)
@@ -315,6 +340,161 @@ def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet,
     assert "its WAL lacks the finish marker of cut" in commit.renewed[PRIMARY].reason
     assert not place.check().conflicts
     place.check_restores(1, 2, 3)
+
+
+def test_a_standby_of_another_history_is_left_out(place: ChangingFleet) -> None:
+    """Its timeline has the number of its primary's, and it has replayed more bytes than its primary has written."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    become_standby(place, PRIMARY)
+    place.execute(
+        PRIMARY,
+        "SELECT pg_promote(true, 60)",
+        "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()",
+        "CHECKPOINT",
+    )
+    stop_server(place.servers.node(PRIMARY))
+    become_standby(place, PRIMARY)
+    place.write()
+    commit = place.increment()
+    assert commit.absent[STANDBY].has_ended
+    assert "a failover lost transactions" in commit.absent[STANDBY].reason
+    assert not place.check().conflicts
+    place.check_restores(1, 2, 3)
+
+
+def test_an_old_primary_that_can_not_follow_the_promoted_server_is_left_out(place: ChangingFleet) -> None:
+    """It came back without pg_rewind, and has replayed more bytes than the promoted server has written."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
+    place.write()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    become_standby(place, PRIMARY)
+    place.written = 5
+    place.write()
+    commit = place.increment()
+    assert commit.cut.attempts == 1
+    assert commit.absent[STANDBY].has_ended
+    assert "it can't follow its primary" in commit.absent[STANDBY].reason
+    # It is not tried in vain to copy it.
+    place.write()
+    assert "it can't follow its primary" in place.increment().absent[STANDBY].reason
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
+def shown_timeline(place: ChangingFleet, node: str) -> int:
+    """The timeline that the node's control file and its receiver show."""
+    with psycopg.connect(place.fleet.node(node).dsn, autocommit=True) as connection:
+        return find_node(place.fleet.node(node), connection).identity.timeline
+
+
+def test_a_standby_that_shows_its_timeline_late_goes_on(place: ChangingFleet) -> None:
+    """It has followed its primary to a new timeline, and receives no WAL for a moment."""
+    place.runs = Runs(replace(place.fleet, standby_wait_seconds=1), place.runs.spark)
+    place.write()
+    place.increment()
+    stop_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    with (place.servers.node(PRIMARY).data_directory / "postgresql.auto.conf").open("a") as settings:
+        # Writing a page would show the timeline in the control file.
+        settings.write("bgwriter_lru_maxpages = 0\n")
+    follow(place, PRIMARY, STANDBY)
+    place.write()
+    place.await_replay(PRIMARY)
+    assert place.increment().timelines == {PRIMARY: 2, STANDBY: 2}
+    place.await_replay(PRIMARY)
+    (conninfo,) = psycopg.connect(place.fleet.node(PRIMARY).dsn).execute("SHOW primary_conninfo").fetchone() or ("",)
+    place.execute(PRIMARY, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+    await_no_receiver(place, PRIMARY)
+    assert shown_timeline(place, PRIMARY) == 1
+    commit = place.increment()
+    # It replays no markers.
+    assert not commit.absent[STANDBY].has_ended
+    place.execute(PRIMARY, f"ALTER SYSTEM SET primary_conninfo = '{conninfo}'", "SELECT pg_reload_conf()")
+    place.write()
+    place.await_replay(PRIMARY)
+    commit = place.increment()
+    assert not commit.absent
+    assert not commit.renewed
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
+def await_no_receiver(place: ChangingFleet, node: str) -> None:
+    """Wait until the standby receives no WAL."""
+    with psycopg.connect(place.fleet.node(node).dsn, autocommit=True) as connection:
+        for _ in range(300):
+            if connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() == (0,):
+                return
+            time.sleep(0.1)
+    raise AssertionError(f"{node} still receives WAL")
+
+
+def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    (place.servers.node(STANDBY).data_directory / "pg_wal" / "00000002.history").unlink()
+    place.write()
+    assert "does not continue timeline 1" in place.increment().renewed[PRIMARY].reason
+    place.write()
+    assert not place.increment().renewed
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+
+
+def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    with pytest.raises(NodeUnreachableError, match="it may be the primary before a failover, and s1-b1 can't be"):
+        place.increment()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    place.write()
+    assert not place.increment().renewed
+    place.check_restores(*place.states)
+    # The promoted server is gone for good, and so no longer in fleet.toml.
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    place.promoted.clear()
+    place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
+    assert "does not continue timeline 2" in place.increment().renewed[PRIMARY].reason
+    place.check_restores(max(place.states))
+
+
+def test_a_server_of_another_cluster_does_not_take_the_primarys_place(place: ChangingFleet) -> None:
+    place.stop(PRIMARY)
+    other = place.target.node(PRIMARY)
+    nodes = tuple(replace(node, dsn=other.dsn) if node.id == STANDBY else node for node in place.fleet.nodes)
+    runs = Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+    with pytest.raises(NodeUnreachableError, match=PRIMARY):
+        runs.full("second")
+    with pytest.raises(NodeUnreachableError, match=PRIMARY):
+        create_restore_point(runs.fleet, CreateRequest("second", only_cut=True), Silent())
 
 
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:

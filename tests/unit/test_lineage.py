@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from cutline.columns.bytes_column import from_list
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.snapshots.create.make_cut import AttemptFailedError, CutMarkers, check_cut_markers
+from cutline.wal.cut.markers import Marker, WrittenMarker
 from cutline.wal.decoding.decoder import Decoder
 from cutline.wal.drain.lineage import (
     TransactionEnd,
@@ -16,7 +20,8 @@ from cutline.wal.drain.lineage import (
     ends_of_messages,
     first_begun,
 )
-from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED
+from cutline.wal.segments.segments import COMMIT, COMMIT_PREPARED, PREPARE, ROLLBACK_PREPARED, SEGMENT_SCHEMA
+from tests.unit.made_commits import MARKED_AT
 from tests.wal import pgoutput_messages as pgoutput
 
 MESSAGES = [
@@ -60,3 +65,14 @@ def test_a_transaction_that_goes_on_is_the_first_that_follows() -> None:
     for begun in (None, Lsn(first + 1)):
         with pytest.raises(WalDivergedError, match="node a: its WAL lacks the transaction at 0/"):
             check_resumed("a", first, begun)
+
+
+def test_a_standby_that_lacks_its_primarys_markers_has_another_history() -> None:
+    """For a primary, the next attempt may find them; for its standby, no attempt will."""
+    written = WrittenMarker(Lsn(10), *[datetime.now(UTC)] * 3)
+    marked = CutMarkers(Marker("chain", "cut", "start"), {"a": written}, {"a": written}, 0.0, MARKED_AT)
+    events = SEGMENT_SCHEMA.empty_table()
+    with pytest.raises(AttemptFailedError, match="node a: its decoded WAL lacks the start marker"):
+        check_cut_markers("a", "a", marked, events)
+    with pytest.raises(WalDivergedError, match="node a1: its decoded WAL lacks the start marker of cut cut, which"):
+        check_cut_markers("a1", "a", marked, events)

@@ -347,6 +347,13 @@ class _Chunk:
 
     def _hold(self, decoded: Decoded, task: DrainTask) -> None:
         """Keep decoded rows for the next segment."""
+        if decoded.through > task.finish and task.node.backup_of is not None:
+            # The primary's marker ends there.
+            raise diverged_error(
+                task.node.id,
+                f"it has a record across {task.finish}, where one ends on its primary",
+                {"position": str(task.finish)},
+            )
         if decoded.through > task.finish:
             raise DecodingError(
                 f"node {task.node.id}: slot {task.slot} returned WAL up to {decoded.through}, but only WAL up to"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cutline.fleet.config import Fleet, Retention
+from cutline.fleet.config import Fleet, Retention, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
@@ -18,7 +18,13 @@ from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
-from cutline.snapshots.records.store_identity import StoreIsCopyError, StoreOfAnotherFleetError, read_identity
+from cutline.snapshots.records.store_identity import (
+    FLEET_KEY,
+    StoreIsCopyError,
+    StoreOfAnotherFleetError,
+    ensure_identity,
+    read_identity,
+)
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.gc import collect_garbage
@@ -29,9 +35,11 @@ from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import StoreKeyError, ensure_data_key, find_data_key
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError
+from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
+from tests.commands.in_process import run_here
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet
 from tests.unit.made_garbage import StoreBuilder
@@ -497,3 +505,21 @@ def test_an_unreachable_second_store_ends_the_command(
     monkeypatch.setattr(InMemoryStore, "create", refuse)
     with pytest.raises(StoreUnreachableError):
         copy(fleet, second, "daily")
+
+
+def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_path: Path) -> None:
+    """The first `[[copy]]` names a store in which snapshots are taken; the second one is new."""
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        f'name = "shop"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n'
+        f'[[copy]]\nto = "{tmp_path}/other"\n[[copy]]\nto = "{tmp_path}/second"\n'
+    )
+    fleet = load_fleet(file)
+    ensure_identity(fleet.store.open(), fleet)
+    StoreBuilder(fleet.store.open()).take_full("daily")
+    other = LocalStore(tmp_path / "other")
+    other.create(FLEET_KEY, fleet.store.open().read(FLEET_KEY))
+    code, document = run_here(fleet, "copy", "--all")
+    assert (code, document["error"]) == (3, "not-a-copy")
+    assert str(tmp_path / "other") in document["message"]
+    assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]

@@ -579,7 +579,13 @@ class _ChainCopy:
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
-        """Copy the mark of a lost chain, so that `list` says why nothing follows."""
+        """Copy the mark of a lost chain, so that `list` says why nothing follows.
+
+        Not before the second store has all restore points: for gc, segments after the last one would be garbage, among
+        them those that this copy has stored and the next one expects.
+        """
+        if self.result.behind:
+            return
         full = self.plan.chain.full
         key = lost_key(full.snapshot, full.chain)
         if is_lost(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):

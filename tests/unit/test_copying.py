@@ -493,6 +493,22 @@ def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreB
     assert read_intent(place_store(second), chain.full.operation).snapshot == "daily"
 
 
+def test_the_mark_of_a_lost_chain_is_copied_after_its_last_restore_point(fleet: Fleet, builder: StoreBuilder) -> None:
+    """Otherwise gc there removes segments that the next copy expects, and the commit that lists them follows."""
+    second = place()
+    builder.take_full("daily")
+    chain = builder.take_increment("daily")
+    segment = chain.last.segments["a"][-1].key
+    body = builder.store.read(segment)
+    builder.lose_chain(chain)
+    builder.store.delete(segment)
+    assert copy(fleet, second, "daily").behind == 1
+    assert not is_lost(place_store(second), "daily", chain.full.chain)
+    builder.store.create(segment, body)
+    assert copy(fleet, second, "daily").increments == [1]
+    assert is_lost(place_store(second), "daily", chain.full.chain)
+
+
 def test_an_unreachable_second_store_ends_the_command(
     fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,7 +345,8 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
         if not plan.is_blocked:
             _ChainCopy(pair, plan, result, progress, is_dry=is_dry).run()
             _note_given_up(pair, plan, result)
-    except (ManifestError, ObjectDamagedError, ObjectExistsError) as error:
+    # A document is missing if the snapshot is removed between two reads.
+    except (ManifestError, ObjectDamagedError, ObjectExistsError, ObjectMissingError) as error:
         key, kind, node = (str(error.details.get(detail) or "") for detail in ("object", "kind", "node"))
         detail = error.detail if isinstance(error, ObjectDamagedError) else error.message
         result.problems.append(CopyProblem(key, kind or "document", node, result.next_increment, detail))

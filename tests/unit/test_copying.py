@@ -417,14 +417,16 @@ def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: Stor
 
 @dataclass
 class Deleting(Silent):
-    """Deletes the snapshot in a store as soon as its full snapshot is copied."""
+    """Deletes the snapshot in a store as soon as its full snapshot, or whatever `at` says, is copied."""
 
     store: ObjectStore
+    name: str = "daily"
+    at: str = "commit copied"
 
     def reached(self, point: str, *, node: str = "") -> None:
-        if point == "commit copied" and not is_deleted(self.store, "daily"):
-            StoreBuilder(self.store).put_tombstone("daily")
-            for key in self.store.list("snapshots/daily"):
+        if point == self.at and not is_deleted(self.store, self.name):
+            StoreBuilder(self.store).put_tombstone(self.name)
+            for key in self.store.list(f"snapshots/{self.name}"):
                 self.store.delete(key)
 
 
@@ -440,6 +442,21 @@ def test_a_snapshot_deleted_while_it_is_copied_is_left_out(fleet: Fleet, builder
     assert (copied.increments, copied.problems) == ([0], [])
     assert "while it was copied" in copied.left_out
     assert snapshot_names(place_store(second)) == (["daily"] if where == "first" else [])
+
+
+def test_a_snapshot_deleted_before_its_repair_is_copied_is_left_out() -> None:
+    """The copy has read the repair's document before, and copies it after the objects."""
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copy(shard.fleet, second)
+    damage(shard, chain.segments("a")[2].key)
+    assert repair(shard.fleet).unrepaired == []
+    deleting = Deleting(shard.store, NAME, at="object copied")
+    report = copy_snapshots(shard.fleet, second, None, deleting, StoreCopy("", is_dry=False))
+    (copied,) = report.snapshots
+    assert copied.problems == []
+    assert "deleted" in copied.left_out
+    assert "while it was copied" in copied.left_out
 
 
 def test_no_snapshot_is_taken_in_a_copy(fleet: Fleet, builder: StoreBuilder) -> None:

@@ -633,12 +633,16 @@ def _copy_document(pair: StorePair, key: str) -> None:
     create_or_find(pair.target, key, stored)
 
 
-def _copy_primaries(pair: StorePair) -> None:
-    """Copy the records of the fleet's primaries, with which `check` compares the chains; raise ManifestError."""
-    there = set(pair.target.list(BASELINES))
+def _copy_primaries(pair: StorePair) -> ManifestError | None:
+    """Copy the records of the fleet's primaries, with which `check` compares the chains; return the first damage."""
+    there, damage = set(pair.target.list(BASELINES)), None
     for key in pair.source.raw.list(BASELINES):
         if key not in there:
-            _copy_document(pair, key)
+            try:
+                _copy_document(pair, key)
+            except ManifestError as error:
+                damage = damage or error
+    return damage
 
 
 T = TypeVar("T")
@@ -707,16 +711,15 @@ def copy_snapshots(
     """Copy one snapshot, or with None all of them, the newest first; add the results to the report.
 
     If one snapshot is damaged, or differs from that of the second store, the others are still copied. Raises the errors
-    of `open_pair`, SnapshotDeletedError and SnapshotMissingError if the named snapshot does not exist, and the errors
-    of both stores.
+    of `open_pair`, SnapshotDeletedError and SnapshotMissingError if the named snapshot does not exist, the errors of
+    both stores and, after everything else is copied, ManifestError if a record of the primaries is damaged.
     """
     began = time.monotonic()
     progress.step("compare the stores")
     if name is not None:
         check_name(name)
     pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
-    if not report.is_dry:
-        _copy_primaries(pair)
+    damage = None if report.is_dry else _copy_primaries(pair)
     for each in [name] if name is not None else names_to_copy(pair):
         try:
             report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))
@@ -725,6 +728,8 @@ def copy_snapshots(
                 raise
             report.snapshots.append(_not_copied(each, error))
     report.seconds = time.monotonic() - began
+    if damage is not None:
+        raise damage
     return report
 
 

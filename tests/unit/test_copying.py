@@ -15,6 +15,7 @@ from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, fin
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
@@ -319,6 +320,18 @@ def test_a_damaged_commit_is_named_and_what_precedes_it_is_copied(fleet: Fleet, 
     builder.store.create(key, b"{}")
     copied = copy(fleet, second, "daily")
     assert ([one.key for one in copied.problems], copied.increments, copied.behind) == ([key], [0], 1)
+
+
+def test_a_damaged_record_of_the_primaries_is_named_after_everything_else_is_copied(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    second, key = place(), "baselines/0000000000000001.json"
+    builder.take_full("daily")
+    builder.store.create(key, b"{}")
+    with pytest.raises(ManifestError, match=key):
+        copy_all(fleet, second)
+    assert read_chain(place_store(second), "daily") == read_chain(builder.store, "daily")
+    assert not place_store(second).exists(key)
 
 
 def test_a_copy_brings_repairs_with_the_objects_that_supersede_damaged_ones() -> None:

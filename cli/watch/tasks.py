@@ -12,7 +12,7 @@ from typing import Any
 
 from cutline.check.report import EXIT_CODES
 from cutline.cli.output import commit_document
-from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, CommandFailure
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
 from cutline.cli.output.hooks import HookedRun, between_hooks
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
@@ -20,6 +20,7 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
 from cutline.cli.watch.schedule import Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
 from cutline.restore.drill import drill
 from cutline.snapshots.create.archive_ahead import archive_ahead
@@ -42,6 +43,8 @@ from cutline.storage.errors import BusyError, RefusedError, SnapshotError, Usage
 # The exit codes of checks and drills that found something. Such checks and drills did not fail, and are not repeated
 # soon.
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
+# How many snapshots the message about an unfinished prune names.
+NAMES_SHOWN_MAX = 10
 # The slug of the error of a merge if the snapshot has no increment yet.
 NOTHING_TO_MERGE = "nothing-to-merge"
 
@@ -260,18 +263,30 @@ def _found_in(document: dict[str, Any]) -> str:
 
 
 def prune(source: FleetSource) -> TaskResult:
-    """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding."""
+    """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding.
+
+    Raises CommandFailedError, which names the removals that the store or a node has prevented.
+    """
     with _raising_not_started("prune"):
         ended = run_command(source.copy, ["prune", "--yes"])
-    quota = ended.document.get("quota") or {}
-    is_over = bool(quota.get("exceeded_by")) and all(one["state"] == "done" for one in ended.document["done"])
+    quota, left = ended.document.get("quota") or {}, _unfinished_in(ended.document)
+    if left and ended.code in (REFUSED, UNREACHABLE):
+        text = f"the removal of {list_some(list(left), NAMES_SHOWN_MAX)} is unfinished: {next(iter(left.values()))}"
+        hint = "the next prune continues it; to see everything that is left: snapshot prune"
+        raise CommandFailedError(CommandFailure(ended.code, "removal-unfinished", text, hint))
+    is_over = bool(quota.get("exceeded_by"))
     document = _document(ended, (REFUSED,) if is_over else ())
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
         (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
         for kind, text in texts.items()
     ]
-    text = "; ".join(f"{text} {', '.join(names)}" for text, names in done if names)
+    parts = [f"{text} {', '.join(names)}" for text, names in done if names]
+    parts += [
+        f"gave up {quantity_text(len(dropped['increments']), 'restore points')} of {dropped['snapshot']} before"
+        f" increment {dropped['begins_at']}"
+        for dropped in document.get("given_up", ())
+    ]
     finding = None
     if is_over:
         problem = (
@@ -279,7 +294,21 @@ def prune(source: FleetSource) -> TaskResult:
             f" quota of {size_text(quota['bytes'])}"
         )
         finding = CommandFailure(REFUSED, "quota-exceeded", problem, "see: snapshot prune --dry-run")
-    return TaskResult(text, tuple(document["warnings"]), finding)
+    return TaskResult("; ".join(parts), tuple(document["warnings"]), finding)
+
+
+def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
+    """Return the snapshots whose removal a prune has not finished, each with the first reason."""
+    left: dict[str, str] = {}
+    for one in (*document.get("done", ()), *document.get("given_up", ())):
+        reasons = [
+            *(f"slot not dropped, because the node can't be reached: {slot}" for slot in one.get("slots_left", ())),
+            *(f"the store refused to delete {each['object']}: {each['why']}" for each in one.get("refused", ())),
+            *one.get("publications_left", ()),
+        ]
+        if reasons or one.get("state") == "unfinished":
+            left.setdefault(one["snapshot"], next(iter(reasons), "its objects or slots are still there"))
+    return left
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, Stor
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.listing.second_stores import read_states
+from cutline.snapshots.operations.open_operations import document_names, read_open_operations
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import read_intent
@@ -553,15 +555,19 @@ def test_an_unreachable_second_store_ends_the_command(
         copy(fleet, second, "daily")
 
 
-def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_path: Path) -> None:
-    """The first `[[copy]]` names a store in which snapshots are taken; the second one is new."""
+def copying_fleet(tmp_path: Path, *second: str) -> Fleet:
+    """A fleet whose file names second stores in these folders; its own store is in the folder `store`."""
     file = tmp_path / "fleet.toml"
-    file.write_text(
-        f'name = "shop"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n'
-        f'[[copy]]\nto = "{tmp_path}/other"\n[[copy]]\nto = "{tmp_path}/second"\n'
-    )
+    copies = "".join(f'[[copy]]\nto = "{tmp_path}/{one}"\n' for one in second)
+    file.write_text(f'name = "shop"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n{copies}')
     fleet = load_fleet(file)
     ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_path: Path) -> None:
+    """The first `[[copy]]` names a store in which snapshots are taken; the second one is new."""
+    fleet = copying_fleet(tmp_path, "other", "second")
     StoreBuilder(fleet.store.open()).take_full("daily")
     other = LocalStore(tmp_path / "other")
     other.create(FLEET_KEY, fleet.store.open().read(FLEET_KEY))
@@ -569,3 +575,28 @@ def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_pa
     assert (code, document["error"]) == (3, "not-a-copy")
     assert str(tmp_path / "other") in document["message"]
     assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]
+
+
+def test_what_was_deleted_in_the_second_store_is_not_behind(tmp_path: Path) -> None:
+    """It is not copied again, so no copy could bring it up to date; once a complete copy has found that out."""
+    fleet = copying_fleet(tmp_path, "second")
+    store = fleet.store.open()
+    builder = StoreBuilder(store)
+    for name in ("old", "new"):
+        builder.take_full(name)
+    second = replace(fleet, store=StoreLocation(f"file://{tmp_path}/second"))
+    assert run_here(fleet, "copy", "--all")[0] == 0
+    delete_snapshot(second, "old", Silent(), lambda _: None, force=False)
+    for name in ("old", "new"):
+        builder.take_increment(name)
+
+    def behind() -> Mapping[str, int]:
+        (state,) = read_states(store, document_names(store), {"old": 1, "new": 1}, 1)
+        assert state.points.keys() == {"old", "new"}
+        return state.behind
+
+    assert behind() == {"old": 1, "new": 1}
+    assert run_here(fleet, "copy", "new")[0] == 0
+    assert behind() == {"old": 1, "new": 0}
+    assert run_here(fleet, "copy", "--all")[0] == 0
+    assert behind() == {"new": 0}

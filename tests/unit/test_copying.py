@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cutline.fleet.config import Fleet, Retention, load_fleet
 from cutline.fleet.progress import Silent
+from cutline.fleet.record import Time
 from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.second_stores import read_states
+from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
+from cutline.snapshots.operations.operation import begin, new_operation
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
-from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.operation_records import MERGE, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
@@ -34,6 +39,7 @@ from cutline.snapshots.removal.gc import collect_garbage
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.snapshots.repair.planning import RepairRequest, plan_repair
 from cutline.snapshots.repair.running import run_repair
+from cutline.storage.clock import utc_now
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import StoreKeyError, ensure_data_key, find_data_key
 from cutline.storage.encryption.key_source import KeySource
@@ -411,6 +417,21 @@ def test_retention_of_the_second_store_needs_no_node(fleet: Fleet, builder: Stor
     report = collect_garbage(there, 0.0, Silent())
     assert (report.garbage, report.unsettled, report.open_operations) == ([], "", ())
     assert [key for key in report.kept if key.reason == "unclear"] == []
+
+
+def test_gc_settles_a_dead_merge_of_the_second_store_without_any_node(fleet: Fleet, builder: StoreBuilder) -> None:
+    """In the first store, the nodes tell the time, so it stays open until one of them answers."""
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    copy(fleet, second, "daily")
+    an_hour_ago = Time.of(utc_now() - timedelta(hours=1))
+    for one, left in ((fleet, 1), (fleet_of(fleet, second), 0)):
+        store = one.store.open()
+        merge = structs.replace(new_operation(MERGE, "daily", 1, ("a",)), turn=1, expires_at=an_hour_ago)
+        begin(store, merge)
+        collect_garbage(one, 0.0, Silent())
+        assert len(open_leases(store)) == left
 
 
 def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: StoreBuilder) -> None:

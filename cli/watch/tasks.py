@@ -45,8 +45,9 @@ from cutline.storage.errors import BusyError, RefusedError, SnapshotError, Usage
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
 # How many snapshots the message about an unfinished prune names.
 NAMES_SHOWN_MAX = 10
-# The slug of the error of a merge if the snapshot has no increment yet.
-NOTHING_TO_MERGE = "nothing-to-merge"
+# The slugs of the error of a merge if the snapshot has no increment yet, and of a removal or a merge if another
+# operation reads the snapshot.
+NOTHING_TO_MERGE, SNAPSHOT_IN_USE = "nothing-to-merge", "snapshot-in-use"
 
 
 class CommandFailedError(SnapshotError):
@@ -67,6 +68,10 @@ class CommandFailedError(SnapshotError):
 
 class CommandNotStartedError(RefusedError):
     """The machine of the watch can't start another command now."""
+
+
+class SnapshotReadError(BusyError):
+    """A command has to wait until a restore, repair or merge no longer reads a snapshot, which may take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +336,12 @@ def _raising_not_started(words: str) -> Iterator[None]:
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
     """Return a command's JSON output.
 
-    Raises BusyError if another operation was running, and CommandFailedError if the command failed otherwise.
+    Raises BusyError if another operation was running, SnapshotReadError if it was reading a snapshot that the command
+    was to change, and CommandFailedError if the command failed otherwise.
     """
     if ended.code == BusyError.exit_code:
-        raise BusyError(ended.text, hint=ended.hint)
+        is_read = ended.document.get("error") == SNAPSHOT_IN_USE
+        raise (SnapshotReadError if is_read else BusyError)(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})

@@ -43,6 +43,9 @@ from cutline.storage.errors import BusyError, ChainEnd, SnapshotError, find_behi
 TICK_SECONDS = 1.0
 # The pause if another operation holds the fleet's lock.
 BUSY_SECONDS = 15.0
+# The pause if an operation reads a snapshot that a prune has to change: every attempt takes the lock and reads all
+# snapshots, and a restore may take hours.
+READ_SECONDS = 300.0
 # The pause after a task was cancelled: the user does not want it to start again at once.
 CANCELLED_SECONDS = 300.0
 
@@ -183,7 +186,8 @@ class Watcher:
         try:
             result = run()
         except BusyError as error:
-            self._put_off(task, error.message)
+            seconds = READ_SECONDS if isinstance(error, work.SnapshotReadError) else BUSY_SECONDS
+            self._put_off(task, error.message, seconds)
         # However a task ends, the next task gets its turn: only a signal ends the loop.
         except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
             self._after_error(task, error)
@@ -292,9 +296,9 @@ class Watcher:
             self._tell("failed", failed, told)
         self.following.end(failure.message)
 
-    def _put_off(self, task: Task, text: str) -> None:
+    def _put_off(self, task: Task, text: str, seconds: float) -> None:
         now = utc_now()
-        put_off = task.waits(now, BUSY_SECONDS)
+        put_off = task.waits(now, seconds)
         self.tasks[task.kind] = put_off
         paced_by = TaskKind.INCREMENT if task.kind is TaskKind.FULL else task.kind
         if task.failing_since is None and put_off.waits_too_long(now, self.tasks[paced_by].interval_seconds):

@@ -205,7 +205,8 @@ class Watcher:
         if kind is TaskKind.INCREMENT:
             # Somebody, or a command that an earlier watch left running, may have taken a full snapshot.
             self.following.follow_newest()
-            if self.chain is None:
+            # Its chain may have ended meanwhile; a full snapshot is then due.
+            if self.chain is None or not self.chain.goes_on:
                 return TaskResult("")
             commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))

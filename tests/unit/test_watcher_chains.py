@@ -28,6 +28,9 @@ from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
 
+# What the tasks do, which `watched` replaces.
+RUN = module.Watcher._run
+
 
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
@@ -201,9 +204,24 @@ def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watc
     assert watched.watcher.tasks[TaskKind.FULL].retry_at == due_at
 
 
-def end_chain(watched: Watched) -> None:
+def end_chain(watched: Watched, name: str = NAME) -> None:
     store = watched.watcher.source.fleet.store.open()
-    mark_lost(store, LostChain(NAME, read_full(store, NAME).chain, 0, "", 0, 0, current_time()))
+    mark_lost(store, LostChain(name, read_full(store, name).chain, 0, "", 0, 0, current_time()))
+
+
+def test_no_increment_is_tried_of_a_newer_snapshot_whose_chain_has_ended(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has taken and ended it between two increments: that is no failure."""
+    monkeypatch.setattr(module.Watcher, "_run", RUN)
+    monkeypatch.setattr("cutline.cli.watch.tasks.take_increment", lambda *_: pytest.fail("an increment was tried"))
+    name = "watch-2026-11-24-020000"
+    store_chain(watched.watcher.source.fleet, name, "2026-11-24T02:00:00Z")
+    end_chain(watched, name)
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
+    assert watched.notices() == []
+    assert watched.seconds_to(TaskKind.FULL) <= 0
 
 
 def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> None:

@@ -107,7 +107,7 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
         run.operation = operation
 
     with (
-        between_hooks(HookedRun(fleet, "create", name, warn, {"incremental": True})) as run,
+        between_hooks(HookedRun(fleet, "create", name, warn, {"incremental": True}, goes_on=True)) as run,
         SparkOnDemand(fleet, f"create {name}", goes_on=True) as spark,
         traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,

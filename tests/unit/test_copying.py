@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, Retention, load_fleet
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import Reading, Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
@@ -21,10 +21,10 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.second_stores import read_states
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
-from cutline.snapshots.operations.operation import begin, new_operation
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
-from cutline.snapshots.records.operation_records import MERGE, read_intent
+from cutline.snapshots.records.operation_records import DELETE, MERGE, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
@@ -34,8 +34,9 @@ from cutline.snapshots.records.store_identity import (
     read_identity,
 )
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted
-from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.deletion import OverdueError, delete_snapshot, open_removals
 from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal.pinning import BeingRemovedError, pin_in_store
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.snapshots.repair.planning import RepairRequest, plan_repair
 from cutline.snapshots.repair.running import run_repair
@@ -432,6 +433,45 @@ def test_gc_settles_a_dead_merge_of_the_second_store_without_any_node(fleet: Fle
         begin(store, merge)
         collect_garbage(one, 0.0, Silent())
         assert len(open_leases(store)) == left
+
+
+def test_a_prune_settles_a_removal_of_the_second_store_that_died_before_its_mark(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    """Until then no pin is possible, because the removal may not see it."""
+    second = place()
+    builder.take_full("daily")
+    copy(fleet, second, "daily")
+    there, store = fleet_of(fleet, second), place_store(second)
+    running = new_operation(DELETE, "daily", 0, ())
+    dead = structs.replace(new_operation(DELETE, "daily", 0, ()), began_at=Time.of(utc_now() - timedelta(hours=1)))
+    for intent in (running, dead):
+        begin(store, intent)
+    prune_store(there, Retention(last="all"), Silent(), lambda _: None, force=False)
+    assert open_removals(store) == [running]
+    with pytest.raises(BeingRemovedError):
+        pin_in_store(store, "daily", 0)
+    record_outcome(store, running, "failed")
+    assert [one.increment for one in pin_in_store(store, "daily", 0).in_force] == [0]
+
+
+def test_a_removal_of_the_second_store_that_was_settled_meanwhile_removes_nothing(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    """Its process was suspended, and a pin may not have seen its intent."""
+    second = place()
+    builder.take_full("daily")
+    copy(fleet, second, "daily")
+    store = place_store(second)
+
+    class Settled(Silent):
+        def tell(self, reading: Reading) -> None:
+            (intent,) = open_removals(store)
+            record_outcome(store, intent, "failed", "found without a mark")
+
+    with pytest.raises(OverdueError, match="was suspended for too long"):
+        delete_snapshot(fleet_of(fleet, second), "daily", Settled(), lambda _: None, force=True)
+    assert snapshot_names(store) == ["daily"]
 
 
 def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: StoreBuilder) -> None:

@@ -19,12 +19,13 @@ from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, fin
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.second_stores import read_states
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
-from cutline.snapshots.records.operation_records import DELETE, MERGE, read_intent
+from cutline.snapshots.records.operation_records import DELETE, MERGE, CopiedPoint, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
@@ -45,6 +46,7 @@ from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import StoreKeyError, ensure_data_key, find_data_key
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError
+from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
@@ -638,26 +640,27 @@ def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_pa
     assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]
 
 
-def test_what_was_deleted_in_the_second_store_is_not_behind(tmp_path: Path) -> None:
+def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> None:
     """It is not copied again, so no copy could bring it up to date; once a complete copy has found that out."""
-    fleet = copying_fleet(tmp_path, "second")
-    store = fleet.store.open()
-    builder = StoreBuilder(store)
-    for name in ("old", "new"):
-        builder.take_full(name)
-    second = replace(fleet, store=StoreLocation(f"file://{tmp_path}/second"))
-    assert run_here(fleet, "copy", "--all")[0] == 0
-    delete_snapshot(second, "old", Silent(), lambda _: None, force=False)
-    for name in ("old", "new"):
-        builder.take_increment(name)
+    store, began = fleet.store.open(), utc_now()
+    to, at = "s3://elsewhere/shop", Time.of(began)
+
+    def record(number: int, snapshot: str, code: int, **increments: int) -> None:
+        copied = tuple(CopiedPoint(to, name, increment, at, 0) for name, increment in increments.items())
+        command = Command("copy", snapshot, new_operation_id(began + timedelta(seconds=number)))
+        record_without_intent(store, command, at, "", Ending("done", code=code, copied=copied))
 
     def behind() -> Mapping[str, int]:
         (state,) = read_states(store, document_names(store), {"old": 1, "new": 1}, 1)
-        assert state.points.keys() == {"old", "new"}
+        assert (state.url, state.points.keys()) == (to, {"old", "new"})
         return state.behind
 
+    record(1, "", 0, old=0, new=0)
     assert behind() == {"old": 1, "new": 1}
-    assert run_here(fleet, "copy", "new")[0] == 0
+    record(2, "new", 0, new=1)
     assert behind() == {"old": 1, "new": 0}
-    assert run_here(fleet, "copy", "--all")[0] == 0
+    # The copy of `old` has failed.
+    record(3, "", 1, new=1)
+    assert behind() == {"old": 1, "new": 0}
+    record(4, "", 0, new=1)
     assert behind() == {"new": 0}

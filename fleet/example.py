@@ -86,7 +86,7 @@ success_url = "https://hc-ping.com/your-ping-key/{command}"
 read = "50MB/s"                      # from each node
 store = "100MB/s"                    # of all tasks of a command together
 restore = "50MB/s"                   # into each node
-hours = "22:00-06:00"                # when a watch begins full snapshots, checks and drills (UTC)
+hours = "22:00-06:00"                # when a watch begins full snapshots, checks, drills, merges and copies (UTC)
 
 [hooks]                              # programs that get JSON on stdin
 before = ["/usr/local/bin/before-cutline"]

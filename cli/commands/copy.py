@@ -23,7 +23,7 @@ from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCop
 from cutline.snapshots.copying.second_store import CopyPlace, find_place
 from cutline.snapshots.records.operation_records import CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name, point_label
-from cutline.storage.errors import UnreachableError, UsageError
+from cutline.storage.errors import SnapshotError, UsageError, find_behind
 
 SCHEMA = "cutline/copy/1"
 SHOWN_MAX = 20
@@ -117,18 +117,20 @@ def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: Reco
 def _copy(
     fleet: Fleet, places: Iterable[CopyPlace], name: str | None, shown: Progress, *, is_dry: bool
 ) -> Iterator[StoreCopy]:
-    """Yield the report of each store; raise the error of an unreachable store after the other stores."""
-    unreachable: UnreachableError | None = None
+    """Yield the report of each store; raise the first error after the other stores: each is to be kept up to date."""
+    first: SnapshotError | None = None
     for place in places:
         report = StoreCopy(place.url, is_dry)
         try:
             copy_snapshots(fleet, place, name, shown, report)
-        except UnreachableError as error:
-            unreachable = unreachable or error
+        except SnapshotError as error:
+            if find_behind(error, KeyboardInterrupt) is not None:
+                raise
+            first = first or error
         finally:
             yield report
-    if unreachable is not None:
-        raise unreachable
+    if first is not None:
+        raise first
 
 
 def _copied_points(reports: Iterable[StoreCopy]) -> Iterator[CopiedPoint]:

@@ -47,7 +47,8 @@ class HookFailedError(RefusedError):
 class HookedRun:
     """A command that runs between its hooks: what it tells the hook after it.
 
-    `operation` is the id of its operation, and `result` its result as JSON, once there are any.
+    `operation` is the id of its operation, and `result` its result as JSON, once there are any. If the process
+    `goes_on` after the command, an interrupt while the hook after it runs is raised, because it concerns the process.
     """
 
     fleet: Fleet
@@ -57,6 +58,7 @@ class HookedRun:
     details: Mapping[str, object] = field(default_factory=dict)
     operation: str | None = None
     result: Mapping[str, object] | None = None
+    goes_on: bool = False
     _id: str = field(default_factory=lambda: uuid.uuid4().hex)
     _began: float = field(default_factory=time.monotonic)
 
@@ -114,7 +116,10 @@ class HookedRun:
 
 @contextmanager
 def between_hooks(run: HookedRun) -> Iterator[HookedRun]:
-    """Run the block between the hooks; raise HookFailedError before it, and whatever the block raises."""
+    """Run the block between the hooks; raise HookFailedError before it, and whatever the block raises.
+
+    Raises KeyboardInterrupt after it only if the process goes on.
+    """
     try:
         run.begin()
     except HookFailedError as error:
@@ -135,6 +140,8 @@ def _ending(run: HookedRun, error: BaseException | None) -> None:
         if error is None or find_behind(error, KeyboardInterrupt) is None:
             # The command has ended: an interrupt can no longer change its result.
             run.warn("the hook after the command was interrupted")
+            if run.goes_on:
+                raise
 
 
 def failure_at_end(error: BaseException | None, result: Mapping[str, object] | None) -> CommandFailure:

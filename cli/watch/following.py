@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
@@ -24,6 +24,8 @@ from cutline.cli.watch.schedule import (
     TaskKind,
 )
 from cutline.fleet.progress import Silent
+from cutline.nodes.clocks import AGREE_SECONDS_MAX
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
@@ -38,7 +40,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full
 from cutline.snapshots.removal.chain_end import supersede
-from cutline.storage.clock import utc_now
+from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.storage.store import ObjectStore
 
@@ -73,16 +75,19 @@ def matching_names(store: ObjectStore, template: str) -> tuple[str, ...]:
     return tuple(sorted(matching, key=lambda one: matching[one]))
 
 
-def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> WatchedChain | None:
+def find_chain(
+    store: ObjectStore, names: Sequence[str], log: Callable[..., None], now: Callable[[], datetime] = utc_now
+) -> WatchedChain | None:
     """Find the chain of the newest of these snapshots that has rows; None if no snapshot has rows.
 
-    The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. Raises
+    The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. A cut later
+    than `now`, which is asked only if a cut seems to be, was made by a wrong clock, and counts as the oldest. Raises
     StoreEncryptedError, and the store's errors.
     """
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:
         return None
-    *older, newest = sorted(fulls, key=cut_time)
+    *older, newest = _oldest_first(fulls, now)
     replaced = tuple(snapshot.snapshot for snapshot in older if not _why_ended(store, snapshot))
     ended = _why_ended(store, newest)
     try:
@@ -93,6 +98,19 @@ def find_chain(store: ObjectStore, names: Sequence[str], log: Callable[..., None
         # No increment can be added to this chain.
         last_at, ended = cut_time(newest), ended or error.message
     return WatchedChain(newest.snapshot, cut_time(newest), last_at, ended, replaced)
+
+
+def _oldest_first(fulls: Iterable[FullSnapshot], now: Callable[[], datetime]) -> list[FullSnapshot]:
+    """Order snapshots by their first cuts, those with a cut in the future before all others.
+
+    Otherwise no increment could follow, because clocks show a time before the last cut, and each new full snapshot
+    would count as older.
+    """
+    ordered, margin = sorted(fulls, key=cut_time), timedelta(seconds=AGREE_SECONDS_MAX)
+    if len(ordered) == 1 or cut_time(ordered[-1]) <= machine_now() + margin:
+        return ordered
+    latest = now() + margin
+    return sorted(ordered, key=lambda full: cut_time(full) <= latest)
 
 
 def find_others(store: ObjectStore, names: Sequence[str], log: Callable[..., None]) -> tuple[str, ...]:
@@ -181,8 +199,18 @@ class Following:
         """Find the chain; raises the store's errors."""
         store = self.source.open_store()
         self._names = matching_names(store, self.source.rules.name)
-        self._follow(find_chain(store, self._names, self.log))
+        self._follow(find_chain(store, self._names, self.log, self._time_of_primaries))
         self._note_others(store)
+
+    def _time_of_primaries(self) -> datetime:
+        """Return the time according to the primaries or, if they can't be reached, as this process knows it.
+
+        A failed increment may have set this process's time to that of a cut in the future.
+        """
+        with suppress(SnapshotError), open_sessions(self.source.fleet, self.source.fleet.primaries):
+            # From here on, this process uses the primaries' time.
+            pass
+        return utc_now()
 
     def _note_others(self, store: ObjectStore) -> None:
         """Log the other snapshots for which nodes retain WAL, if they are not the same as before."""
@@ -242,7 +270,7 @@ class Following:
         names = matching_names(store, self.source.rules.name)
         if names == self._names:
             return False
-        before, chain = self.chain, find_chain(store, names, self.log)
+        before, chain = self.chain, find_chain(store, names, self.log, self._time_of_primaries)
         self._names = names
         self._follow(chain)
         # With other names in fleet.toml, the chain until now is among them.

@@ -136,10 +136,7 @@ def next_task(
 
     A task in HEAVY begins only within the `hours`, if there are any, however long it has been due.
     """
-    due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None}
-    if hours is not None:
-        # A task that may begin now keeps its time, which decides what begins first.
-        due |= {kind: opens for kind, opens in _opening(due, now, hours).items() if opens > max(due[kind], now)}
+    due = {kind: at for kind, task in tasks.items() if (at := begins_at(task, begun_at, now, hours)) is not None}
     ready = [kind for kind in TaskKind if kind in due and due[kind] <= now]
     # If increments take longer than their interval, they are always due, but other tasks must get their turn.
     first = min(ready, key=lambda kind: (kind not in FIRST, due[kind]), default=None)
@@ -148,6 +145,16 @@ def next_task(
 
 def _opening(due: dict[TaskKind, datetime], now: datetime, hours: Hours) -> dict[TaskKind, datetime]:
     return {kind: hours.opens_at(max(due[kind], now)) for kind in HEAVY if kind in due}
+
+
+def begins_at(task: Task, begun_at: datetime, now: datetime, hours: Hours | None) -> datetime | None:
+    """Return when the task next begins, if nothing else is in its way: when it is due, within the `hours`, if any."""
+    due = task.due_at(begun_at, now)
+    if due is None or hours is None or task.kind not in HEAVY:
+        return due
+    opens = hours.opens_at(max(due, now))
+    # A task that may begin now keeps its time, which decides what begins first.
+    return opens if opens > max(due, now) else due
 
 
 def hours_texts(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime, hours: Hours | None) -> list[str]:

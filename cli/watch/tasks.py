@@ -12,7 +12,7 @@ from typing import Any
 
 from cutline.check.report import EXIT_CODES
 from cutline.cli.output import commit_document
-from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, CommandFailure
+from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
 from cutline.cli.output.hooks import HookedRun, between_hooks
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
@@ -20,6 +20,7 @@ from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
 from cutline.cli.watch.schedule import Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
 from cutline.restore.drill import drill
 from cutline.snapshots.create.archive_ahead import archive_ahead
@@ -44,8 +45,11 @@ from cutline.storage.errors import BusyError, RefusedError, SnapshotError, Usage
 VERDICTS = (CONFLICTS, INCONCLUSIVE)
 # The option as hints have it: the shell's quotes are around a file whose name contains spaces.
 FLEET_WORDS = r" --fleet (?:'[^']*'|\"[^\"]*\"|[^\s'\"])+"
-# The slug of the error of a merge if the snapshot has no increment yet.
-NOTHING_TO_MERGE = "nothing-to-merge"
+# How many snapshots the message about an unfinished prune names.
+NAMES_SHOWN_MAX = 10
+# The slugs of the error of a merge if the snapshot has no increment yet, and of a removal or a merge if another
+# operation reads the snapshot.
+NOTHING_TO_MERGE, SNAPSHOT_IN_USE = "nothing-to-merge", "snapshot-in-use"
 
 
 class CommandFailedError(SnapshotError):
@@ -66,6 +70,10 @@ class CommandFailedError(SnapshotError):
 
 class CommandNotStartedError(RefusedError):
     """The machine of the watch can't start another command now."""
+
+
+class SnapshotReadError(BusyError):
+    """A command has to wait until a restore, repair or merge no longer reads a snapshot, which may take hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,7 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
         run.operation = operation
 
     with (
-        between_hooks(HookedRun(fleet, "create", name, warn, {"incremental": True})) as run,
+        between_hooks(HookedRun(fleet, "create", name, warn, {"incremental": True}, goes_on=True)) as run,
         SparkOnDemand(fleet, f"create {name}", goes_on=True) as spark,
         traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,
@@ -278,18 +286,30 @@ def _found_in(document: dict[str, Any]) -> str:
 
 
 def prune(source: FleetSource) -> TaskResult:
-    """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding."""
+    """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding.
+
+    Raises CommandFailedError, which names the removals that the store or a node has prevented.
+    """
     with _raising_not_started("prune"):
         ended = run_command(source.copy, ["prune", "--yes"])
-    quota = ended.document.get("quota") or {}
-    is_over = bool(quota.get("exceeded_by")) and all(one["state"] == "done" for one in ended.document["done"])
+    quota, left = ended.document.get("quota") or {}, _unfinished_in(ended.document)
+    if left and ended.code in (REFUSED, UNREACHABLE):
+        text = f"the removal of {list_some(list(left), NAMES_SHOWN_MAX)} is unfinished: {next(iter(left.values()))}"
+        hint = "the next prune continues it; to see everything that is left: snapshot prune"
+        raise CommandFailedError(CommandFailure(ended.code, "removal-unfinished", text, hint))
+    is_over = bool(quota.get("exceeded_by"))
     document = _document(ended, (REFUSED,) if is_over else ())
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
         (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
         for kind, text in texts.items()
     ]
-    text = "; ".join(f"{text} {', '.join(names)}" for text, names in done if names)
+    parts = [f"{text} {', '.join(names)}" for text, names in done if names]
+    parts += [
+        f"gave up {quantity_text(len(dropped['increments']), 'restore points')} of {dropped['snapshot']} before"
+        f" increment {dropped['begins_at']}"
+        for dropped in document.get("given_up", ())
+    ]
     finding = None
     if is_over:
         problem = (
@@ -297,7 +317,21 @@ def prune(source: FleetSource) -> TaskResult:
             f" quota of {size_text(quota['bytes'])}"
         )
         finding = CommandFailure(REFUSED, "quota-exceeded", problem, "see: snapshot prune --dry-run")
-    return TaskResult(text, tuple(document["warnings"]), finding)
+    return TaskResult("; ".join(parts), tuple(document["warnings"]), finding)
+
+
+def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
+    """Return the snapshots whose removal a prune has not finished, each with the first reason."""
+    left: dict[str, str] = {}
+    for one in (*document.get("done", ()), *document.get("given_up", ())):
+        reasons = [
+            *(f"slot not dropped, because the node can't be reached: {slot}" for slot in one.get("slots_left", ())),
+            *(f"the store refused to delete {each['object']}: {each['why']}" for each in one.get("refused", ())),
+            *one.get("publications_left", ()),
+        ]
+        if reasons or one.get("state") == "unfinished":
+            left.setdefault(one["snapshot"], next(iter(reasons), "its objects or slots are still there"))
+    return left
 
 
 def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
@@ -320,10 +354,12 @@ def _raising_not_started(words: str) -> Iterator[None]:
 def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, Any]:
     """Return a command's JSON output.
 
-    Raises BusyError if another operation was running, and CommandFailedError if the command failed otherwise.
+    Raises BusyError if another operation was running, SnapshotReadError if it was reading a snapshot that the command
+    was to change, and CommandFailedError if the command failed otherwise.
     """
     if ended.code == BusyError.exit_code:
-        raise BusyError(ended.text, hint=ended.hint)
+        is_read = ended.document.get("error") == SNAPSHOT_IN_USE
+        raise (SnapshotReadError if is_read else BusyError)(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:
         slug = str(ended.document.get("error") or CommandFailedError._slug)
         details = ended.document.get("details", {})

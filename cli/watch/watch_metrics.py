@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cutline.cli.output.metrics_file import replace_metrics
-from cutline.cli.watch.schedule import TaskKind
+from cutline.cli.watch.schedule import TaskKind, begins_at
 from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import Fleet, ListenAddress
 from cutline.snapshots.listing import metrics
@@ -101,8 +101,9 @@ def samples_of_watch(watcher: Watcher) -> Iterator[Sample]:
     yield metrics.WATCH_FAILURES.of(watcher.notices.failures, TaskKind.WATCH.value)
     if not watcher.is_active:
         return
+    hours = watcher.source.fleet.hours
     for kind, task in dict(watcher.tasks).items():
-        due = task.due_at(watcher.begun_at, utc_now())
+        due = begins_at(task, watcher.begun_at, utc_now(), hours)
         if due is not None:
             yield metrics.WATCH_NEXT.of(due.timestamp(), kind.value)
             yield metrics.WATCH_FAILURES.of(task.failures, kind.value)

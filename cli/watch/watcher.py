@@ -44,6 +44,9 @@ from cutline.storage.errors import BusyError, ChainEnd, SnapshotError, find_behi
 TICK_SECONDS = 1.0
 # The pause if another operation holds the fleet's lock.
 BUSY_SECONDS = 15.0
+# The pause if an operation reads a snapshot that a prune has to change: every attempt takes the lock and reads all
+# snapshots, and a restore may take hours.
+READ_SECONDS = 300.0
 # The pause after a task was cancelled: the user does not want it to start again at once.
 CANCELLED_SECONDS = 300.0
 
@@ -185,7 +188,8 @@ class Watcher:
         try:
             result = run()
         except BusyError as error:
-            self._put_off(task, error.message)
+            seconds = READ_SECONDS if isinstance(error, work.SnapshotReadError) else BUSY_SECONDS
+            self._put_off(task, error.message, seconds)
         # However a task ends, the next task gets its turn: only a signal ends the loop.
         except BaseException as error:  # noqa: BLE001  # raised again if it is a signal
             self._after_error(task, error)
@@ -203,7 +207,8 @@ class Watcher:
         if kind is TaskKind.INCREMENT:
             # Somebody, or a command that an earlier watch left running, may have taken a full snapshot.
             self.following.follow_newest()
-            if self.chain is None:
+            # Its chain may have ended meanwhile; a full snapshot is then due.
+            if self.chain is None or not self.chain.goes_on:
                 return TaskResult("")
             commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
@@ -294,9 +299,9 @@ class Watcher:
             self._tell("failed", failed, told)
         self.following.end(failure.message)
 
-    def _put_off(self, task: Task, text: str) -> None:
+    def _put_off(self, task: Task, text: str, seconds: float) -> None:
         now = utc_now()
-        put_off = task.waits(now, BUSY_SECONDS)
+        put_off = task.waits(now, seconds)
         self.tasks[task.kind] = put_off
         paced_by = TaskKind.INCREMENT if task.kind is TaskKind.FULL else task.kind
         if task.failing_since is None and put_off.waits_too_long(now, self.tasks[paced_by].interval_seconds):

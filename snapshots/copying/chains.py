@@ -345,7 +345,8 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
         if not plan.is_blocked:
             _ChainCopy(pair, plan, result, progress, is_dry=is_dry).run()
             _note_given_up(pair, plan, result)
-    except (ManifestError, ObjectDamagedError, ObjectExistsError) as error:
+    # A document is missing if the snapshot is removed between two reads.
+    except (ManifestError, ObjectDamagedError, ObjectExistsError, ObjectMissingError) as error:
         key, kind, node = (str(error.details.get(detail) or "") for detail in ("object", "kind", "node"))
         detail = error.detail if isinstance(error, ObjectDamagedError) else error.message
         result.problems.append(CopyProblem(key, kind or "document", node, result.next_increment, detail))
@@ -579,7 +580,13 @@ class _ChainCopy:
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
-        """Copy the mark of a lost chain, so that `list` says why nothing follows."""
+        """Copy the mark of a lost chain, so that `list` says why nothing follows.
+
+        Not before the second store has all restore points: for gc, segments after the last one would be garbage, among
+        them those that this copy has stored and the next one expects.
+        """
+        if self.result.behind:
+            return
         full = self.plan.chain.full
         key = lost_key(full.snapshot, full.chain)
         if is_lost(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):
@@ -626,12 +633,16 @@ def _copy_document(pair: StorePair, key: str) -> None:
     create_or_find(pair.target, key, stored)
 
 
-def _copy_primaries(pair: StorePair) -> None:
-    """Copy the records of the fleet's primaries, with which `check` compares the chains; raise ManifestError."""
-    there = set(pair.target.list(BASELINES))
+def _copy_primaries(pair: StorePair) -> ManifestError | None:
+    """Copy the records of the fleet's primaries, with which `check` compares the chains; return the first damage."""
+    there, damage = set(pair.target.list(BASELINES)), None
     for key in pair.source.raw.list(BASELINES):
         if key not in there:
-            _copy_document(pair, key)
+            try:
+                _copy_document(pair, key)
+            except ManifestError as error:
+                damage = damage or error
+    return damage
 
 
 T = TypeVar("T")
@@ -700,16 +711,15 @@ def copy_snapshots(
     """Copy one snapshot, or with None all of them, the newest first; add the results to the report.
 
     If one snapshot is damaged, or differs from that of the second store, the others are still copied. Raises the errors
-    of `open_pair`, SnapshotDeletedError and SnapshotMissingError if the named snapshot does not exist, and the errors
-    of both stores.
+    of `open_pair`, SnapshotDeletedError and SnapshotMissingError if the named snapshot does not exist, the errors of
+    both stores and, after everything else is copied, ManifestError if a record of the primaries is damaged.
     """
     began = time.monotonic()
     progress.step("compare the stores")
     if name is not None:
         check_name(name)
     pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
-    if not report.is_dry:
-        _copy_primaries(pair)
+    damage = None if report.is_dry else _copy_primaries(pair)
     for each in [name] if name is not None else names_to_copy(pair):
         try:
             report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))
@@ -718,6 +728,8 @@ def copy_snapshots(
                 raise
             report.snapshots.append(_not_copied(each, error))
     report.seconds = time.monotonic() - began
+    if damage is not None:
+        raise damage
     return report
 
 

@@ -10,12 +10,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
 from cutline.fleet.units import duration_text
+from cutline.nodes.clocks import AGREE_SECONDS_MAX
 from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
@@ -352,18 +353,26 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     missing, answers = tuple(read_missing(store, documents, entries)), query.answers()
     listed, now = tuple(_with_retained(entry, answers) for entry in entries), utc_now()
     pins = {entry.name: pins_in_force(store, entry.name, now) for entry in entries}
-    problem = age_problem(newest_cut(entries), fleet.retention, now)
+    problem = age_problem(newest_cut(entries, now), fleet.retention, now)
     increments = {entry.name: len(entry.summaries) for entry in entries}
     copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
     return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies)
 
 
-def newest_cut(entries: Iterable[Entry]) -> datetime | None:
-    """Return the time of the newest cut with rows in a snapshot that is not broken; None if there is none."""
+def newest_cut(entries: Iterable[Entry], now: datetime) -> datetime | None:
+    """Return the time of the newest cut with rows in a snapshot that is not broken; None if there is none.
+
+    A cut in the future, when a clock was wrong, counts only if there is no other.
+    """
     sound = [entry for entry in entries if entry.chain and not entry.chain.full.only_cut and entry.state != BROKEN]
     cuts = [cut_time(entry.chain.full) for entry in sound if entry.chain]
     cuts += [cut_time(summary) for entry in sound for summary in entry.summaries]
-    return max(cuts, default=None)
+    return max(cuts, key=lambda cut: (not is_ahead(cut, now), cut), default=None)
+
+
+def is_ahead(cut_at: datetime, now: datetime) -> bool:
+    """Whether a cut is in the future, because a clock was wrong."""
+    return cut_at > now + timedelta(seconds=AGREE_SECONDS_MAX)
 
 
 def age_problem(newest: datetime | None, rules: Retention, now: datetime) -> str:

@@ -153,7 +153,8 @@ ABSENT_COPY = Metric(
 )
 NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
-    "Time of the newest cut with rows whose snapshot is not broken. A restore loses all later commits.",
+    "Time of the newest cut with rows whose snapshot is not broken, without cuts in the future. A restore loses all"
+    " later commits.",
 )
 MAX_AGE = Metric(
     "cutline_max_age_seconds", "Limit max_age on the age of the newest restore point; absent if none is set."

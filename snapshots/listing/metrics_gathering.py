@@ -34,6 +34,7 @@ from cutline.snapshots.listing.listing import (
     MissingPoint,
     committed_by,
     find_missing,
+    is_ahead,
     read_entry,
     with_slots,
 )
@@ -395,7 +396,9 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     chains = facts.chains
     yield from _samples_of_names(facts.entries, chains, sizes, checks)
     if restorable := chains_by_cut(entry for entry in facts.entries if _has_rows(entry) and entry.state != BROKEN):
-        yield from _samples_of_newest(restorable[-1])
+        # A cut in the future would hide that there are no new ones.
+        past = [chain for chain in restorable if not is_ahead(cut_time(chain.last), now)]
+        yield from _samples_of_newest((past or restorable)[-1])
     for second in states_of(facts.ended.found, {entry.name: len(entry.summaries) for entry in facts.entries}):
         yield metrics.COPY_NEWEST_CUT.of(second.newest_cut_at.timestamp(), second.url)
         yield metrics.COPY_BEHIND.of(sum(second.behind.values()), second.url)

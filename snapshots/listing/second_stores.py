@@ -53,18 +53,30 @@ def states_of(ended: Iterable[Ended], increments: Mapping[str, int]) -> list[Sec
     """Return the state of each second store from the records of copies.
 
     `increments` is the number of increments of each snapshot in the first store. A snapshot that it lacks was deleted
-    there, and does not count.
+    there, and does not count. Neither does one that a later complete copy of all snapshots did not find in the second
+    store: it was deleted there, and is not copied again.
     """
     newest: dict[str, dict[str, CopiedPoint]] = {}
+    # The second stores of which a complete copy was read, and their snapshots that only earlier copies know.
+    complete: set[str] = set()
+    gone: set[tuple[str, str]] = set()
     for one in sorted(ended, key=lambda one: one.id, reverse=True):
         if one.kind == COPY and one.outcome is not None and isinstance(one.outcome.copied, tuple):
             for point in one.outcome.copied:
+                if point.to in complete and point.snapshot not in newest[point.to]:
+                    gone.add((point.to, point.snapshot))
                 newest.setdefault(point.to, {}).setdefault(point.snapshot, point)
+            if not one.snapshot and one.code == 0:
+                complete |= {point.to for point in one.outcome.copied}
     return [
         SecondStoreState(
             url,
             points,
-            {name: max(increments[name] - point.increment, 0) for name, point in points.items() if name in increments},
+            {
+                name: max(increments[name] - point.increment, 0)
+                for name, point in points.items()
+                if name in increments and (url, name) not in gone
+            },
         )
         for url, points in sorted(newest.items())
     ]

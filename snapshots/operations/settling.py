@@ -19,6 +19,7 @@ from cutline.snapshots.operations.open_operations import (
     is_resumable,
     name_targets,
     open_operation_ids,
+    read_open_intents,
     read_open_operation,
 )
 from cutline.snapshots.operations.operation import record_outcome
@@ -243,3 +244,15 @@ def _settle_removal(store: ObjectStore, operation: Intent, progress: Progress) -
         )
         record_outcome(store, operation, "failed", "found without a mark")
         clear_signs(store, operation.id)
+
+
+def settle_removals(store: ObjectStore, progress: Progress) -> None:
+    """Record as failed, in a copy, the removals that ended before storing their marks; otherwise no pin is possible.
+
+    No lock shows there that none is running, so each counts as running until a lease of its age would have expired.
+    Raises ManifestError.
+    """
+    for operation in read_open_intents(store, skips_unreadable=True):
+        is_removal = operation.kind in (DELETE, PRUNE)
+        if is_removal and not read_lease(store, operation).is_running(utc_now()):
+            _settle_removal(store, operation, progress)

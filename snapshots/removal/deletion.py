@@ -53,12 +53,20 @@ from cutline.snapshots.operations.operation import (
     record_outcome,
 )
 from cutline.snapshots.operations.retired_nodes import with_retired
-from cutline.snapshots.operations.settling import settle_operations
+from cutline.snapshots.operations.settling import settle_operations, settle_removals
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.operation_records import DELETE, DONE, PRUNE, Intent, operation_key, read_intent
+from cutline.snapshots.records.operation_records import (
+    DELETE,
+    DONE,
+    PRUNE,
+    Intent,
+    operation_key,
+    read_intent,
+    read_outcome,
+)
 from cutline.snapshots.records.pins import StoredPin, pins_in_force
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -86,8 +94,8 @@ COMMIT_FILE = re.compile(r"snapshots/[^/]+/(?:increments/(?P<number>\d+)|snapsho
 class NodeCleanup(Protocol):
     """The actions that a removal takes on the nodes. The implementation holds the fleet's lock."""
 
-    def check_held(self) -> None:
-        """Raise unless the fleet's lock is still held."""
+    def check_held(self, operation: Intent) -> None:
+        """Raise unless the fleet's lock is still held, so that no other command has settled the operation."""
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Drop a slot on `nodes`, which maps nodes to their system identifiers at the time when the slot was created.
@@ -158,7 +166,7 @@ def remove_recorded(
         if not removal.force and not store.exists(removal.mark.key):
             check_not_pinned(store, removal.mark.snapshot, removal.kind)
         # If the lock is lost, another command may have settled the intent, so that a pin did not see it.
-        nodes.check_held()
+        nodes.check_held(intent)
         if removal.kind == PRUNE and not store.exists(removal.mark.key):
             _check_whole(store, removal.mark.snapshot)
         mark = put_mark(store, removal.mark, force=removal.force)
@@ -287,6 +295,19 @@ def _removal_order(key: str) -> _RemovalOrder:
 
 class LastSnapshotError(RefusedError):
     """The snapshot is the last restorable snapshot in the store."""
+
+
+class OverdueError(BusyError):
+    """The process was suspended for so long that another command may have settled its operation."""
+
+
+def overdue_error(operation: Intent) -> OverdueError:
+    """Return the error for a removal that another command has settled, or may have settled."""
+    return OverdueError(
+        f"operation {operation.id} was suspended for too long, and has removed nothing",
+        hint="repeat the command",
+        details={"snapshot": operation.snapshot, "operation": operation.id},
+    )
 
 
 class IncrementsNeededError(BusyError):
@@ -561,14 +582,18 @@ class RemovalRun:
     force: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class NoNodes:
     """The NodeCleanup of a removal from a copy, whose chains have no slots.
 
     Nothing needs the fleet's lock there: two removals, or a removal and a copy, agree by the mark.
     """
 
-    def check_held(self) -> None:
-        pass
+    store: ObjectStore
+
+    def check_held(self, operation: Intent) -> None:
+        if read_outcome(self.store, operation.id) is not None:
+            raise overdue_error(operation)
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:  # noqa: ARG002  # required by NodeCleanup
         return [], []
@@ -584,7 +609,7 @@ class FleetNodes:
     lock: FleetLock
     fleet_id: str
 
-    def check_held(self) -> None:
+    def check_held(self, operation: Intent) -> None:  # noqa: ARG002  # required by NodeCleanup
         self.lock.check_held()
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -653,11 +678,12 @@ def hold_fleet(
 ) -> Iterator[NodeCleanup]:
     """Hold the fleet's lock for a command on a snapshot; settle operations that have died.
 
-    If the store is a copy, no node is contacted, and ages are by this machine's clock. Raises ClocksDifferError if the
-    command `goes_by_age` and no clock can be trusted.
+    If the store is a copy, no node is contacted, ages are by this machine's clock, and only removals are settled.
+    Raises ClocksDifferError if the command `goes_by_age` and no clock can be trusted.
     """
     if identity.is_copy:
-        yield NoNodes()
+        settle_removals(store, progress)
+        yield NoNodes(store)
         return
     progress.step("check nodes")
     with open_sessions(fleet, fleet.primaries) as sessions, exclusive(sessions, store, *command) as lock:

@@ -46,11 +46,11 @@ from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import PRUNE, Intent, read_outcome
 from cutline.snapshots.records.proven_chains import increments_pruned_error, read_as_committed
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
-from cutline.snapshots.removal.deletion import open_removals, remove_objects
+from cutline.snapshots.removal.deletion import open_removals, overdue_error, remove_objects
 from cutline.snapshots.removal.pinning import BeingRemovedError, check_none_pinned
 from cutline.snapshots.removal.survey import SizeTotal, find_lack_from
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import BusyError, RefusedError, SnapshotError
+from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import Listed, ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError, create_or_find
 
@@ -63,10 +63,6 @@ class NotMergedError(RefusedError):
 
 class DamagedMergeError(RefusedError):
     """The chain can't be restored from its merge on, so what lies before it may still be needed."""
-
-
-class OverdueError(BusyError):
-    """The process was suspended for so long that another command may have settled its operation."""
 
 
 # Not slotted: a cached property needs a dictionary.
@@ -286,11 +282,7 @@ def _check_not_removed(store: ObjectStore, intent: Intent) -> None:
 def _check_not_settled(store: ObjectStore, intent: Intent) -> None:
     """Raise OverdueError if a pin may not have seen the intent, because the intent was settled."""
     if read_outcome(store, intent.id) is not None or not read_lease(store, intent).is_running(utc_now()):
-        raise OverdueError(
-            f"operation {intent.id} was suspended for too long, and has removed nothing",
-            hint="repeat the command",
-            details={"snapshot": intent.snapshot, "operation": intent.id},
-        )
+        raise overdue_error(intent)
 
 
 def _record_done(store: ObjectStore, plan: DropPlan, total: SizeTotal) -> None:

@@ -81,7 +81,7 @@ from cutline.snapshots.records.proven_chains import (
     read_turn,
 )
 from cutline.snapshots.records.repair_records import Repair, RepairTurn, read_repair, read_repairs
-from cutline.snapshots.records.store_identity import FLEET_KEY, read_identity
+from cutline.snapshots.records.store_identity import FLEET_KEY, is_copy, read_identity
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.records.unfinished_records import is_copy_record
 from cutline.snapshots.removal.deletion import open_removals
@@ -722,18 +722,23 @@ def find_garbage(store: ObjectStore, grace_seconds: float, progress: Progress) -
 
 
 def _settle(store: ObjectStore, fleet: Fleet, progress: Progress) -> str:
-    """Settle open operations if the fleet's lock is free; return the reason if they were not settled, else ""."""
+    """Settle open operations if the fleet's lock is free; return the reason if they were not settled, else "".
+
+    In a copy, repairs and merges are settled by this machine's clock, because nodes need not exist: at worst, one that
+    still runs fails.
+    """
     progress.step("settle earlier operations")
     try:
         leases = open_leases(store)
-        is_time_known = False
-        if leases:
+        is_time_known, is_of_copy = False, is_copy(store)
+        # The servers of a copy's fleet file need not exist.
+        if any(lease.operation.kind == RESTORE or not is_of_copy for lease in leases):
             with suppress(SnapshotError), open_sessions(fleet, fleet.primaries) as sessions:
                 note_clocks(sessions.clocks, progress)
                 is_time_known = True
         for lease in leases:
             if lease.operation.kind in IN_STORE:
-                if is_time_known:
+                if is_time_known or is_of_copy:
                     settle_in_store(store, lease.operation, progress)
                 continue
             # Until then, the restore can be resumed and `list` shows it. This machine's clock alone is not trusted.

@@ -14,6 +14,7 @@ from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import current_time, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
@@ -62,7 +63,7 @@ class ModelNodeCleanup:
     process: Process
     lock: ModelLock
 
-    def check_held(self) -> None:
+    def check_held(self, operation: Intent) -> None:
         """See NodeCleanup."""
         self.lock.check_held()
 

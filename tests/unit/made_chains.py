@@ -13,6 +13,7 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.commit import DDL, FullSnapshot, Previous, StoredObject
+from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import RemovalRun
 from cutline.storage.location import StoreLocation
@@ -65,7 +66,7 @@ class InMemoryNodes:
     unreachable: set[str] = field(default_factory=set)
     publications: set[str] = field(default_factory=lambda: {"a"})
 
-    def check_held(self) -> None:
+    def check_held(self, operation: Intent) -> None:
         """The lock is always held."""
 
     def drop_slot(self, slot: str, nodes: Mapping[str, str]) -> tuple[list[str], list[str]]:

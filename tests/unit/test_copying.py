@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from cutline.fleet.config import Fleet, Retention
-from cutline.fleet.progress import Silent
+from cutline.fleet.config import Fleet, Retention, load_fleet
+from cutline.fleet.progress import Reading, Silent
+from cutline.fleet.record import Time
 from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.listing.second_stores import read_states
+from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.operations.leases import open_leases
+from cutline.snapshots.operations.open_operations import document_names, read_open_operations
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
-from cutline.snapshots.records.operation_records import read_intent
+from cutline.snapshots.records.operation_records import DELETE, MERGE, CopiedPoint, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
-from cutline.snapshots.records.store_identity import StoreIsCopyError, StoreOfAnotherFleetError, read_identity
+from cutline.snapshots.records.store_identity import (
+    FLEET_KEY,
+    StoreIsCopyError,
+    StoreOfAnotherFleetError,
+    ensure_identity,
+    read_identity,
+)
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted
-from cutline.snapshots.removal.deletion import delete_snapshot
+from cutline.snapshots.removal.deletion import OverdueError, delete_snapshot, open_removals
 from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal.pinning import BeingRemovedError, pin_in_store
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.snapshots.repair.planning import RepairRequest, plan_repair
 from cutline.snapshots.repair.running import run_repair
+from cutline.storage.clock import utc_now
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
 from cutline.storage.encryption.key_documents import StoreKeyError, ensure_data_key, find_data_key
 from cutline.storage.encryption.key_source import KeySource
 from cutline.storage.errors import UsageError
+from cutline.storage.ids import new_operation_id
+from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
+from tests.commands.in_process import run_here
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet
 from tests.unit.made_garbage import StoreBuilder
@@ -313,6 +333,18 @@ def test_a_damaged_commit_is_named_and_what_precedes_it_is_copied(fleet: Fleet, 
     assert ([one.key for one in copied.problems], copied.increments, copied.behind) == ([key], [0], 1)
 
 
+def test_a_damaged_record_of_the_primaries_is_named_after_everything_else_is_copied(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    second, key = place(), "baselines/0000000000000001.json"
+    builder.take_full("daily")
+    builder.store.create(key, b"{}")
+    with pytest.raises(ManifestError, match=key):
+        copy_all(fleet, second)
+    assert read_chain(place_store(second), "daily") == read_chain(builder.store, "daily")
+    assert not place_store(second).exists(key)
+
+
 def test_a_copy_brings_repairs_with_the_objects_that_supersede_damaged_ones() -> None:
     shard, second = new_shard(), place()
     chain = shard.take()
@@ -390,6 +422,60 @@ def test_retention_of_the_second_store_needs_no_node(fleet: Fleet, builder: Stor
     assert [key for key in report.kept if key.reason == "unclear"] == []
 
 
+def test_gc_settles_a_dead_merge_of_the_second_store_without_any_node(fleet: Fleet, builder: StoreBuilder) -> None:
+    """In the first store, the nodes tell the time, so it stays open until one of them answers."""
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    copy(fleet, second, "daily")
+    an_hour_ago = Time.of(utc_now() - timedelta(hours=1))
+    for one, left in ((fleet, 1), (fleet_of(fleet, second), 0)):
+        store = one.store.open()
+        merge = structs.replace(new_operation(MERGE, "daily", 1, ("a",)), turn=1, expires_at=an_hour_ago)
+        begin(store, merge)
+        collect_garbage(one, 0.0, Silent())
+        assert len(open_leases(store)) == left
+
+
+def test_a_prune_settles_a_removal_of_the_second_store_that_died_before_its_mark(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    """Until then no pin is possible, because the removal may not see it."""
+    second = place()
+    builder.take_full("daily")
+    copy(fleet, second, "daily")
+    there, store = fleet_of(fleet, second), place_store(second)
+    running = new_operation(DELETE, "daily", 0, ())
+    dead = structs.replace(new_operation(DELETE, "daily", 0, ()), began_at=Time.of(utc_now() - timedelta(hours=1)))
+    for intent in (running, dead):
+        begin(store, intent)
+    prune_store(there, Retention(last="all"), Silent(), lambda _: None, force=False)
+    assert open_removals(store) == [running]
+    with pytest.raises(BeingRemovedError):
+        pin_in_store(store, "daily", 0)
+    record_outcome(store, running, "failed")
+    assert [one.increment for one in pin_in_store(store, "daily", 0).in_force] == [0]
+
+
+def test_a_removal_of_the_second_store_that_was_settled_meanwhile_removes_nothing(
+    fleet: Fleet, builder: StoreBuilder
+) -> None:
+    """Its process was suspended, and a pin may not have seen its intent."""
+    second = place()
+    builder.take_full("daily")
+    copy(fleet, second, "daily")
+    store = place_store(second)
+
+    class Settled(Silent):
+        def tell(self, reading: Reading) -> None:
+            (intent,) = open_removals(store)
+            record_outcome(store, intent, "failed", "found without a mark")
+
+    with pytest.raises(OverdueError, match="was suspended for too long"):
+        delete_snapshot(fleet_of(fleet, second), "daily", Settled(), lambda _: None, force=True)
+    assert snapshot_names(store) == ["daily"]
+
+
 def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: StoreBuilder) -> None:
     second = place()
     chain = builder.take_full("daily")
@@ -409,14 +495,16 @@ def test_gc_keeps_what_an_unfinished_copy_has_stored(fleet: Fleet, builder: Stor
 
 @dataclass
 class Deleting(Silent):
-    """Deletes the snapshot in a store as soon as its full snapshot is copied."""
+    """Deletes the snapshot in a store as soon as its full snapshot, or whatever `at` says, is copied."""
 
     store: ObjectStore
+    name: str = "daily"
+    at: str = "commit copied"
 
     def reached(self, point: str, *, node: str = "") -> None:
-        if point == "commit copied" and not is_deleted(self.store, "daily"):
-            StoreBuilder(self.store).put_tombstone("daily")
-            for key in self.store.list("snapshots/daily"):
+        if point == self.at and not is_deleted(self.store, self.name):
+            StoreBuilder(self.store).put_tombstone(self.name)
+            for key in self.store.list(f"snapshots/{self.name}"):
                 self.store.delete(key)
 
 
@@ -432,6 +520,21 @@ def test_a_snapshot_deleted_while_it_is_copied_is_left_out(fleet: Fleet, builder
     assert (copied.increments, copied.problems) == ([0], [])
     assert "while it was copied" in copied.left_out
     assert snapshot_names(place_store(second)) == (["daily"] if where == "first" else [])
+
+
+def test_a_snapshot_deleted_before_its_repair_is_copied_is_left_out() -> None:
+    """The copy has read the repair's document before, and copies it after the objects."""
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copy(shard.fleet, second)
+    damage(shard, chain.segments("a")[2].key)
+    assert repair(shard.fleet).unrepaired == []
+    deleting = Deleting(shard.store, NAME, at="object copied")
+    report = copy_snapshots(shard.fleet, second, None, deleting, StoreCopy("", is_dry=False))
+    (copied,) = report.snapshots
+    assert copied.problems == []
+    assert "deleted" in copied.left_out
+    assert "while it was copied" in copied.left_out
 
 
 def test_no_snapshot_is_taken_in_a_copy(fleet: Fleet, builder: StoreBuilder) -> None:
@@ -485,6 +588,22 @@ def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreB
     assert read_intent(place_store(second), chain.full.operation).snapshot == "daily"
 
 
+def test_the_mark_of_a_lost_chain_is_copied_after_its_last_restore_point(fleet: Fleet, builder: StoreBuilder) -> None:
+    """Otherwise gc there removes segments that the next copy expects, and the commit that lists them follows."""
+    second = place()
+    builder.take_full("daily")
+    chain = builder.take_increment("daily")
+    segment = chain.last.segments["a"][-1].key
+    body = builder.store.read(segment)
+    builder.lose_chain(chain)
+    builder.store.delete(segment)
+    assert copy(fleet, second, "daily").behind == 1
+    assert not is_lost(place_store(second), "daily", chain.full.chain)
+    builder.store.create(segment, body)
+    assert copy(fleet, second, "daily").increments == [1]
+    assert is_lost(place_store(second), "daily", chain.full.chain)
+
+
 def test_an_unreachable_second_store_ends_the_command(
     fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,3 +616,51 @@ def test_an_unreachable_second_store_ends_the_command(
     monkeypatch.setattr(InMemoryStore, "create", refuse)
     with pytest.raises(StoreUnreachableError):
         copy(fleet, second, "daily")
+
+
+def copying_fleet(tmp_path: Path, *second: str) -> Fleet:
+    """A fleet whose file names second stores in these folders; its own store is in the folder `store`."""
+    file = tmp_path / "fleet.toml"
+    copies = "".join(f'[[copy]]\nto = "{tmp_path}/{one}"\n' for one in second)
+    file.write_text(f'name = "shop"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n{copies}')
+    fleet = load_fleet(file)
+    ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_path: Path) -> None:
+    """The first `[[copy]]` names a store in which snapshots are taken; the second one is new."""
+    fleet = copying_fleet(tmp_path, "other", "second")
+    StoreBuilder(fleet.store.open()).take_full("daily")
+    other = LocalStore(tmp_path / "other")
+    other.create(FLEET_KEY, fleet.store.open().read(FLEET_KEY))
+    code, document = run_here(fleet, "copy", "--all")
+    assert (code, document["error"]) == (3, "not-a-copy")
+    assert str(tmp_path / "other") in document["message"]
+    assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]
+
+
+def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> None:
+    """It is not copied again, so no copy could bring it up to date; once a complete copy has found that out."""
+    store, began = fleet.store.open(), utc_now()
+    to, at = "s3://elsewhere/shop", Time.of(began)
+
+    def record(number: int, snapshot: str, code: int, **increments: int) -> None:
+        copied = tuple(CopiedPoint(to, name, increment, at, 0) for name, increment in increments.items())
+        command = Command("copy", snapshot, new_operation_id(began + timedelta(seconds=number)))
+        record_without_intent(store, command, at, "", Ending("done", code=code, copied=copied))
+
+    def behind() -> Mapping[str, int]:
+        (state,) = read_states(store, document_names(store), {"old": 1, "new": 1}, 1)
+        assert (state.url, state.points.keys()) == (to, {"old", "new"})
+        return state.behind
+
+    record(1, "", 0, old=0, new=0)
+    assert behind() == {"old": 1, "new": 1}
+    record(2, "new", 0, new=1)
+    assert behind() == {"old": 1, "new": 0}
+    # The copy of `old` has failed.
+    record(3, "", 1, new=1)
+    assert behind() == {"old": 1, "new": 0}
+    record(4, "", 0, new=1)
+    assert behind() == {"new": 0}

@@ -13,11 +13,13 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from cutline.fleet.config import Retention
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.snapshots.fold import limits
 from cutline.snapshots.listing import metrics, metrics_gathering
+from cutline.snapshots.listing.listing import age_problem, newest_cut
 from cutline.snapshots.listing.metrics import METRICS
 from cutline.snapshots.listing.metrics_endpoint import render
 from cutline.snapshots.listing.metrics_gathering import (
@@ -31,7 +33,7 @@ from cutline.snapshots.listing.metrics_gathering import (
 )
 from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.proven_chains import cut_time, read_chain
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.lags import FleetLags, NodeLags, ReplayLag, SlotLag
@@ -134,6 +136,23 @@ def test_restore_points_that_were_given_up_after_a_merge_do_not_count(monkeypatc
         assert of(metrics.COMMITTED_BYTES, found) == {
             "": counts["bytes"] + sum(commit.counts["bytes"] for commit in following)
         }
+
+
+def test_a_cut_in_the_future_does_not_hide_that_there_are_no_new_ones() -> None:
+    """A clock was wrong when it was made. Alone, it counts."""
+    fleet, now = new_fleet(SHARD_FLEET), datetime.fromisoformat("2026-11-22T00:00:00Z")
+    store_chain(fleet, "ahead", "2098-01-01T00:00:00Z")
+    store_chain(fleet, "daily", "2026-11-20T00:00:00Z", "2026-11-20T01:00:00Z")
+    facts = read_facts(fleet, EndedReader(100))
+    ahead, daily = facts.entries
+    for entries, chain in (((ahead, daily), daily.chain), ((ahead,), ahead.chain)):
+        assert chain
+        cut_at = cut_time(chain.last)
+        found = read(samples_of_store(replace(facts, entries=entries), now))
+        assert of(metrics.NEWEST_CUT, found) == {"": pytest.approx(cut_at.timestamp())}
+        assert newest_cut(entries, now) == cut_at
+    limited = Retention(max_age_seconds=3600)
+    assert "is 47.0 h old" in age_problem(newest_cut((ahead, daily), now), limited, now)
 
 
 def test_of_many_snapshots_only_the_newest_are_named() -> None:

@@ -27,6 +27,9 @@ ALERTS: list[dict[str, Any]] = [
 BY_NAME = {one.name: one for one in METRICS}
 NAME = re.compile(r"cutline_\w+")
 SELECTOR = re.compile(r"(cutline_\w+)\{([^}]*)\}")
+# A join of many series with one per group, on these labels: the operand before or after it that has the one.
+MANY_TO_ONE = re.compile(r"on \(([\w, ]+)\) group_left(?: \(\))?\s+(.+)")
+ONE_TO_MANY = re.compile(r"(.+?)\s+-\s+on \(([\w, ]+)\) group_right")
 
 
 def queries() -> Iterator[str]:
@@ -69,6 +72,15 @@ def test_labels_in_texts_are_those_of_the_metrics() -> None:
         labels = {label for name in NAME.findall(rule["expr"]) for label in BY_NAME[name].labels}
         used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
         assert used <= {FLEET, "instance", *labels}, rule["alert"]
+
+
+def test_a_join_has_one_series_per_group_also_if_two_watches_serve_the_metrics() -> None:
+    """Prometheus ends the evaluation of a rule whose one side has two series: the alert would never fire."""
+    joins = [(labels, one) for text in expressions() for labels, one in MANY_TO_ONE.findall(text)]
+    joins += [(labels, one) for text in expressions() for one, labels in ONE_TO_MANY.findall(text)]
+    assert len(joins) == sum(text.count("group_") for text in expressions())
+    for labels, one in joins:
+        assert f"max by ({labels}) (" in one, one
 
 
 def test_panels_do_not_overlap() -> None:

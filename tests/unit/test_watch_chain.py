@@ -57,6 +57,33 @@ def test_a_name_of_a_time_that_has_not_come_yet_is_not_the_newest() -> None:
     assert (found.name, found.replaced) == ("watch-2026-11-24-1", ("watch-2099-01-01-1",))
 
 
+def test_a_snapshot_whose_cut_is_in_the_future_is_replaced_by_one_with_the_right_time() -> None:
+    """No increment follows it until then, so a full snapshot begins a new chain, which must be continued."""
+    fleet = new_fleet()
+    store_chain(fleet, "watch-2098-01-01-1", "2098-01-01T01:00:00Z")
+    asked: list[datetime] = []
+
+    def now() -> datetime:
+        asked.append(datetime.fromisoformat(WEDNESDAY))
+        return asked[-1]
+
+    store = fleet.store.open()
+    found = find_chain(store, matching_names(store, TEMPLATE), said, now)
+    assert found is not None
+    assert (found.name, asked) == ("watch-2098-01-01-1", [])
+    for name, at in (("watch-2026-11-23-1", MONDAY), ("watch-2026-11-24-1", TUESDAY)):
+        store_chain(fleet, name, at)
+    found = find_chain(store, matching_names(store, TEMPLATE), said, now)
+    assert found is not None
+    assert (found.name, found.replaced) == ("watch-2026-11-24-1", ("watch-2098-01-01-1", "watch-2026-11-23-1"))
+    # The clocks may be right, and this machine's behind.
+    found = find_chain(
+        store, matching_names(store, TEMPLATE), said, lambda: datetime.fromisoformat("2099-01-01T00:00Z")
+    )
+    assert found is not None
+    assert found.name == "watch-2098-01-01-1"
+
+
 def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
     fleet = new_fleet()
     store_chain(fleet, "watch-2026-11-23-1", MONDAY)

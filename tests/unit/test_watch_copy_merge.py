@@ -26,8 +26,10 @@ from cutline.fleet.hours import Hours
 from cutline.fleet.record import Time
 from cutline.fleet.units import Interval
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
+from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.proven_chains import read_full
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import BusyError
+from cutline.storage.errors import BusyError, UnreachableError
 from cutline.storage.ids import new_operation_id
 from tests.unit.made_fleets import new_fleet
 from tests.unit.watched import APPEND, NAME, Watched, new_watched
@@ -316,3 +318,23 @@ def test_the_hook_after_an_increment_gets_its_failure_and_changes_nothing(
     assert (after["command"], after["snapshot"], after["incremental"], after["code"]) == ("create", NAME, True, 7)
     assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
     assert watched.notices() == []
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_interrupt_during_the_hook_after_an_increment_ends_the_watch(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+) -> None:
+    """Whether the increment was committed or has failed: the watch would otherwise go on after a SIGTERM."""
+    source = watched.watcher.source
+    interrupts = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    source.fleet = replace(source.fleet, hooks=HooksTable(after=hook(tmp_path, "after", interrupts)))
+    commit = read_full(source.open_store(), NAME)
+
+    def create(*_: object) -> FullSnapshot:
+        if is_done:
+            return commit
+        raise UnreachableError("node a is away")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_increment(watched, monkeypatch, create)
+    assert watched.said[-1] == "increment was stopped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -10,14 +11,17 @@ import pytest
 
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices
+from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.cli.watch.watch_metrics import _Publisher, samples_of_watch
 from cutline.cli.watch.watcher import Watcher
 from cutline.fleet.config import Fleet, ListenAddress, MetricsRules
+from cutline.fleet.hours import Hours
 from cutline.fleet.progress import Silent
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics_endpoint import MetricsEndpoint
 from cutline.snapshots.listing.metrics_gathering import Gathered, MetricsGatherer
 from cutline.snapshots.operations.activity import Activity
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import UnreachableError
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_fleets import new_fleet
@@ -105,3 +109,16 @@ def test_a_watch_that_waits_counts_how_often_it_could_not_begin(tmp_path: Path) 
         watcher.notices.waits(UnreachableError("node a is away"))
     watcher.notices.waits(None)
     assert of(metrics.WATCH_FAILURES, read(samples_of_watch(watcher))) == {"watch": 0}
+
+
+def test_a_task_that_waits_for_the_hours_begins_when_they_do(tmp_path: Path) -> None:
+    watcher = new_watcher(tmp_path, [], MetricsRules())
+    watcher.is_active = True
+    now = utc_now()
+    opens = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
+    hours = Hours.parse(f"{opens:%H:%M}-{opens + timedelta(minutes=1):%H:%M}")
+    watcher.source.fleet = replace(watcher.source.fleet, hours=hours)
+    long_ago = now - timedelta(days=30)
+    watcher.tasks |= {kind: Task(kind, 60.0, long_ago) for kind in (TaskKind.CHECK, TaskKind.PRUNE)}
+    found = of(metrics.WATCH_NEXT, read(samples_of_watch(watcher)))
+    assert found == {"check": opens.timestamp(), "prune": (long_ago + timedelta(seconds=60)).timestamp()}

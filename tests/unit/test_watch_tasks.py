@@ -102,6 +102,42 @@ def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch:
     assert found.finding is None
 
 
+def test_a_prune_says_what_it_gave_up_of_merged_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = {"snapshot": "a", "begins_at": 9, "increments": [0, 1, 2], "refused": []}
+    printed = json.dumps(json.dumps({"done": [], "given_up": [dropped], "warnings": []}))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
+    found = prune(FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b""))
+    assert found.text == "gave up 3 restore points of a before increment 9"
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "why"),
+    [
+        (
+            6,
+            {"slots_left": ["cutline_x on a-b1"]},
+            "slot not dropped, because the node can't be reached: cutline_x on a-b1",
+        ),
+        (3, {"refused": [{"object": "snapshots/a/base/x", "why": "it is locked"}]}, "snapshots/a/base/x: it is locked"),
+    ],
+)
+def test_a_prune_that_is_unfinished_says_which_removal_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, left: dict[str, object], why: str
+) -> None:
+    """Also if the snapshots exceed the quota: that is reported once everything else could be removed."""
+    source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
+    quota = {"bytes": 1, "exceeded_by": 1}
+    for part in ("done", "given_up"):
+        one = {"snapshot": "a", "kind": "delete", "begins_at": 9, "increments": [0], **left}
+        document = {"done": [], "given_up": [], "warnings": [], "quota": quota, "bytes_left": 2, part: [one]}
+        program = f"import sys; print({json.dumps(json.dumps(document))}); sys.exit({code})"
+        monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
+        with pytest.raises(CommandFailedError, match="the removal of a is unfinished") as raised:
+            prune(source)
+        assert raised.value.exit_code == code
+        assert why in raised.value.message
+
+
 def test_a_prune_that_leaves_more_than_the_quota_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document: dict[str, object] = {"warnings": [], "bytes_left": 3 << 20, "quota": {"bytes": 2 << 20}}
     source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")

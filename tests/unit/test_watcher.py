@@ -13,11 +13,12 @@ from cutline.cli.output.failure import CommandFailure
 from cutline.cli.watch import schedule
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
 from cutline.cli.watch.schedule import TaskKind, idle_texts, retry_now
-from cutline.cli.watch.tasks import Beside, TaskResult
-from cutline.cli.watch.watcher import BUSY_SECONDS
+from cutline.cli.watch.tasks import Beside, TaskResult, verdict_of
+from cutline.cli.watch.watcher import BUSY_SECONDS, READ_SECONDS
 from cutline.fleet.config import NEVER, Retention
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import Interval
+from cutline.snapshots.operations.leases import SnapshotInUseError
 from cutline.storage.errors import BusyError, UnreachableError, UsageError
 from tests.unit.watched import NAME, Watched, fails, follow, new_watched, works
 
@@ -63,6 +64,20 @@ def test_another_operation_is_no_failure(watched: Watched) -> None:
     assert BUSY_SECONDS - 5 < watched.seconds_to(TaskKind.INCREMENT) <= BUSY_SECONDS
     assert watched.notices() == []
     assert len([text for text in watched.said if "is waiting" in text]) == 1
+
+
+def test_a_snapshot_that_is_being_read_is_waited_for_longer_than_the_lock(watched: Watched) -> None:
+    """A prune reads all snapshots under the fleet's lock before it finds that a restore or merge reads one of them."""
+    in_use = CommandResult(7, {"error": SnapshotInUseError("x").slug, "message": "snapshot a is being restored"})
+
+    def prune() -> TaskResult:
+        return verdict_of("prune", in_use, watched.watcher.source.fleet)
+
+    watched.does[TaskKind.PRUNE] = prune
+    watched.run(TaskKind.PRUNE)
+    assert watched.watcher.tasks[TaskKind.PRUNE].failures == 0
+    assert READ_SECONDS - 5 < watched.seconds_to(TaskKind.PRUNE) <= READ_SECONDS
+    assert watched.said[-1] == "prune is waiting: snapshot a is being restored"
 
 
 def test_a_command_that_can_not_be_told_anything_is_said(watched: Watched) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,14 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
+from cutline.storage.clock import follow_machine, set_time, steady_seconds
 from cutline.storage.errors import BusyError, ChainEnd, RefusedError, SnapshotError, UnreachableError, UsageError
 from tests.unit.made_commits import mark
 from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.watched import NAME, Watched, ending, fails, follow, new_watched, works
+
+# What the tasks do, which `watched` replaces.
+RUN = module.Watcher._run
 
 
 @pytest.fixture
@@ -190,6 +196,28 @@ def test_what_has_failed_is_told_to_work_again_also_on_the_next_chain(watched: W
     assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
 
 
+def test_the_primaries_are_asked_whether_a_cut_is_in_the_future(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This machine's clock may be behind, or a failed increment may have set it to the time of that cut."""
+    right = datetime.fromisoformat("2026-11-25T01:00:00Z")
+
+    @contextmanager
+    def open_sessions(*_: object) -> Iterator[None]:
+        set_time(right, steady_seconds())
+        yield
+
+    monkeypatch.setattr("cutline.cli.watch.following.open_sessions", open_sessions)
+    store_chain(watched.watcher.source.fleet, "watch-2098-01-01-010000", "2098-01-01T01:00:00Z")
+    try:
+        set_time(datetime.fromisoformat("2098-01-01T01:00:00Z"), steady_seconds())
+        watched.watcher.following.follow_newest()
+    finally:
+        follow_machine()
+    assert watched.watcher.chain is not None
+    assert (watched.watcher.chain.name, watched.watcher.chain.replaced) == (NAME, ("watch-2098-01-01-010000",))
+
+
 def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watched: Watched) -> None:
     watched.does[TaskKind.INCREMENT] = fails(ending(ChainEnd.FOR_GOOD))
     watched.run(TaskKind.INCREMENT)
@@ -201,9 +229,24 @@ def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watc
     assert watched.watcher.tasks[TaskKind.FULL].retry_at == due_at
 
 
-def end_chain(watched: Watched) -> None:
+def end_chain(watched: Watched, name: str = NAME) -> None:
     store = watched.watcher.source.fleet.store.open()
-    mark_lost(store, LostChain(NAME, read_full(store, NAME).chain, 0, "", 0, 0, current_time()))
+    mark_lost(store, LostChain(name, read_full(store, name).chain, 0, "", 0, 0, current_time()))
+
+
+def test_no_increment_is_tried_of_a_newer_snapshot_whose_chain_has_ended(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has taken and ended it between two increments: that is no failure."""
+    monkeypatch.setattr(module.Watcher, "_run", RUN)
+    monkeypatch.setattr("cutline.cli.watch.tasks.take_increment", lambda *_: pytest.fail("an increment was tried"))
+    name = "watch-2026-11-24-020000"
+    store_chain(watched.watcher.source.fleet, name, "2026-11-24T02:00:00Z")
+    end_chain(watched, name)
+    watched.run(TaskKind.INCREMENT)
+    assert watched.watcher.tasks[TaskKind.INCREMENT].failures == 0
+    assert watched.notices() == []
+    assert watched.seconds_to(TaskKind.FULL) <= 0
 
 
 def test_a_full_snapshot_is_due_once_the_rules_ask_for_one(watched: Watched) -> None:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record
-from cutline.nodes.encodings import readable
+from cutline.nodes.encodings import digest_of, readable
 from cutline.nodes.groups import WITHIN, Table
 from cutline.nodes.left_out import WHY, LeftOut, LeftOutKind
 from cutline.nodes.publications import NOWHERE, check_published
@@ -150,6 +150,7 @@ NAMING_TYPES = """
 'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
 'regcollation'::regtype, 'aclitem'::regtype
 """
+NAMES_DIGEST = digest_of("string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)")
 # Most columns have built-in base types that contain no other types and print no names: they are left out at once.
 # A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
@@ -173,7 +174,7 @@ UNION ALL
 SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
   FROM (SELECT DISTINCT relid FROM used WHERE typid IN ({NAMING_TYPES})) u
  CROSS JOIN LATERAL (
-       SELECT md5(string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)) AS hash
+       SELECT {NAMES_DIGEST} AS hash
          FROM (SELECT 1 AS kind, oid, relname AS name, relnamespace AS place FROM pg_class
                UNION ALL SELECT 2, oid, typname, typnamespace FROM pg_type
                UNION ALL SELECT 3, oid, proname, pronamespace FROM pg_proc

@@ -187,6 +187,18 @@ SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
          JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
         WHERE o.oid >= 16384) AS named
 """
+# The enum types that columns of the tables contain in values of other types: of arrays, domains, ranges, composites.
+NESTED_ENUMS_QUERY = f"""
+WITH RECURSIVE used (relid, root, typid) AS (
+    SELECT a.attrelid, a.atttypid, a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT u.relid, u.root, part.oid
+      FROM used u {WITHIN}
+)
+SELECT DISTINCT u.relid::bigint, t.oid::bigint
+  FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'e' AND u.typid <> u.root
+"""
 # A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
 # The stamp of an enum's label: the oids of the type and the label, the label, and the xmin of its row.
@@ -262,6 +274,14 @@ def read_printed(connection: psycopg.Connection[Any], oids: Iterable[int]) -> di
     for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (listed,)):
         stamps[oid].add(stamp)
     return {oid: frozenset(some) for oid, some in stamps.items()}
+
+
+def read_nested_enums(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, frozenset[int]]:
+    """Return the enum types that occur within values of other types, by the oid of the table, for tables with any."""
+    nested: dict[int, set[int]] = {}
+    for oid, enum in connection.execute(NESTED_ENUMS_QUERY, (list(oids),)):
+        nested.setdefault(oid, set()).add(enum)
+    return {oid: frozenset(enums) for oid, enums in nested.items()}
 
 
 def read_table_states(

@@ -30,8 +30,12 @@ LARGE = (
     "INSERT INTO tried.came SELECT n, repeat('x', 20000000) FROM generate_series(1, 15) AS n",
 )
 ENDED_SECONDS_MAX = 60
-DUMPS = "FROM pg_stat_activity WHERE application_name LIKE 'cutline pg_dump%' AND wait_event_type = 'Lock'"
 COPIES = "FROM pg_stat_activity WHERE query LIKE 'COPY%came%' AND state = 'active'"
+# A dump that waits for a lock while the table is copied.
+DUMPS = (
+    "FROM pg_stat_activity WHERE application_name LIKE 'cutline pg_dump%' AND wait_event_type = 'Lock'"
+    f" AND EXISTS (SELECT {COPIES})"
+)
 
 
 def end_copy(dsn: str, function: str, sessions: str = COPIES) -> threading.Thread:

@@ -58,17 +58,17 @@ def new_forms(plan: ShardPlan, before: Iterable[TableBefore], read_nested: ReadN
     copied = {table.oid for table in plan.to_copy}
     states = {state.oid: state for state in plan.states.values()}
     changed = {table.table.oid: table.table.group for table in plan.changed}
-    found: list[tuple[TableBefore, TableState, frozenset[str]]] = []
+    found: list[tuple[TableBefore, frozenset[str]]] = []
     for was in before:
         now = states.get(was.oid)
         if now is None or was.state is None or was.oid in copied or now.types == was.state.types:
             continue
         if new := now.printed - was.state.printed:
-            found.append((was, now, new))
-    nested = read_nested([was.oid for was, _, _ in found]) if found else {}
+            found.append((was, new))
+    nested = read_nested([was.oid for was, _ in found]) if found else {}
     forms: list[NewForms] = []
-    for was, now, new in found:
-        group = changed.get(was.oid, was.group)
+    for was, new in found:
+        group, now = changed.get(was.oid, was.group), states[was.oid]
         groups = {was.group.number: was.group, group.number: group}
         labels = _labels(group, now, new, nested.get(was.oid, frozenset()))
         forms.append(NewForms(now.table, was.oid, groups, labels))

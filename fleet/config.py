@@ -815,6 +815,7 @@ def load_fleet(path: Path, *, hint: str = NO_FILE_HINT) -> Fleet:
 
 
 def _fleet(path: Path, file: FleetFile) -> Fleet:
+    libpq_environment.forget_settings()
     listed = tuple(_node(entry, file) for entry in file.node)
     _check_nodes(listed)
     nodes = _without_retired(listed, file.retired)

@@ -46,6 +46,9 @@ TRANSFERRED = frozenset(
         "load_balance_hosts",
     }
 )
+# The variables whose values libpq sends to every server, where they override the settings in `options` (libpq's
+# fe-protocol3.c, EnvironmentOptions). No parameter of a dsn overrides them.
+SETTINGS = ("PGDATESTYLE", "PGTZ", "PGGEQO")
 FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile")
 DEFAULT_AUTHORITIES = ".postgresql/root.crt"
 
@@ -61,6 +64,12 @@ def with_environment(dsn: str) -> str:
     if parameters.get("sslmode") == "require" and os.access(_authorities(parameters), os.F_OK):
         parameters["sslmode"] = "verify-ca"
     return dsn if parameters == given else make_conninfo("", **parameters)
+
+
+def forget_settings() -> None:
+    """Remove the SETTINGS from this process's environment, so that they change no session, nor one of pg_dump."""
+    for name in SETTINGS:
+        os.environ.pop(name, None)
 
 
 def missing_files(dsn: str) -> str:

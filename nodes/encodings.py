@@ -62,6 +62,14 @@ def readable(expression: str) -> str:
     )
 
 
+def digest_of(expression: str) -> str:
+    """Return SQL for the SHA-256 of the text of `expression` in hexadecimal digits, NULL if the text is NULL.
+
+    A server whose OpenSSL is in FIPS mode refuses md5().
+    """
+    return f"encode(sha256(convert_to({expression}, getdatabaseencoding())), 'hex')"
+
+
 def raw_text(body: bytes) -> str:
     """Decode any bytes from a server to text that `raw_bytes` converts back to the same bytes."""
     return body.decode("utf-8", "surrogateescape")

@@ -28,6 +28,7 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.table_names import table_name
 from cutline.nodes.connections import node_of
+from cutline.nodes.encodings import digest_of
 from cutline.nodes.groups import Group, Table, qualify, read_tables
 from cutline.nodes.problems import quote
 from cutline.nodes.server_errors import shorten_message
@@ -143,9 +144,11 @@ SELECT p.pubname, n.nspname, c.relname,
  WHERE p.pubname = ANY (%s)
 """
 # A digest of all memberships in the given publications, as `have_same_members` computes it; NULL if there are none.
-DIGEST_QUERY = """
-SELECT md5(string_agg(format('%%s %%s.%%s %%s.%%s', r.prrelid, p.oid, p.xmin, r.oid, r.xmin), ','
-                      ORDER BY r.prrelid, r.oid))
+MEMBERSHIPS = """
+string_agg(format('%%s %%s.%%s %%s.%%s', r.prrelid, p.oid, p.xmin, r.oid, r.xmin), ',' ORDER BY r.prrelid, r.oid)
+"""
+DIGEST_QUERY = f"""
+SELECT {digest_of(MEMBERSHIPS.strip())}
   FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE p.pubname = ANY (%s)
 """
@@ -433,7 +436,7 @@ def have_same_members(connection: psycopg.Connection[Any], fleet_id: str, member
     """
     (found,) = connection.execute(DIGEST_QUERY, (list(publication_names(fleet_id)),)).fetchone() or (None,)
     lines = (f"{oid} {publication} {membership}" for oid, publication, membership in sorted(memberships))
-    return bool(found == hashlib.md5(",".join(lines).encode(), usedforsecurity=False).hexdigest())
+    return bool(found == hashlib.sha256(",".join(lines).encode()).hexdigest())
 
 
 def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:

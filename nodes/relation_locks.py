@@ -35,7 +35,8 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND (%s::text[] IS NULL OR l.relation = ANY (%s::text[]::regclass[]))
+   -- A relation may have been dropped or renamed since.
+   AND (%s::text[] IS NULL OR l.relation IN (SELECT to_regclass(name) FROM unnest(%s::text[]) AS of (name)))
  ORDER BY 1
 """
 # The lock modes that block reading a table, and the modes that block adding it to a publication.

@@ -19,7 +19,8 @@ REMEDIES = {
     "53": "give the server more of the resource that the message names",
     "57014": "someone cancelled the statement on the server: find out who",
     "58030": "see the server's log: its disk or file system is faulty",
-    "40001": "find out who else uses the database",
+    # A standby's replay cancels statements, too.
+    "40001": "find out who else uses the database; on a standby, raise max_standby_streaming_delay",
     "40P01": "find out who else uses the database",
     "55P03": "find out who else uses the database",
 }

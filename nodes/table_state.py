@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record
-from cutline.nodes.encodings import readable
+from cutline.nodes.encodings import digest_of, readable
 from cutline.nodes.groups import WITHIN, Table
 from cutline.nodes.left_out import WHY, LeftOut, LeftOutKind
 from cutline.nodes.publications import NOWHERE, check_published
@@ -150,6 +150,7 @@ NAMING_TYPES = """
 'regoperator'::regtype, 'regnamespace'::regtype, 'regrole'::regtype, 'regconfig'::regtype, 'regdictionary'::regtype,
 'regcollation'::regtype, 'aclitem'::regtype
 """
+NAMES_DIGEST = digest_of("string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)")
 # Most columns have built-in base types that contain no other types and print no names: they are left out at once.
 # A change to an enum's label or position gives its pg_enum row a new xmin. regclass and similar types are printed as
 # names, and aclitem with role names: their stamp is a hash of all such names.
@@ -173,7 +174,7 @@ UNION ALL
 SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
   FROM (SELECT DISTINCT relid FROM used WHERE typid IN ({NAMING_TYPES})) u
  CROSS JOIN LATERAL (
-       SELECT md5(string_agg(concat_ws(' ', kind, o.oid, o.name, n.nspname), ',' ORDER BY kind, o.oid)) AS hash
+       SELECT {NAMES_DIGEST} AS hash
          FROM (SELECT 1 AS kind, oid, relname AS name, relnamespace AS place FROM pg_class
                UNION ALL SELECT 2, oid, typname, typnamespace FROM pg_type
                UNION ALL SELECT 3, oid, proname, pronamespace FROM pg_proc
@@ -185,6 +186,18 @@ SELECT u.relid::bigint, '{NAMES_STAMP}' || named.hash
                UNION ALL SELECT 9, oid, rolname, 11 FROM pg_roles) AS o
          JOIN pg_namespace n ON n.oid = o.place AND n.nspname !~ '^pg_(toast|temp)' AND u.relid > 0
         WHERE o.oid >= 16384) AS named
+"""
+# The enum types that columns of the tables contain in values of other types: of arrays, domains, ranges, composites.
+NESTED_ENUMS_QUERY = f"""
+WITH RECURSIVE used (relid, root, typid) AS (
+    SELECT a.attrelid, a.atttypid, a.atttypid FROM pg_attribute a
+     WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION
+    SELECT u.relid, u.root, part.oid
+      FROM used u {WITHIN}
+)
+SELECT DISTINCT u.relid::bigint, t.oid::bigint
+  FROM used u JOIN pg_type t ON t.oid = u.typid WHERE t.typtype = 'e' AND u.typid <> u.root
 """
 # A label may contain any bytes that the database's encoding allows.
 READABLE_TYPES_QUERY = f"SELECT relid, {readable('stamp')} FROM ({TYPES_QUERY}) AS stamps (relid, stamp)"
@@ -261,6 +274,14 @@ def read_printed(connection: psycopg.Connection[Any], oids: Iterable[int]) -> di
     for oid, stamp in connection.execute(READABLE_TYPES_QUERY, (listed,)):
         stamps[oid].add(stamp)
     return {oid: frozenset(some) for oid, some in stamps.items()}
+
+
+def read_nested_enums(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict[int, frozenset[int]]:
+    """Return the enum types that occur within values of other types, by the oid of the table, for tables with any."""
+    nested: dict[int, set[int]] = {}
+    for oid, enum in connection.execute(NESTED_ENUMS_QUERY, (list(oids),)):
+        nested.setdefault(oid, set()).add(enum)
+    return {oid: frozenset(enums) for oid, enums in nested.items()}
 
 
 def read_table_states(

@@ -21,7 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -32,7 +32,6 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.connections import shut_down_sessions, stoppable_sessions
 from cutline.nodes.sessions import Sessions
-from cutline.nodes.watch import Watch
 from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, raising_executor_errors, unless_jvm_ended
@@ -362,6 +361,14 @@ CANCELLED = "cancellation of all jobs"
 TASKS_PER_JOB_MAX = 20_000
 
 
+class JobWatch(Protocol):
+    """Decides when a job can't go on: for example, a Watch over the nodes."""
+
+    def on_silence(self, act: Callable[[], object]) -> AbstractContextManager[None]:
+        """Return a context in which `act` is called once the job can't go on."""
+        ...
+
+
 class SparkSource(Protocol):
     """A Spark session that may not have been started yet."""
 
@@ -406,7 +413,7 @@ def run_tasks(
     tasks: Sequence[Task],
     progress: Progress | NodeShares[Task],
     dealing: Dealing[Task] | None = None,
-    watch: Watch | None = None,
+    watch: JobWatch | None = None,
     problem_of: ProblemOf[Report] | None = None,
 ) -> list[Report]:
     """Run `work` on every task in Spark tasks; return the reports in task order.
@@ -488,7 +495,7 @@ def _run_in_driver(
     lanes: Sequence[Sequence[Task]],
     at_once: int,
     count: Callable[[Iterable[int]], None],
-    watch: Watch | None,
+    watch: JobWatch | None,
     problem_of: ProblemOf[Report] | None,
 ) -> list[list[Report]]:
     """Run `at_once` lanes at a time in threads, and `count` a lane when its tasks have ended; return reports by lane.
@@ -618,7 +625,7 @@ def _run(
 def job_progress(
     spark: SparkSession,
     progress: Progress,
-    watch: Watch | None = None,
+    watch: JobWatch | None = None,
     count: Callable[[], object] | None = None,
 ) -> Iterator[None]:
     """Report the tasks of this block's jobs as they finish, by calling `count` periodically if it is given.

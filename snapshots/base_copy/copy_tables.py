@@ -31,6 +31,7 @@ from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
     Dealing,
+    JobWatch,
     NodeShares,
     SparkSource,
     cores_of,
@@ -200,10 +201,11 @@ def copy_tables(
     sessions: Sessions,
     spark: SparkSource,
     progress: Progress,
+    watch: JobWatch | None = None,
 ) -> CopiedTables:
     """Copy the tables from all sources in a Spark job.
 
-    Raises the first error that a task reports; the job is cancelled if a node stops responding.
+    Raises the first error that a task reports; the job is cancelled if a node stops responding, or as `watch` decides.
     """
     session = start_session(spark, progress)
     limit = read_limit(source.node for source in sources)
@@ -216,7 +218,7 @@ def copy_tables(
     shares.begin()
     reports: list[CopyReport] = []
     for some in rounds_of(tasks, limit):
-        reports += run_tasks(session, copy_ranges, some, shares, dealing, sessions.watch, shared_problem)
+        reports += run_tasks(session, copy_ranges, some, shares, dealing, watch or sessions.watch, shared_problem)
         raise_first([report.problem for report in reports])
     progress.reached(CrashPoint.BASE_COPIED)
     rewritten: dict[str, set[int]] = {}

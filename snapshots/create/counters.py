@@ -103,10 +103,11 @@ def with_warnings(
 # A statement locks all sequences that it reads until it ends, and a server has room for only a few thousand locks.
 READ_AT_ONCE = 200
 READINGS_MAX = 5
+# For a sequence that was dropped after the query started, has_sequence_privilege returns NULL.
 SEQUENCES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
        EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'),
-       has_sequence_privilege(c.oid, 'SELECT')
+       coalesce(has_sequence_privilege(c.oid, 'SELECT'), true)
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3

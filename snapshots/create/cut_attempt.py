@@ -23,6 +23,7 @@ from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import in_parallel
+from cutline.nodes.table_state import read_nested_enums
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_changed_groups, find_prepared
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.counters import latest_sequences, read_sequences
@@ -218,9 +219,12 @@ def _make_cut(
 def _check_printed(context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut) -> None:
     """Raise ChangedError if changes have values in a form that a table no longer has: it must be copied again."""
     for shard, plan in prepared.plan.shards.items():
-        if plan.states is known.states[shard] or not (tables := new_forms(plan, known.before(shard))):
+        if plan.states is known.states[shard]:
             continue
-        is_utf8 = encoding_of(context.sessions.primaries[shard]) == UTF8
+        connection = context.sessions.primaries[shard]
+        if not (tables := new_forms(plan, known.before(shard), partial(read_nested_enums, connection))):
+            continue
+        is_utf8 = encoding_of(connection) == UTF8
         if outdated := find_outdated(context.store, cut.segments[shard], tables, is_utf8=is_utf8):
             names = ", ".join(table.name for table in outdated)
             raise ChangedError(

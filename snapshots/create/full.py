@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -37,6 +38,7 @@ from cutline.nodes.programs import check_programs
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
+from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
     check_exported,
@@ -117,6 +119,7 @@ from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
     LANE_BYTES,
     Dealing,
+    JobWatch,
     NodeShares,
     SparkSource,
     raise_first,
@@ -405,6 +408,37 @@ def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float
     return replace(plan, node_tables=read_fleet_tables(sessions, plan.selection))
 
 
+@dataclass(frozen=True, slots=True)
+class _DumpWatch:
+    """Ends the jobs that copy if a node stops responding, or as soon as the `dump` of the DDL has failed.
+
+    A copy may take hours, and would be of no use.
+    """
+
+    watch: Watch
+    dump: Future[list[StoredObject]]
+
+    @contextmanager
+    def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
+        """Call `act` if a node falls silent or the dump fails while the block runs; raise what a failed dump raised."""
+
+        def end(dump: Future[list[StoredObject]]) -> None:
+            if dump.exception() is not None:
+                # The job may have ended.
+                with suppress(Exception):
+                    act()
+
+        self.raise_failure()
+        with self.watch.on_silence(act):
+            self.dump.add_done_callback(end)
+            yield
+
+    def raise_failure(self) -> None:
+        """Raise the error of the dump if it has failed."""
+        if self.dump.done():
+            self.dump.result()
+
+
 def _copy(
     context: CreateContext,
     plan: FullPlan,
@@ -435,6 +469,7 @@ def _copy(
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         ddl = threads.submit(dump_all)
+        watch = _DumpWatch(sessions.watch, ddl)
         tables = plan.tables
         readers = set(plan.readers.values())
         sources = [
@@ -442,13 +477,16 @@ def _copy(
             for node in plan.sources
         ]
         try:
-            copied = copy_tables(sources, destination, sessions, spark, progress)
+            copied = copy_tables(sources, destination, sessions, spark, progress, watch)
             if context.request.large_objects:
-                copied.entries.extend(_copy_large_objects(sessions, slots, destination, spark, progress))
+                copied.entries.extend(_copy_large_objects(sessions, slots, destination, spark, progress, watch))
             copied.entries.extend(ddl.result())
         except KeyboardInterrupt:
             # Don't wait for pg_dump: a lock may block it for a long time.
             sessions.watch.end_all()
+            raise
+        except Exception:
+            watch.raise_failure()
             raise
         progress.reached(CrashPoint.DDL_STORED)
         return copied
@@ -460,6 +498,7 @@ def _copy_large_objects(
     destination: CopyDestination,
     spark: SparkSource,
     progress: Progress,
+    watch: JobWatch,
 ) -> list[NamedObject]:
     # Imported here: few snapshots copy large objects.
     from cutline.snapshots.base_copy.large_objects import (
@@ -482,7 +521,7 @@ def _copy_large_objects(
     dealing = Dealing[LargeObjectTask](lambda _: LANE_BYTES, lambda task: (task.node.id,), limited)
     shares = NodeShares[LargeObjectTask].of_tasks(progress, tasks, lambda task: task.node.id)
     shares.begin()
-    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, sessions.watch, shared_problem)
+    reports = run_tasks(session, copy_large_objects, tasks, shares, dealing, watch, shared_problem)
     raise_first([report.problem for report in reports])
     return [entry for report in reports for entry in report.entries]
 

@@ -12,8 +12,9 @@ nothing in the catalogs shows that another label was meant.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +31,9 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.segments import INSERT, PARTIAL, UPSERT, read_changes
 
-COMPOSITE_STAMP = "fields "
 MARKS = (NULL_MARK, UNCHANGED_MARK)
+# Returns the enum types that occur within values of other types (arrays, domains, ranges, composites) in these tables.
+ReadNested: TypeAlias = Callable[[Collection[int]], Mapping[int, Collection[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +50,42 @@ class NewForms:
     labels: Mapping[int, frozenset[bytes]] | None
 
 
-def new_forms(plan: ShardPlan, before: Iterable[TableBefore]) -> list[NewForms]:
-    """Return the tables that have new types or labels, except for those that are copied again."""
+def new_forms(plan: ShardPlan, before: Iterable[TableBefore], read_nested: ReadNested) -> list[NewForms]:
+    """Return the tables that have new types or labels, except for those that are copied again.
+
+    `read_nested` is called only if there are any.
+    """
     copied = {table.oid for table in plan.to_copy}
     states = {state.oid: state for state in plan.states.values()}
     changed = {table.table.oid: table.table.group for table in plan.changed}
-    found: list[NewForms] = []
+    found: list[tuple[TableBefore, frozenset[str]]] = []
     for was in before:
         now = states.get(was.oid)
         if now is None or was.state is None or was.oid in copied or now.types == was.state.types:
             continue
         if new := now.printed - was.state.printed:
-            group = changed.get(was.oid, was.group)
-            groups = {was.group.number: was.group, group.number: group}
-            found.append(NewForms(now.table, was.oid, groups, _labels(group, now, new)))
-    return found
+            found.append((was, new))
+    nested = read_nested([was.oid for was, _ in found]) if found else {}
+    forms: list[NewForms] = []
+    for was, new in found:
+        group, now = changed.get(was.oid, was.group), states[was.oid]
+        groups = {was.group.number: was.group, group.number: group}
+        labels = _labels(group, now, new, nested.get(was.oid, frozenset()))
+        forms.append(NewForms(now.table, was.oid, groups, labels))
+    return forms
 
 
-def _labels(group: Group, state: TableState, new: Collection[str]) -> Mapping[int, frozenset[bytes]] | None:
-    """Return the labels of the table's enum types; None if `new` stamps are not only those of its enum columns."""
-    columns = {column.type_oid: column.type for column in group.columns}
+def _labels(
+    group: Group, state: TableState, new: Collection[str], nested: Collection[int]
+) -> Mapping[int, frozenset[bytes]] | None:
+    """Return the labels of the table's enum types; None if `new` stamps are not only those of its enum columns.
+
+    Also returns None if one of these types is also `nested` in values of other types.
+    """
+    columns = {column.type_oid for column in group.columns}
     changed = [LABEL_STAMP.fullmatch(stamp) for stamp in new]
     types = {int(match[1]) if match else 0 for match in changed}
-    arrays = {f"{columns[oid]}[]" for oid in types if oid in columns}
-    has_composites = any(stamp.startswith(COMPOSITE_STAMP) for stamp in state.printed)
-    if not types <= columns.keys() or arrays & {*columns.values()} or has_composites:
+    if not types <= columns or types.intersection(nested):
         return None
     return {
         oid: frozenset(copy_line(copy_text(label.encode()) or "") for label in labels)

@@ -30,6 +30,7 @@ from typing import Any
 
 import psycopg
 
+from cutline.nodes.encodings import digest_of
 from cutline.nodes.publications import OWN_PUBLICATION
 
 HIDDEN = r"""
@@ -164,6 +165,7 @@ VISIBLE_USER_MAPPINGS = """
 SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, umuser, umoptions), 0))
   FROM pg_user_mappings
 """
+HASH_DIGITS = 32
 READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 
 # The catalogs that everybody may read by default.
@@ -187,8 +189,9 @@ def _part(catalog: CatalogRows, *, hides: bool) -> str:
 
 def _query(relations: str, toast_options: str, mappings: str, *, hides: bool) -> bytes:
     parts = [relations, toast_options, COMMON, *(_part(catalog, hides=hides) for catalog in CATALOGS), mappings]
+    hashed = digest_of("string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog)")
     return f"""{HIDDEN}
-SELECT md5(string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog))
+SELECT left({hashed}, {HASH_DIGITS})
   FROM ({" UNION ALL ".join(parts)}) AS part (catalog, rows, hashes)
 """.encode()
 
@@ -205,7 +208,6 @@ OBJECTS_QUERIES, ROWS_QUERIES = (
     {reads_all: _query(*parts, mappings, hides=hides) for reads_all, mappings in _MAPPINGS.items()}
     for parts, hides in ((_OBJECTS, True), (_ROWS, False))
 )
-HASH_DIGITS = 32
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:

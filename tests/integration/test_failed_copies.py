@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import threading
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec import structs
 
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.programs import ProgramFailedError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.storage.errors import SnapshotError
-from tests.chains.tried_chain import Tried, tried
+from tests.chains.tried_chain import Interrupt, Tried, tried
 from tests.commands.snapshot_runs import slots_of
 from tests.run.soak import SOAK_SECONDS
 
@@ -27,15 +31,20 @@ LARGE = (
 )
 ENDED_SECONDS_MAX = 60
 COPIES = "FROM pg_stat_activity WHERE query LIKE 'COPY%came%' AND state = 'active'"
+# A dump that waits for a lock while the table is copied.
+DUMPS = (
+    "FROM pg_stat_activity WHERE application_name LIKE 'cutline pg_dump%' AND wait_event_type = 'Lock'"
+    f" AND EXISTS (SELECT {COPIES})"
+)
 
 
-def end_copy(dsn: str, function: str) -> threading.Thread:
-    """In a thread, call the function for the first session that copies the new table."""
+def end_copy(dsn: str, function: str, sessions: str = COPIES) -> threading.Thread:
+    """In a thread, call the function for the first of the sessions, by default that which copies the new table."""
 
     def end() -> None:
         deadline = time.monotonic() + ENDED_SECONDS_MAX
         with psycopg.connect(dsn, autocommit=True) as connection:
-            while not connection.execute(f"SELECT {function}(pid) {COPIES}".encode()).fetchall():
+            while not connection.execute(f"SELECT {function}(pid) {sessions}".encode()).fetchall():
                 assert time.monotonic() < deadline, "nothing was copied"
                 time.sleep(0.02)
 
@@ -72,6 +81,36 @@ def test_a_copy_that_an_operator_ends_is_no_ddl(tried: Tried) -> None:
         assert re.search(f"copying table tried.came stopped: .*({reason})", error.message), error.message
     tried.increment()
     tried.compare()
+
+
+@pytest.mark.timeout(600)
+def test_a_dump_that_fails_ends_the_copy_at_once(tried: Tried) -> None:
+    """With this limit, copying takes five minutes. pg_dump locks a table that the snapshot does not contain, too."""
+    tried.run(
+        "CREATE TABLE tried.came (id int PRIMARY KEY, t text)",
+        "INSERT INTO tried.came SELECT n, repeat('x', 1000000) FROM generate_series(1, 300) AS n",
+        "CREATE TABLE tried.held (id int)",
+    )
+    (node,) = tried.fleet.primaries
+    fleet = replace(
+        tried.fleet,
+        nodes=(replace(node, read_bytes_per_second=1_000_000),),
+        groups=structs.replace(tried.fleet.groups, exclude=("tried.held",)),
+    )
+    before = slots_of(node.dsn)
+    with psycopg.connect(node.dsn) as holder:
+
+        def hold() -> None:
+            # Creating the slot would wait for the transaction.
+            holder.execute("LOCK TABLE tried.held IN ACCESS EXCLUSIVE MODE")
+
+        ending = end_copy(node.dsn, "pg_terminate_backend", DUMPS)
+        began = time.monotonic()
+        with pytest.raises(ProgramFailedError, match=r"pg_dump exited with code 1: .*terminating connection"):
+            create_full(fleet, CreateRequest(tried.name), tried.runs.spark, Interrupt(CrashPoint.SLOT_MADE, hold))
+        assert time.monotonic() - began < ENDED_SECONDS_MAX
+        ending.join()
+    assert slots_of(node.dsn) == before
 
 
 @pytest.mark.timeout(600)

@@ -12,15 +12,18 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Node
+from cutline.fleet.config import GroupRules, Node
 from cutline.nodes.connections import connect
+from cutline.nodes.publications import TableStamps, have_same_members
 from cutline.snapshots.ddl.fingerprint import (
     CATALOGS,
+    HASH_DIGITS,
     USER_MAPPINGS,
     are_same_objects,
     read_again,
     read_fingerprint,
 )
+from cutline.snapshots.ddl.table_changes import TableSelection, read_node_tables
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
@@ -226,6 +229,19 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         for change, undo in CREATES_AND_DROPS:
             assert change_by(change), change
             assert change_by(undo), undo
+
+
+def test_a_server_that_refuses_md5_is_read(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:
+    """OpenSSL refuses it in FIPS mode."""
+    run(database, "ALTER FUNCTION pg_catalog.md5(text) RENAME TO no_md5", "CREATE TABLE naming (id regclass NOT NULL)",
+        "ALTER TABLE naming REPLICA IDENTITY FULL")  # fmt: skip
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as reader:
+        read = read_node_tables(reader, "s1", TableSelection(OWN.removeprefix("cutline_"), GroupRules()))
+        state = read.states["public.t"]
+        members = [TableStamps(state.oid, state.publication, state.membership)]
+        assert have_same_members(reader, OWN.removeprefix("cutline_"), members)
+    assert len(read.fingerprint) == 2 * HASH_DIGITS
+    assert read.states["public.naming"].has_names
 
 
 def test_a_role_that_reads_all_data_reads_the_same_fingerprint(

@@ -113,6 +113,15 @@ def init(fleet: Fleet) -> None:
 Work = Callable[[Fleet], None]
 
 
+def test_holders_are_named_although_another_relation_was_dropped_meanwhile(own: Fleet) -> None:
+    (node,) = own.primaries
+    with psycopg.connect(node.dsn) as holder:
+        holder.execute(EXCLUSIVE)
+        error = relation_locks.locked_error(node, "copying 2 tables", ["public.dropped", "public.held"])
+        pid = holder.info.backend_pid
+    assert error.details["holders"] == [f"public.held ({SESSION.format(pid=pid)})"]
+
+
 @pytest.mark.parametrize(
     ("locking", "relation", "work", "what"),
     [

@@ -20,7 +20,7 @@ from cutline.nodes.connections import connect, with_database
 from cutline.nodes.publications import publication_names
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.running import DdlRun
-from cutline.snapshots.create.counters import read_sequences
+from cutline.snapshots.create.counters import SEQUENCES_QUERY, read_sequences
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute
@@ -104,6 +104,17 @@ def test_many_sequences_are_read_with_their_current_values(node: Node) -> None:
         found = {one.name: (one.last_value, one.is_called) for one in read_sequences(node, connection, 60)}
     expected = {f"s{n}": (n + 1, False) for n in range(SEQUENCES_MANY)} | {"s7": (9, True), "s8": (99, False)}
     assert found == expected
+
+
+def test_a_sequence_that_is_dropped_while_it_is_listed_is_not_taken_for_an_unreadable_one(node: Node) -> None:
+    execute(node.dsn, "CREATE SEQUENCE dropped")
+    with connect(node) as connection, connection.transaction():
+        # The snapshot shows the sequence, but functions for privileges no longer do.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT FROM pg_class")
+        execute(node.dsn, "DROP SEQUENCE dropped")
+        found = {row[2]: row[-1] for row in connection.execute(SEQUENCES_QUERY)}
+    assert found["dropped"] is True
 
 
 def test_a_sequence_that_is_set_back_after_the_cut_is_not_behind_it(

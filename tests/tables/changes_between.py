@@ -56,6 +56,12 @@ CHANGES: dict[str, tuple[Step, Step]] = {
           "ALTER TYPE kept.mood_{t} RENAME VALUE 'calm' TO 'quiet'"], OTHER_FORM),
         SAME,
     ),
+    "masked": (
+        (["CREATE DOMAIN kept.mask_{t} AS kept.mood_{t}", "ALTER TABLE kept.{t} ADD mask kept.mask_{t}",
+          "ALTER TYPE kept.mood_{t} ADD VALUE 'calm'", "UPDATE kept.{t} SET mask = 'calm' WHERE id = 6",
+          "ALTER TYPE kept.mood_{t} RENAME VALUE 'calm' TO 'quiet'"], OTHER_FORM),
+        SAME,
+    ),
     "stated": (
         (["CREATE TYPE kept.state_{t} AS ENUM ('open', 'shut')", "ALTER TABLE kept.{t} ADD state kept.state_{t}",
           "UPDATE kept.{t} SET state = 'open' WHERE id = 6"], ""),

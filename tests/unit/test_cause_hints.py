@@ -145,4 +145,5 @@ def test_a_missing_file_and_a_full_disk_are_no_reason_to_look_into_the_log() -> 
     assert "missing or damaged" in stopped_hint("58P01")
     assert "missing or damaged" in stopped_hint("XX001")
     assert stopped_hint("53100").startswith("free space")
+    assert "max_standby_streaming_delay" in stopped_hint("40001")
     assert stopped_hint("XX000") == stopped_hint("") == ""

@@ -84,3 +84,14 @@ def test_openssl_never_asks_for_a_passphrase_and_programs_get_none() -> None:
     assert conninfo_to_dict(conninfo("host=h"))["sslpassword"]
     assert "sslpassword" not in conninfo_to_dict(program_connection(Node("a", "host=h"), needs_tls=True).conninfo)
     assert conninfo_to_dict(conninfo("host=h sslkey=/k sslpassword=own"))["sslpassword"] == "own"
+
+
+def test_no_setting_from_the_environment_reaches_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Libpq would send them to each server, after the settings that Cutline's sessions and pg_dump need."""
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    monkeypatch.setenv("PGDATESTYLE", "German")
+    monkeypatch.setenv("PGAPPNAME", "shop")
+    file = tmp_path / "fleet.toml"
+    file.write_text('name = "f"\nstore = "/s"\n[[node]]\nid = "a"\ndsn = "host=h user=u"\n')
+    load_fleet(file)
+    assert {name for name in os.environ if name.startswith("PG")} == {"PGAPPNAME"}

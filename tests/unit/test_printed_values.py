@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+
 import pytest
 
 from cutline.nodes.groups import Column, Group, Table
@@ -27,9 +29,18 @@ def state(*types: str) -> TableState:
     return TableState("public.t", OID, "p", "m", 1, 2, "c", tuple(types), None)
 
 
-def forms(was: tuple[str, ...], now: tuple[str, ...], columns: tuple[Column, ...] = COLUMNS) -> list[NewForms]:
+def none_nested(_: Collection[int]) -> dict[int, frozenset[int]]:
+    return {}
+
+
+def forms(
+    was: tuple[str, ...],
+    now: tuple[str, ...],
+    columns: tuple[Column, ...] = COLUMNS,
+    nested: Callable[[Collection[int]], Mapping[int, Collection[int]]] = none_nested,
+) -> list[NewForms]:
     plan = ShardPlan((group(columns),), (), (), {"public.t": state(*now)})
-    return new_forms(plan, [TableBefore(OID, group(columns), state(*was))])
+    return new_forms(plan, [TableBefore(OID, group(columns), state(*was))], nested)
 
 
 def found_table(of: Group) -> Table:
@@ -72,32 +83,36 @@ def test_changes_of_other_tables_do_not_count() -> None:
 
 
 def test_each_change_counts_if_the_labels_may_be_part_of_other_values() -> None:
-    array = (*COLUMNS, Column("moods", "public.mood[]", MOOD + 1, -1, 2, 3))
-    only_array = (ID, array[2])
-    for was, now, columns in (
-        ((OLD,), (OLD, NEW), array),
-        ((OLD,), (OLD, NEW), only_array),
-        ((OLD, "fields 80000 1.5"), (OLD, NEW, "fields 80000 1.5"), COLUMNS),
-        ((OLD,), (OLD, "names abc"), COLUMNS),
+    other = (*COLUMNS, Column("mask", "public.mask", MOOD + 1, -1, 2, 3))
+    for was, now, columns, enums in (
+        ((OLD,), (OLD, NEW), other, {MOOD}),
+        ((OLD,), (OLD, NEW), (ID, other[2]), {MOOD}),
+        ((OLD,), (OLD, NEW, "fields 80000 1.5"), COLUMNS, set[int]()),
+        ((OLD,), (OLD, "names abc"), COLUMNS, set[int]()),
     ):
-        store, (made,) = memory(), forms(was, now, columns)
+        store, (made,) = memory(), forms(was, now, columns, lambda oids, enums=enums: dict.fromkeys(oids, enums))
         assert made.labels is None
         assert names_of(find_outdated(store, [segment(store, b"1\tsad\n")], [made], is_utf8=True)) == ["public.t"]
         gone = segment(store, b"", op="D", number=2)
         assert find_outdated(store, [gone], [made], is_utf8=True) == []
 
 
+def test_another_enum_within_other_values_does_not_matter() -> None:
+    store, tables = memory(), forms((OLD,), (OLD, NEW), nested=lambda oids: {oid: {MOOD + 5} for oid in oids})
+    assert find_outdated(store, [segment(store, b"1\tcalm\n")], tables, is_utf8=True) == []
+
+
 def test_a_table_without_new_labels_or_types_is_not_read() -> None:
     assert forms((OLD,), (OLD,)) == []
     assert forms((OLD,), (OLD, "xml 3")) == []
     copied = ShardPlan((), (ChangedTable(found_table(group()), None),), (), {"public.t": state(OLD, NEW)})
-    assert new_forms(copied, [TableBefore(OID, group(), state(OLD))]) == []
+    assert new_forms(copied, [TableBefore(OID, group(), state(OLD))], none_nested) == []
 
 
 def test_changes_under_the_earlier_definition_count_too() -> None:
     wider = found_table(group((*COLUMNS, Column("n", "integer", 23, -1, 2, 3)), 5))
     plan = ShardPlan((), (ChangedTable(wider, 4),), (4,), {"public.t": state(OLD, NEW)})
-    tables = new_forms(plan, [TableBefore(OID, group(), state(OLD))])
+    tables = new_forms(plan, [TableBefore(OID, group(), state(OLD))], none_nested)
     for label, count in ((b"quiet", 1), (b"calm", 0)):
         for of, row in ((4, b"1\t" + label + b"\n"), (5, b"1\t" + label + b"\t3\n")):
             store = memory()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +174,86 @@ def test_a_transaction_that_began_during_the_wait_is_noted_once_it_is_awaited(fl
     assert f"process {first}" in notes.texts[0]
     assert f"process {second}" not in notes.texts[0]
     assert f"process {second}" in notes.texts[-1]
+
+
+# More than a snapshot can name on any server of the tests.
+ROLLED_BACK = """
+DO $$ BEGIN
+    FOR number IN 1..2000 LOOP
+        BEGIN
+            INSERT INTO changed VALUES (number);
+            RAISE EXCEPTION 'rolled back';
+        EXCEPTION WHEN raise_exception THEN
+        END;
+    END LOOP;
+END $$
+"""
+
+
+@contextmanager
+def crowded(primary: Node, create: Callable[[], Any]) -> Iterator[tuple[Any, int]]:
+    """Call `create` in a thread and let the server find its snapshot too large.
+
+    Yield the call's future and the process whose transaction has the savepoints.
+    """
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        first = stack.enter_context(ExitStack())
+        awaited = first.enter_context(open_transaction(primary, "bank"))
+        future = threads.submit(create)
+        await_blocked(primary, awaited)
+        # The server waits in two rounds, and takes the snapshot with whatever runs after them.
+        second = stack.enter_context(ExitStack())
+        awaited = second.enter_context(open_transaction(primary, "bank"))
+        first.close()
+        await_blocked(primary, awaited)
+        with psycopg.connect(primary.dsn) as connection:
+            connection.execute("CREATE TEMP TABLE changed (number int)")
+            connection.execute(ROLLED_BACK)
+            execute(primary.dsn, "CREATE TEMP TABLE changed (number int)")
+            second.close()
+            yield future, connection.info.backend_pid
+            connection.rollback()
+
+
+def await_blocked(primary: Node, process: int) -> None:
+    """Wait until a session that creates a slot waits for the transaction of this process."""
+    query = """
+        SELECT FROM pg_locks waits JOIN pg_locks holds USING (locktype, transactionid)
+         WHERE locktype = 'transactionid' AND holds.granted AND holds.pid = %s AND NOT waits.granted
+        """
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    with psycopg.connect(primary.dsn, autocommit=True) as connection:
+        while not connection.execute(query, (process,)).fetchall():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_slot_is_made_once_the_savepoints_that_its_snapshot_can_not_name_are_over(fleet: Fleet) -> None:
+    primary, notes = fleet.node("s1"), Notes()
+    with crowded(primary, lambda: create_exported_slot(primary, primary, SLOT, 60, notes)) as (future, _):
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not future.done() and not any("trying again" in text for text in notes.texts):
+            assert time.monotonic() < deadline, notes.texts
+            time.sleep(0.05)
+    future.result(timeout=WAIT_SECONDS_MAX).connection.close()
+    assert drop_slot(primary, SLOT)
+    assert slots_and_sessions_left(primary) == []
+
+
+def test_a_slot_whose_snapshot_stays_too_large_is_given_up_and_says_why(fleet: Fleet) -> None:
+    primary, notes = fleet.node("s1"), Notes()
+    with crowded(primary, lambda: create_exported_slot(primary, primary, SLOT, 8, notes)) as found:
+        future, process = found
+        with pytest.raises(SlotWaitError) as raised:
+            future.result(timeout=WAIT_SECONDS_MAX)
+    error = raised.value
+    assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-wait", "s1")
+    assert "more savepoints and transactions than a snapshot can name" in error.message
+    assert f"process {process}" in error.message
+    assert "max_prepared_transactions of node s1" in error.hint
+    assert f"SELECT pg_terminate_backend({process});" in error.hint
+    assert slots_and_sessions_left(primary) == []
 
 
 def await_notes(notes: Notes, count: int) -> None:

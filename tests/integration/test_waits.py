@@ -20,12 +20,13 @@ from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.create.absent_copies import find_spare
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.slots import create_exported_slot, drop_slot
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.waiting import SlotSnapshotError, SlotWaitError, too_large_error
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
 
@@ -245,15 +246,24 @@ def test_a_slot_whose_snapshot_stays_too_large_is_given_up_and_says_why(fleet: F
     primary, notes = fleet.node("s1"), Notes()
     with crowded(primary, lambda: create_exported_slot(primary, primary, SLOT, 8, notes)) as found:
         future, process = found
-        with pytest.raises(SlotWaitError) as raised:
+        with pytest.raises(SlotSnapshotError) as raised:
             future.result(timeout=WAIT_SECONDS_MAX)
     error = raised.value
-    assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-wait", "s1")
+    assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-snapshot", "s1")
     assert "more savepoints and transactions than a snapshot can name" in error.message
     assert f"process {process}" in error.message
     assert "max_prepared_transactions of node s1" in error.hint
     assert f"SELECT pg_terminate_backend({process});" in error.hint
     assert slots_and_sessions_left(primary) == []
+
+
+def test_an_increment_can_do_without_a_standby_whose_snapshot_stays_too_large(fleet: Fleet) -> None:
+    with open_sessions(fleet, fleet.nodes, spares_standbys=True) as sessions:
+        spares = {
+            node: find_spare(sessions, too_large_error(f"slot on node {node}", 60, [], node))
+            for node in ("s1", "s1-b1")
+        }
+    assert spares == {"s1": None, "s1-b1": fleet.node("s1-b1")}
 
 
 def await_notes(notes: Notes, count: int) -> None:

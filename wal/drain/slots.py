@@ -29,7 +29,7 @@ from cutline.wal.drain.waiting import (
     TOO_LARGE,
     Awaited,
     ReplayState,
-    SlotWaitError,
+    SlotSnapshotError,
     WaitNotes,
     open_transactions,
     read_replay,
@@ -143,7 +143,8 @@ def create_exported_slot(
 
     A snapshot names at most as many transactions as the server has places for, and the exported one names each
     subtransaction since the oldest running transaction that is unfinished or was rolled back. If they are too many, the
-    server refuses; the command is repeated within `seconds_max`, because this changes when that transaction ends.
+    server refuses; the command is repeated within `seconds_max`, because this changes when that transaction ends. After
+    that, raises a SlotSnapshotError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -187,7 +188,7 @@ def _repeat_while_too_large(waiting: _SlotWait, create: Callable[[], Any]) -> An
                 raise
 
 
-def _too_large_error(waiting: _SlotWait, node: Node) -> SlotWaitError:
+def _too_large_error(waiting: _SlotWait, node: Node) -> SlotSnapshotError:
     return too_large_error(waiting.what, waiting.notes.waited_seconds, waiting.open, node.id)
 
 

@@ -58,7 +58,11 @@ TOO_LARGE = (
 
 
 class SlotWaitError(RefusedError):
-    """A slot could not be created in time because older transactions were running, or its snapshot was too large."""
+    """A slot could not be created in time because older transactions were still running."""
+
+
+class SlotSnapshotError(RefusedError):
+    """A slot could not be created in time because its snapshot was too large for the server."""
 
 
 class AwaitedKey(NamedTuple):
@@ -179,10 +183,10 @@ def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | No
     )
 
 
-def too_large_error(what: str, seconds: float, oldest: list[Awaited], node: str) -> SlotWaitError:
+def too_large_error(what: str, seconds: float, oldest: list[Awaited], node: str) -> SlotSnapshotError:
     """Return the error for a slot whose snapshot stayed too large; `oldest` are the running transactions by age."""
     remedies = [line for one in oldest[:1] for line in one.remedy()]
-    return SlotWaitError(
+    return SlotSnapshotError(
         f"{what}: gave up after {seconds:.0f} s: {TOO_LARGE}" + (f": {oldest[0].text()}" if oldest else ""),
         hint=[
             "wait longer (--wait SECONDS), repeat the command when fewer transactions use savepoints (EXCEPTION in"

@@ -116,8 +116,8 @@ def export_snapshots(
 ) -> Iterator[dict[str, ExportedSlot]]:
     """Create the slot `name` on all `nodes`; yield the slots by node id. Their exported snapshots last for the block.
 
-    Raises NoFreeSlotError, NodeUnreachableError, and SlotWaitError if older transactions don't end within
-    `wait_seconds`.
+    Raises NoFreeSlotError, NodeUnreachableError, and, if it takes longer than `wait_seconds`, SlotWaitError or
+    SlotSnapshotError.
     """
     progress.step("slots", total=len(nodes), unit="nodes")
     abandoned = threading.Event()

@@ -39,6 +39,7 @@ from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, 
 from cutline.wal.drain.waiting import (
     ReplayLagError,
     ReplayState,
+    SlotSnapshotError,
     WaitNotes,
     read_replay,
     replay_error,
@@ -81,7 +82,10 @@ def leave_out(sessions: Sessions, node: Node, error: SnapshotError, *, has_ended
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     """Return the standby whose failure caused `error`, if the command can do without it."""
-    if not isinstance(error, (*ENDING, NoFreeSlotError)) and error.exit_code != UnreachableError.exit_code:
+    if (
+        not isinstance(error, (*ENDING, NoFreeSlotError, SlotSnapshotError))
+        and error.exit_code != UnreachableError.exit_code
+    ):
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
 
 import cutline.wal.drain.drain
 from cutline.fleet.lsn import Lsn
-from cutline.nodes.connections import connect_replication
+from cutline.nodes.connections import PINNED_SETTINGS, connect_replication
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.storage.store import ObjectStore
@@ -240,6 +243,47 @@ def test_a_slot_that_another_session_reads_is_named_and_drained_later(
     monkeypatch.undo()
     follower.drain_fully(finish)
     assert len(follower.changes()) == 1
+
+
+def limit_temporary_files(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the messages of a transaction above a megabyte exceed the limit of the database's sessions."""
+    place.connection.execute(f"ALTER DATABASE {place.connection.info.dbname} SET temp_file_limit = '1MB'".encode())
+    monkeypatch.setitem(PINNED_SETTINGS, "work_mem", "64kB")
+
+
+def test_a_transaction_above_the_limit_on_temporary_files_is_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = create_one_table(place)
+    follower = place.follow(groups)
+    limit_temporary_files(place, monkeypatch)
+    place.connection.execute(ROWS.format(low=1, high=20_000).encode())
+    follower.drain_fully(place.write_finish())
+    assert follower.state() == place.lines(groups)
+
+
+def test_a_role_that_may_not_lift_the_limit_on_temporary_files_is_told_how(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = create_one_table(place)
+    follower = place.follow(groups)
+    limit_temporary_files(place, monkeypatch)
+    place.connection.execute(ROWS.format(low=1, high=20_000).encode())
+    finish, role = place.write_finish(), place.connection.info.dbname
+    place.connection.execute(f"CREATE ROLE {role} LOGIN REPLICATION".encode())
+    try:
+        dsn = make_conninfo(follower.task.node.dsn, user=role)
+        follower.task = replace(follower.task, node=replace(follower.task.node, dsn=dsn))
+        report = follower.drain(finish)
+        assert report.problem is not None
+        assert "temp_file_limit" in report.problem["message"]
+        (grant,) = re.findall("GRANT SET ON PARAMETER temp_file_limit TO", report.problem["hint"])
+        place.connection.execute(f"{grant} {role}".encode())
+        follower.drain_fully(finish)
+        assert follower.state() == place.lines(groups)
+    finally:
+        place.connection.execute(f"DROP OWNED BY {role}".encode())
+        place.connection.execute(f"DROP ROLE {role}".encode())
 
 
 def test_a_drain_that_another_one_overtakes_continues_where_that_one_ended(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,13 @@ from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.create.absent_copies import find_spare
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.slots import create_exported_slot, drop_slot
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.waiting import SlotSnapshotError, SlotWaitError, too_large_error
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
 
@@ -174,6 +175,95 @@ def test_a_transaction_that_began_during_the_wait_is_noted_once_it_is_awaited(fl
     assert f"process {first}" in notes.texts[0]
     assert f"process {second}" not in notes.texts[0]
     assert f"process {second}" in notes.texts[-1]
+
+
+# More than a snapshot can name on any server of the tests.
+ROLLED_BACK = """
+DO $$ BEGIN
+    FOR number IN 1..2000 LOOP
+        BEGIN
+            INSERT INTO changed VALUES (number);
+            RAISE EXCEPTION 'rolled back';
+        EXCEPTION WHEN raise_exception THEN
+        END;
+    END LOOP;
+END $$
+"""
+
+
+@contextmanager
+def crowded(primary: Node, create: Callable[[], Any]) -> Iterator[tuple[Any, int]]:
+    """Call `create` in a thread and let the server find its snapshot too large.
+
+    Yield the call's future and the process whose transaction has the savepoints.
+    """
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        first = stack.enter_context(ExitStack())
+        awaited = first.enter_context(open_transaction(primary, "bank"))
+        future = threads.submit(create)
+        await_blocked(primary, awaited)
+        # The server waits in two rounds, and takes the snapshot with whatever runs after them.
+        second = stack.enter_context(ExitStack())
+        awaited = second.enter_context(open_transaction(primary, "bank"))
+        first.close()
+        await_blocked(primary, awaited)
+        with psycopg.connect(primary.dsn) as connection:
+            connection.execute("CREATE TEMP TABLE changed (number int)")
+            connection.execute(ROLLED_BACK)
+            execute(primary.dsn, "CREATE TEMP TABLE changed (number int)")
+            second.close()
+            yield future, connection.info.backend_pid
+            connection.rollback()
+
+
+def await_blocked(primary: Node, process: int) -> None:
+    """Wait until a session that creates a slot waits for the transaction of this process."""
+    query = """
+        SELECT FROM pg_locks waits JOIN pg_locks holds USING (locktype, transactionid)
+         WHERE locktype = 'transactionid' AND holds.granted AND holds.pid = %s AND NOT waits.granted
+        """
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    with psycopg.connect(primary.dsn, autocommit=True) as connection:
+        while not connection.execute(query, (process,)).fetchall():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_slot_is_made_once_the_savepoints_that_its_snapshot_can_not_name_are_over(fleet: Fleet) -> None:
+    primary, notes = fleet.node("s1"), Notes()
+    with crowded(primary, lambda: create_exported_slot(primary, primary, SLOT, 60, notes)) as (future, _):
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not future.done() and not any("trying again" in text for text in notes.texts):
+            assert time.monotonic() < deadline, notes.texts
+            time.sleep(0.05)
+    future.result(timeout=WAIT_SECONDS_MAX).connection.close()
+    assert drop_slot(primary, SLOT)
+    assert slots_and_sessions_left(primary) == []
+
+
+def test_a_slot_whose_snapshot_stays_too_large_is_given_up_and_says_why(fleet: Fleet) -> None:
+    primary, notes = fleet.node("s1"), Notes()
+    with crowded(primary, lambda: create_exported_slot(primary, primary, SLOT, 8, notes)) as found:
+        future, process = found
+        with pytest.raises(SlotSnapshotError) as raised:
+            future.result(timeout=WAIT_SECONDS_MAX)
+    error = raised.value
+    assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-snapshot", "s1")
+    assert "more savepoints and transactions than a snapshot can name" in error.message
+    assert f"process {process}" in error.message
+    assert "max_prepared_transactions of node s1" in error.hint
+    assert f"SELECT pg_terminate_backend({process});" in error.hint
+    assert slots_and_sessions_left(primary) == []
+
+
+def test_an_increment_can_do_without_a_standby_whose_snapshot_stays_too_large(fleet: Fleet) -> None:
+    with open_sessions(fleet, fleet.nodes, spares_standbys=True) as sessions:
+        spares = {
+            node: find_spare(sessions, too_large_error(f"slot on node {node}", 60, [], node))
+            for node in ("s1", "s1-b1")
+        }
+    assert spares == {"s1": None, "s1-b1": fleet.node("s1-b1")}
 
 
 def await_notes(notes: Notes, count: int) -> None:

@@ -102,6 +102,16 @@ def _null_stream() -> int | None:
 
 OBJECT_IN_USE, LIMIT_EXCEEDED = "55006", "53400"
 SEE_LOG, NO_SLOT = "see the server's log", "raise max_replication_slots, or drop slots that are no longer used"
+# A server holds the messages of a transaction until they have all been read: those above work_mem in a temporary file.
+# A limit on such files would end each read of a transaction that is larger, so that its chain could never continue.
+LIMIT = "temp_file_limit"
+UNLIMITED = f"""
+CASE WHEN pg_catalog.has_parameter_privilege('{LIMIT}', 'SET') THEN pg_catalog.set_config('{LIMIT}', '-1', false) END
+"""
+RAISE_LIMIT = (
+    f"raise {LIMIT} on this server, or let Cutline's role do without it, as a superuser: GRANT SET ON PARAMETER {LIMIT}"
+    " TO its role"
+)
 CONTINUE, REPEAT = "repeat the command: it continues where the archive ends", "repeat the check"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20
@@ -154,6 +164,7 @@ def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
 def _peek_with_psycopg(node: Node, slot: str, query: str) -> Generator[pa.Array[Any], None, None]:
     with connect(node, client_encoding=RAW) as connection, connection.cursor() as cursor:
         try:
+            connection.execute(f"SELECT {UNLIMITED}".encode())
             with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()) as copy:
                 try:
                     # Don't keep a reference to a batch, which may be 100 MB.
@@ -212,6 +223,7 @@ def open_reader(node: Node) -> Iterator[adbc.AdbcConnection]:
             _ask(connection, set_query(state.lacking))
             if still := _ask_state(node, connection, wanted).lacking:
                 raise lacking_error(node, still)
+        _ask(connection, f"SELECT {UNLIMITED}")
         yield connection
 
 
@@ -334,6 +346,8 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
     remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")
+    if LIMIT in message:
+        remedy = RAISE_LIMIT
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
         f"node {node.id}: the server aborted the read of slot {slot}: {lines[0] if lines else 'no reason given'}"

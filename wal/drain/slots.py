@@ -20,19 +20,22 @@ from psycopg import sql
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEXT_COPIES
-from cutline.fleet.progress import Progress, Silent
+from cutline.fleet.progress import News, Progress, Silent
 from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.drain.waiting import (
+    TOO_LARGE,
     Awaited,
     ReplayState,
+    SlotSnapshotError,
     WaitNotes,
     open_transactions,
     read_replay,
     replay_error,
     report_replay,
+    too_large_error,
     wait_error,
 )
 
@@ -137,6 +140,11 @@ def create_exported_slot(
     names them, and leaves no slot behind. For a standby, makes `primary` log its running transactions; raises a
     ReplayLagError with the reason if the standby does not replay this record. Also raises NoFreeSlotError and
     NodeUnreachableError.
+
+    A snapshot names at most as many transactions as the server has places for, and the exported one names each
+    subtransaction since the oldest running transaction that is unfinished or was rolled back. If they are too many, the
+    server refuses; the command is repeated within `seconds_max`, because this changes when that transaction ends. After
+    that, raises a SlotSnapshotError.
     """
     connection = connect_replication(node)
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
@@ -144,7 +152,7 @@ def create_exported_slot(
         # statement_timeout does not apply to replication commands.
         with waiting.running():
             query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
-            row = connection.execute(sql.SQL(query)).fetchone()
+            row = _repeat_while_too_large(waiting, lambda: connection.execute(sql.SQL(query)).fetchone())
         if row is None:
             raise RuntimeError("CREATE_REPLICATION_SLOT returned no row")
         # Any further command on this session would end the exported snapshot.
@@ -153,7 +161,12 @@ def create_exported_slot(
         connection.close()
         if waiting.behind is not None:
             raise replay_error(waiting.behind, waiting.what, waiting.notes.waited_seconds) from None
+        if waiting.is_too_large:
+            raise _too_large_error(waiting, node) from None
         raise wait_error(waiting.what, waiting.notes.waited_seconds, waiting.awaited, node.id) from None
+    except psycopg.errors.SerializationFailure:
+        connection.close()
+        raise _too_large_error(waiting, node) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         connection.close()
         raise no_free_slot_error(node) from error
@@ -163,6 +176,20 @@ def create_exported_slot(
     except BaseException:
         connection.close()
         raise
+
+
+def _repeat_while_too_large(waiting: _SlotWait, create: Callable[[], Any]) -> Any:
+    """Return the result of `create`, which is repeated while the snapshot would be too large and there is time."""
+    while True:
+        try:
+            return create()
+        except psycopg.errors.SerializationFailure:
+            if not waiting.goes_on_after_too_large():
+                raise
+
+
+def _too_large_error(waiting: _SlotWait, node: Node) -> SlotSnapshotError:
+    return too_large_error(waiting.what, waiting.notes.waited_seconds, waiting.open, node.id)
 
 
 class _SlotWait:
@@ -190,6 +217,10 @@ class _SlotWait:
         self._replay_notes = WaitNotes(self.what, progress)
         self._needed: Lsn | None = None
         self.awaited: list[Awaited] = []
+        # All transactions that the primary had when it was last asked, oldest first.
+        self.open: list[Awaited] = []
+        # Whether the server's last answer was that the snapshot would be too large.
+        self.is_too_large = False
         self._connection, self._node, self._primary = connection, node, primary
         self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
         self._abandoned, self._done = abandoned, threading.Event()
@@ -208,6 +239,13 @@ class _SlotWait:
             thread.join()
             if self._problem:
                 raise self._problem
+
+    def goes_on_after_too_large(self) -> bool:
+        """Report that the snapshot would be too large, and pause; return whether there is time for another attempt."""
+        if not self.is_too_large:
+            self.notes.progress.note(News(f"{self.what}: {TOO_LARGE}; trying again"))
+        self.is_too_large = True
+        return not self._abandoned.wait(WATCH_SECONDS) and self.notes.waited_seconds < self._seconds_max
 
     def _run(self) -> None:
         sessions: dict[str, psycopg.Connection[Any]] = {}
@@ -252,7 +290,7 @@ class _SlotWait:
                 role = read_role(self._primary, primary)
                 self._problem = unfit_error([lacks_function(self._primary.id, role, "pg_log_standby_snapshot()")])
                 return
-        transactions = open_transactions(self._primary.id, primary)
+        self.open = transactions = open_transactions(self._primary.id, primary)
         self.awaited = [transaction for transaction in transactions if transaction.xid in self._round]
         if not self.awaited:
             # PostgreSQL waits in several rounds, each for the transactions that are running when the round begins

@@ -50,8 +50,19 @@ OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC"
 PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DESC"
 
 
+# Why a server can't export a slot's snapshot ("initial slot snapshot too large", snapbuild.c).
+TOO_LARGE = (
+    "more savepoints and transactions than a snapshot can name are unfinished or were rolled back since the oldest"
+    " running transaction began"
+)
+
+
 class SlotWaitError(RefusedError):
     """A slot could not be created in time because older transactions were still running."""
+
+
+class SlotSnapshotError(RefusedError):
+    """A slot could not be created in time because its snapshot was too large for the server."""
 
 
 class AwaitedKey(NamedTuple):
@@ -169,6 +180,21 @@ def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | No
         f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",
         hint=[f"{end}:", *remedies] if remedies else "see the server's log, or wait longer: --wait SECONDS",
         details={**({"node": node} if node else {}), "transactions": [one.details() for one in awaited]},
+    )
+
+
+def too_large_error(what: str, seconds: float, oldest: list[Awaited], node: str) -> SlotSnapshotError:
+    """Return the error for a slot whose snapshot stayed too large; `oldest` are the running transactions by age."""
+    remedies = [line for one in oldest[:1] for line in one.remedy()]
+    return SlotSnapshotError(
+        f"{what}: gave up after {seconds:.0f} s: {TOO_LARGE}" + (f": {oldest[0].text()}" if oldest else ""),
+        hint=[
+            "wait longer (--wait SECONDS), repeat the command when fewer transactions use savepoints (EXCEPTION in"
+            f" PL/pgSQL, autosave of a driver), or raise max_connections or max_prepared_transactions of node {node}: a"
+            " snapshot can name about as many as both allow together",
+            *(["or end the oldest transaction:", *remedies] if remedies else []),
+        ],
+        details={"node": node, "transactions": [one.details() for one in oldest]},
     )
 
 

@@ -183,8 +183,8 @@ def _was_there(store: ObjectStore, name: str, missing: SnapshotMissingError, rec
     number = int(str(missing.details["increment"]))
     if number < max(increment_numbers(store, name), default=-1):
         return True
-    # A recorded increment implies a full snapshot.
-    return number in recorded.values() or (number == 0 and bool(recorded))
+    # A recorded increment implies all before it, and a full snapshot; gc removes the records of earlier increments.
+    return number <= max(recorded.values(), default=-1)
 
 
 def _text(error: SnapshotError, name: str) -> str | None:

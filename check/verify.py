@@ -218,7 +218,10 @@ def _find_point(store: ObjectStore, name: str, request: CheckRequest) -> _Point:
     except MergedAwayError:
         raise
     except (ManifestError, SnapshotMissingError) as error:
-        # A check of everything names what else is damaged, and raises the error of a snapshot that does not exist.
+        if not error.details.get("object"):
+            # There is no such snapshot, or no cut at that time.
+            raise
+        # A check of everything names what else is damaged.
         return _Point(None, problem=error)
     if not request.exact:
         return _Point(chain_at(chain, request.at).last.increment)
@@ -245,7 +248,9 @@ def _note_unfound(findings: Findings, problem: SnapshotError, at: datetime) -> N
             else Conflict("commit", problem.message, object=damaged or None)
         )
         findings.conflict(found)
-    findings.skip(Skipped(f"the state at {Time.exactly(at)}", "what it is read from is damaged or missing"))
+    findings.skip(
+        Skipped(f"the state at {Time.exactly(at)}", "an object or document that it needs is damaged or missing")
+    )
 
 
 def _compare_exact(check: ChainCheck, exact: ExactPoint) -> None:

@@ -162,8 +162,8 @@ FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 # Spark and libraries report these errors as text.
 FULL_TEXTS = tuple(os.strerror(number).lower() for number in FULL_DISK)
 SPACE_HINT = (
-    "free space there, or set TMPDIR to a folder of yours that has more (for executors, local.dir in [spark] of"
-    " fleet.toml); then repeat the command"
+    "free space in the folder for temporary files ($TMPDIR, else /tmp), or set TMPDIR to a folder with more space (for"
+    " executors, local.dir in [spark] of fleet.toml); then repeat the command"
 )
 
 

@@ -176,8 +176,8 @@ class ChangesSince:
     def add_unseen(self, store: ObjectStore, touched: Touched) -> bool:
         """Add the changes of transactions that the cut includes and that no session may have seen.
 
-        Returns False if a transaction that ran was not found in the newest SEGMENTS_READ_MAX segments: then it is not
-        known whether an older segment has it.
+        Returns False if a transaction that ran was not found in the newest SEGMENTS_READ_MAX segments, or in those that
+        a merge has left: then it is not known whether an older segment has it.
         """
         if not self.running:
             return True
@@ -212,7 +212,7 @@ class ChangesSince:
                 for table in read_at_cut(store, source, SEGMENT_SCHEMA):
                     is_theirs = _are_in(to_numpy(table["lsn"]).astype(np.int64), positions)
                     touched.add(table.filter(to_mask(is_theirs & np.isin(to_numpy(table["op"]), CHANGES))))
-        return not missing or len(searched) == len(segments)
+        return not missing or (len(searched) == len(segments) and chain.beginning is None)
 
 
 def _with_all_changes(source: SegmentSource) -> SegmentSource:

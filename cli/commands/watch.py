@@ -35,7 +35,7 @@ STAND_BY_SECONDS, RETRY_SECONDS_MAX = 5.0, 60.0
 
 
 def watch(context: typer.Context) -> None:
-    """Run increments, full snapshots, checks, drills and pruning on the schedule in fleet.toml, until SIGTERM.
+    """Run increments, full snapshots, checks, copies, pruning and more on the schedule in fleet.toml, until SIGTERM.
 
     Only one watch per fleet is active at a time; others stand by. The watch writes a line to stderr for everything that
     it does.

@@ -30,7 +30,7 @@ def run_program(what: str, words: Sequence[str], event: Mapping[str, object], se
         output = tempfile.TemporaryFile()  # noqa: SIM115  # closed below
     except OSError as error:
         # The folder for temporary files may be full, or somebody has deleted it.
-        return f"{name} was not run: there is no file for its output: {error}"
+        return f"{name} was not run: no temporary file for its output could be created: {error}"
     with output:
         try:
             process = subprocess.Popen(

@@ -80,9 +80,9 @@ def find_chain(
 ) -> WatchedChain | None:
     """Find the chain of the newest of these snapshots that has rows; None if no snapshot has rows.
 
-    The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. A cut later
-    than `now`, which is asked only if a cut seems to be, was made by a wrong clock, and counts as the oldest. Raises
-    StoreEncryptedError, and the store's errors.
+    The newest snapshot is the one whose first cut is the latest: the time in a name may be in the future. A snapshot
+    with a cut after `now()` was made with a wrong clock and counts as the oldest; `now` is called only if this
+    machine's clock suggests that there is one. Raises StoreEncryptedError, and the store's errors.
     """
     fulls = [full for name in names[-READ_MAX:] if (full := _read_full(store, name, log)) and not full.only_cut]
     if not fulls:

@@ -115,12 +115,12 @@ def adopt_failures(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> 
 
 
 def not_needed(told: Iterable[FailingTask], tasks: dict[TaskKind, Task]) -> list[Task]:
-    """Return the reported failures of tasks that are no longer needed: there is no replaced chain left to end."""
-    kind = TaskKind.REPLACE
-    failing_tasks = (task for task in told if task.task == kind and tasks[kind].interval_seconds <= 0)
+    """Return the reported failures of tasks that are never due: fleet.toml says so, or no chain is left to end."""
+    never = {kind.value: kind for kind, task in tasks.items() if task.interval_seconds <= 0}
     return [
-        Task(kind, 0.0, failing_since=datetime.fromisoformat(task.since), problem=task.problem)
-        for task in failing_tasks
+        Task(never[task.task], 0.0, failing_since=datetime.fromisoformat(task.since), problem=task.problem)
+        for task in told
+        if task.task in never
     ]
 
 

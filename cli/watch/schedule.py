@@ -57,11 +57,11 @@ OF_STORE = (TaskKind.COPY, TaskKind.GC)
 # snapshot at all.
 BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, *OF_STORE)
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
-OF_SNAPSHOT = (*BESIDE, TaskKind.REPLACE, TaskKind.PRUNE)
+OF_SNAPSHOT = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY, TaskKind.REPLACE, TaskKind.PRUNE)
 # The tasks whose result is a verdict on a snapshot, which their records in the store show.
 JUDGING = (TaskKind.CHECK, TaskKind.DRILL)
 # The tasks that begin only within the hours of fleet.toml.
-HEAVY = (TaskKind.FULL, *BESIDE)
+HEAVY = (TaskKind.FULL, TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +143,6 @@ def next_task(
     return (None if first is None else tasks[first]), min(due.values(), default=None)
 
 
-def _opening(due: dict[TaskKind, datetime], now: datetime, hours: Hours) -> dict[TaskKind, datetime]:
-    return {kind: hours.opens_at(max(due[kind], now)) for kind in HEAVY if kind in due}
-
-
 def begins_at(task: Task, begun_at: datetime, now: datetime, hours: Hours | None) -> datetime | None:
     """Return when the task next begins, if nothing else is in its way: when it is due, within the `hours`, if any."""
     due = task.due_at(begun_at, now)
@@ -159,10 +155,12 @@ def begins_at(task: Task, begun_at: datetime, now: datetime, hours: Hours | None
 
 def hours_texts(tasks: dict[TaskKind, Task], begun_at: datetime, now: datetime, hours: Hours | None) -> list[str]:
     """Describe the tasks that are due, but wait for the `hours`."""
-    due = {kind: at for kind, task in tasks.items() if (at := task.due_at(begun_at, now)) is not None and at <= now}
-    waiting = {} if hours is None else _opening(due, now, hours)
+    due = [task for task in tasks.values() if (at := task.due_at(begun_at, now)) is not None and at <= now]
+    opening = ((task.kind, begins_at(task, begun_at, now, hours)) for task in due)
     return [
-        f"{kind} waits until {clock_text(opens)} ([limits] hours)" for kind, opens in waiting.items() if opens > now
+        f"{kind} waits until {clock_text(opens)} ([limits] hours)"
+        for kind, opens in opening
+        if opens is not None and opens > now
     ]
 
 

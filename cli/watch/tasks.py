@@ -18,7 +18,7 @@ from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cutline.cli.watch.schedule import Task, TaskKind, clock_text
+from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
@@ -30,11 +30,12 @@ from cutline.snapshots.listing.metrics_gathering import read_facts
 from cutline.snapshots.listing.name_templates import full_name, new_name
 from cutline.snapshots.listing.spans import traced
 from cutline.snapshots.operations.activity import Activity, Command
-from cutline.snapshots.operations.ended_operations import EndedReader, read_checks
+from cutline.snapshots.operations.ended_operations import EndedReader, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.merge_records import newest_merge
+from cutline.snapshots.records.operation_records import FAILED
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
@@ -201,10 +202,11 @@ def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
 def _result_of_gc(ended: CommandResult) -> TaskResult:
     """Return the result; objects that the store refuses to delete, perhaps because of a lock, are only a note."""
     document = _document(ended, (REFUSED,) if ended.document.get("refused") else ())
-    notes = [str(document["unsettled"])] if document["unsettled"] else []
+    notes = [f"gc did not settle earlier operations: {document['unsettled']}"] if document["unsettled"] else []
     if document["refused"]:
-        first, count = document["refused"][0], quantity_text(len(document["refused"]), "objects")
-        notes.append(f"the store refuses to delete {count}, such as {first['object']}: {first['reason']}")
+        count = quantity_text(len(document["refused"]), "objects")
+        # The reason names the store and the object.
+        notes.append(f"gc left {count} that the store refuses to delete; the first: {document['refused'][0]['reason']}")
     removed = f"{quantity_text(document['objects'], 'objects')}, {size_text(document['bytes'])}"
     return TaskResult(f"gc removed {removed}" if document["objects"] else "", tuple(notes))
 
@@ -216,7 +218,7 @@ def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
-    """Raise BusyError if a check, drill, merge or copy of the snapshot that this watch did not start is running."""
+    """Raise BusyError if a check, drill, merge, copy or gc that this watch did not start is running."""
     now = utc_now()
     for way in read_under_way(source.open_store()):
         is_drill = way.intent is not None and way.intent.is_drill
@@ -224,7 +226,8 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
         # A check without a name checks all snapshots.
         names = (name,) if kind is TaskKind.DRILL else (name, "")
         if is_same and way.snapshot in names and way.state(now) is not ActivityState.DEAD:
-            raise BusyError(f"operation {way.id} is a {kind} of {name}", hint="see: snapshot status")
+            what = kind if kind in OF_STORE else f"{kind} of {name}"
+            raise BusyError(f"operation {way.id} is a {what}", hint="see: snapshot status")
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
@@ -294,9 +297,14 @@ def prune(source: FleetSource) -> TaskResult:
         ended = run_command(source.copy, ["prune", "--yes"])
     quota, left = ended.document.get("quota") or {}, _unfinished_in(ended.document)
     if left and ended.code in (REFUSED, UNREACHABLE):
-        text = f"the removal of {list_some(list(left), NAMES_SHOWN_MAX)} is unfinished: {next(iter(left.values()))}"
-        hint = "the next prune continues it; to see everything that is left: snapshot prune"
-        raise CommandFailedError(CommandFailure(ended.code, "removal-unfinished", text, hint))
+        names = list_some(list(left), NAMES_SHOWN_MAX)
+        text = f"prune could not finish removing {names}; the first problem: {next(iter(left.values()))}"
+        hint = "the next prune continues it; to see everything that is left: snapshot prune --dry-run"
+        failure = CommandFailure(ended.code, "removal-unfinished", text, hint)
+        if ended.code == REFUSED:
+            # A lock may last for weeks: the next attempt is that of the next day.
+            return TaskResult("", tuple(ended.document["warnings"]), failure)
+        raise CommandFailedError(failure)
     is_over = bool(quota.get("exceeded_by"))
     document = _document(ended, (REFUSED,) if is_over else ())
     texts = {"delete": "deleted", "prune": "removed the increments of"}
@@ -326,7 +334,7 @@ def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
     for one in (*document.get("done", ()), *document.get("given_up", ())):
         reasons = [
             *(f"slot not dropped, because the node can't be reached: {slot}" for slot in one.get("slots_left", ())),
-            *(f"the store refused to delete {each['object']}: {each['why']}" for each in one.get("refused", ())),
+            *(str(each["why"]) for each in one.get("refused", ())),
             *one.get("publications_left", ()),
         ]
         if reasons or one.get("state") == "unfinished":
@@ -371,6 +379,8 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
 
 # How many of the newest operations with an intent and without a commit are read; drills are among them.
 READ_MAX = 100
+# How many of the newest operations without an intent are read to find the last gc.
+GC_READ_MAX = 2000
 DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
 
 
@@ -430,9 +440,14 @@ def last_copy(fleet: Fleet) -> tuple[str, TaskResult | None]:
 
 def last_gc(fleet: Fleet) -> tuple[str, TaskResult | None]:
     """Return the time of the last gc, as a result; raises the store's errors."""
-    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        if ended.kind == TaskKind.GC.value and ended.code in (DONE, REFUSED):
-            return "", TaskResult("gc", done_at=ended.ended_at)
+    store = open_own_store(fleet)
+    documents = document_names(store)
+    # Copies may leave a hundred records between two runs of gc.
+    for batch in read_batches(store, documents, list_ended(documents, has_intent=False)[:GC_READ_MAX]):
+        for ended in batch:
+            # A gc that left objects, because the store refuses to delete them, ends with 3; so does one that failed.
+            if ended.kind == TaskKind.GC.value and ended.outcome is not None and ended.outcome.state != FAILED:
+                return "", TaskResult("gc", done_at=ended.ended_at)
     return "", None
 
 

@@ -34,7 +34,7 @@ from cutline.cli.watch.schedule import (
 )
 from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
 from cutline.nodes.left_out import LeftOutKind
-from cutline.snapshots.listing.listing import age_problem
+from cutline.snapshots.listing.listing import age_problem, is_ahead
 from cutline.snapshots.operations.activity import Activity
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.snapshots.records.proven_chains import cut_time
@@ -112,7 +112,12 @@ class Watcher:
     def plan(self) -> None:
         """Take the intervals of tasks from the rules; keep the times when they were last done."""
         for kind, seconds in intervals_of(self.source.fleet).items():
-            self.tasks[kind] = replace(self.tasks.get(kind, Task(kind, seconds)), interval_seconds=seconds)
+            task = self.tasks.get(kind, Task(kind, seconds))
+            if seconds <= 0 and task.failing_since is not None:
+                # It will never be done, so it could not recover.
+                self.notices.is_not_needed(task, self.chain.name if self.chain else None)
+                task = Task(kind, seconds, task.done_at)
+            self.tasks[kind] = replace(task, interval_seconds=seconds)
 
     def step(self) -> None:
         """Do the task that is due, or wait briefly."""
@@ -156,6 +161,9 @@ class Watcher:
         """Report a newest restore point that is older than fleet.toml allows, or that it is young enough again."""
         # Without any restore point, the age is that of this watch.
         newest = self.chain.last_at if self.chain else self.begun_at
+        if self.chain and is_ahead(newest, now):
+            # A clock was wrong. No increment follows until then, so the full snapshot's time says more.
+            newest = self.chain.began_at
         problem = age_problem(newest, self.source.fleet.retention, now)
         if problem and not self._age_problem:
             self.log(problem, hint=TOO_OLD_HINT)
@@ -198,7 +206,7 @@ class Watcher:
             if result is not None:
                 self._after_success(task, result)
 
-    def _run(self, kind: TaskKind, name: str) -> TaskResult:
+    def _run(self, kind: TaskKind, name: str) -> TaskResult | None:
         if kind is TaskKind.FULL:
             return self._take_full()
         if kind is TaskKind.REPLACE:
@@ -209,7 +217,7 @@ class Watcher:
             self.following.follow_newest()
             # Its chain may have ended meanwhile; a full snapshot is then due.
             if self.chain is None or not self.chain.goes_on:
-                return TaskResult("")
+                return None
             commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
             absent = {out.name: out.why for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}

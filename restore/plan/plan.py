@@ -452,17 +452,18 @@ def _check_tables(plan: RestorePlan) -> None:
         )
 
 
+# How many tables a hint about a pattern names.
+SIMILAR_MAX = 3
+
+
 def _similar_lines(patterns: Iterable[str], names: Iterable[str]) -> Iterator[str]:
     """Describe the tables that a pattern may have meant: their names differ in case, or begin like it."""
     lower = {name.lower(): name for name in names}
     for pattern in patterns:
         if similar := [name for other, name in lower.items() if is_matching(other, (pattern.lower(),))]:
-            yield f"with other letters: {list_some(similar, SIMILAR_MAX)}   case matters"
+            yield f"same name in other case: {list_some(similar, SIMILAR_MAX)}   (patterns are case-sensitive)"
         elif similar := [name for other, name in lower.items() if other.startswith(pattern.lower())]:
             yield (
                 f"the rows of a partitioned table are in its partitions; tables that begin with {pattern}:"
                 f" {list_some(similar, SIMILAR_MAX)}"
             )
-
-
-SIMILAR_MAX = 3

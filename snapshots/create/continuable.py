@@ -282,13 +282,15 @@ def _check_not_replaced(sessions: Sessions, primary: Node, was: int, now: int) -
 
     Copying the shard again would replace the rows of the promoted server by those of a server that nobody uses.
     """
-    absent = [node for node in sessions.chosen if node.backup_of == primary.id and node.id in sessions.absent]
+    # Also standbys of which the chain has no copies.
+    standbys = (node for node in sessions.fleet.nodes if node.backup_of == primary.id)
+    absent = [node for node in standbys if node.id not in sessions.connections]
     answered = ask_identities(absent)
     if away := [node.id for node in absent if node.id not in answered]:
         names = list_some(away, NODES_NAMED_MAX)
         raise NodeUnreachableError(
             f"node {primary.id}: its server is on timeline {now}, but was on {was} at the last increment: it may be the"
-            f" primary before a failover, and {names} can't be reached",
+            f" old primary from before a failover, and {names} can't be reached",
             hint=f"stop the server that the applications don't use, and start {names}; if the promoted server is gone"
             " for good, remove it from fleet.toml: the next increment then copies the shard again",
             details={"node": primary.id, "nodes": away, "was": was, "now": now},

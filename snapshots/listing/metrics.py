@@ -249,7 +249,7 @@ WATCH_ACTIVE = Metric(
 )
 WATCH_NEXT = Metric(
     "cutline_watch_next_timestamp_seconds",
-    "Time at which `watch` will next start this task according to its schedule.",
+    "Time at which `watch` will next start this task according to its schedule and `[limits] hours`.",
     ("kind",),
 )
 WATCH_FAILURES = Metric(

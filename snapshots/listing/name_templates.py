@@ -169,10 +169,18 @@ class NewestSnapshot(NamedTuple):
 def find_newest(store: ObjectStore) -> NewestSnapshot:
     """Find the full snapshot whose cut is the newest, or the newest restore point if none has rows.
 
-    A snapshot that is being deleted is passed over.
+    A snapshot that is being deleted is passed over. A cut in the future, when a clock was wrong, is the oldest.
     """
+    # Imported here: the completion of names needs nothing of it.
+    from cutline.snapshots.listing.listing import is_ahead
+
     newest: FullSnapshot | None = None
     unread: list[str] = []
+    now = utc_now()
+
+    def rank(full: FullSnapshot) -> tuple[bool, bool, datetime]:
+        return not full.only_cut, not is_ahead(cut_time(full), now), cut_time(full)
+
     for name in snapshot_names(store):
         try:
             full = read_full(store, name)
@@ -181,7 +189,7 @@ def find_newest(store: ObjectStore) -> NewestSnapshot:
         except (SnapshotDeletedError, SnapshotMissingError):
             continue
         else:
-            newest = full if newest is None else max(newest, full, key=lambda one: (not one.only_cut, cut_time(one)))
+            newest = full if newest is None else max(newest, full, key=rank)
     return NewestSnapshot(newest, tuple(unread))
 
 

@@ -938,7 +938,7 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a valid snapshot name",
-            hint=f"to name an increment: {point[1]} --increment {point[2]}"
+            hint=f"only keep names increments in this way; restore, drill, check and show take --increment {point[2]}"
             if (point := POINT.fullmatch(name))
             else "use up to 63 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
         )

@@ -518,6 +518,9 @@ class GcReport:
 
 
 RECORD_SECONDS = 30 * 86400.0
+# Of how many of a chain's newest increments the records stay: if several commits at its end are lost, nothing else
+# shows that they existed.
+RECORDED_MIN = 16
 # The age after which objects from a probe are garbage: a probe takes seconds.
 PROBE_SECONDS = 3600.0
 # The age after which signs of life are garbage: a process stores one every few seconds.
@@ -617,8 +620,8 @@ class RecordJudge:
             return GarbageVerdict(GarbageReason.UNCLEAR, f"the outcome of operation {operation} can't be read")
         has_committed = outcome.kind == CREATE and outcome.state == DONE
         if has_committed and not self._is_removed(outcome.snapshot, is_full=outcome.increment == 0):
-            number = outcome.increment
-            if not isinstance(number, int) or not 0 < number < self._newest_increment(outcome.snapshot):
+            number, newest = outcome.increment, self._newest_increment(outcome.snapshot)
+            if not isinstance(number, int) or not 0 < number <= newest - RECORDED_MIN:
                 return GarbageVerdict(GarbageReason.NEEDED)
         checked = () if isinstance(outcome.checked, UnsetType) else outcome.checked
         self._checked.update(point.snapshot for point in checked if not self._is_removed(point.snapshot, is_full=True))

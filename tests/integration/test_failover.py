@@ -470,7 +470,9 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.increment()
     place.stop(STANDBY)
     place.servers.start_node(place.servers.node(PRIMARY))
-    with pytest.raises(NodeUnreachableError, match="it may be the primary before a failover, and s1-b1 can't be"):
+    with pytest.raises(
+        NodeUnreachableError, match="it may be the old primary from before a failover, and s1-b1 can't be"
+    ):
         place.increment()
     place.stop(PRIMARY)
     place.servers.start_node(place.servers.node(STANDBY))

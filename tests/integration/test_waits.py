@@ -250,7 +250,7 @@ def test_a_slot_whose_snapshot_stays_too_large_is_given_up_and_says_why(fleet: F
             future.result(timeout=WAIT_SECONDS_MAX)
     error = raised.value
     assert (error.exit_code, error.slug, error.details["node"]) == (3, "slot-snapshot", "s1")
-    assert "more savepoints and transactions than a snapshot can name" in error.message
+    assert "too many savepoints and transactions for a slot's snapshot" in error.message
     assert f"process {process}" in error.message
     assert "max_prepared_transactions of node s1" in error.hint
     assert f"SELECT pg_terminate_backend({process});" in error.hint

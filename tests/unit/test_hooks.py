@@ -153,7 +153,10 @@ def test_a_hook_without_a_file_for_its_output_is_a_warning(tmp_path: Path, monke
     # Somebody has cleaned up, or the disk is full.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     HookedRun(fleet, "create", None, warned.append).end(CommandFailure(0, "", ""))
-    assert "was not run: there is no file for its output: [Errno 2] No such file or directory" in warned[0]
+    assert (
+        "was not run: no temporary file for its output could be created: [Errno 2] No such file or directory"
+        in warned[0]
+    )
     assert not (tmp_path / "after").exists()
 
 

@@ -120,7 +120,7 @@ def test_a_plain_name_is_used_as_it_is_without_asking_the_store(fleet, monkeypat
     # `keep` names an increment in this way.
     with pytest.raises(UsageError) as raised:
         new_name(fleet, "weekly@12")
-    assert raised.value.hint == "to name an increment: weekly --increment 12"
+    assert raised.value.hint.endswith("restore, drill, check and show take --increment 12")
 
 
 def test_a_new_name_has_the_current_time(fleet) -> None:  # type: ignore[no-untyped-def]

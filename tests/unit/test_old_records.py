@@ -23,7 +23,7 @@ from cutline.snapshots.records.operation_records import (
 )
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.removal import gc
-from cutline.snapshots.removal.gc import GarbageReason, GarbageVerdict, judge_probe
+from cutline.snapshots.removal.gc import RECORDED_MIN, GarbageReason, GarbageVerdict, judge_probe
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore
@@ -43,7 +43,7 @@ def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed(
     committed = made.take_increment("daily").last.operation
     made.take_full("hourly")
     # A later commit names the digest of the one before it.
-    followed = [made.take_increment("hourly").last.operation for _ in range(3)][:2]
+    followed = [made.take_increment("hourly").last.operation for _ in range(RECORDED_MIN + 2)][:2]
     pruned = made.take_full("weekly").full.operation
     pruned_increment = made.take_increment("weekly").last.operation
     made.put_only_full("weekly")
@@ -66,7 +66,8 @@ def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed(
     commits = read_recorded_commits(made.store)["daily"]
     run_gc(made.store)
     assert read_recorded_commits(made.store)["daily"] == commits
-    assert sorted(read_recorded_commits(made.store)["hourly"].values()) == [0, 3]
+    left = sorted(read_recorded_commits(made.store)["hourly"].values())
+    assert left == [0, *range(3, RECORDED_MIN + 3)]
     assert [one.id for one in read_open_intents(made.store)] == [running.id]
     assert made.store.list(f"operations/{restored.id}") == []
 

@@ -1,4 +1,4 @@
-"""The merges, copies and runs of gc of `watch`: when they are due, what becomes of their ends, and when others follow.
+"""The merges, copies and gc runs of `watch`: when they are due, how they are reported, and when they are due again.
 
 Also hooks and hours, as they apply to a watch.
 """
@@ -19,7 +19,7 @@ import pytest
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import intervals_of
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
-from cutline.cli.watch.schedule import BESIDE, TaskKind, hours_texts, next_task
+from cutline.cli.watch.schedule import BESIDE, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task
 from cutline.cli.watch.tasks import Beside, CommandFailedError, result_of
 from cutline.fleet.config import NEVER, HooksTable, Retention, WatchTable
 from cutline.fleet.hours import Hours
@@ -31,6 +31,7 @@ from cutline.snapshots.records.proven_chains import read_full
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, UnreachableError
 from cutline.storage.ids import new_operation_id
+from cutline.storage.store import DeletionRefusedError
 from tests.unit.made_fleets import new_fleet
 from tests.unit.watched import APPEND, NAME, Watched, new_watched
 
@@ -44,7 +45,8 @@ NOT_COPIED = CommandResult(1, {"increments": 4, "bytes": 0, "stores": [{"snapsho
 AWAY = CommandResult(6, {"error": "store-unreachable", "message": "the second store is away", "hint": "try again"})
 COLLECTED = CommandResult(0, {"objects": 3, "bytes": 2 << 20, "unsettled": None, "refused": []})
 NO_GARBAGE = CommandResult(0, {"objects": 0, "bytes": 0, "unsettled": "a node is away", "refused": []})
-LOCKED = {"object": "snapshots/a/base/x", "reason": "it is locked"}
+REFUSED_DELETION = DeletionRefusedError(url="memory://a", key="snapshots/a/base/x", reason="it is locked")
+LOCKED = {"object": "snapshots/a/base/x", "reason": REFUSED_DELETION.message}
 KEPT = CommandResult(3, {"objects": 3, "bytes": 2 << 20, "unsettled": None, "refused": [LOCKED] * 2})
 BUSY = CommandResult(7, {"error": "fleet-busy", "message": "another operation is running", "hint": "wait"})
 
@@ -172,9 +174,12 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
 def test_what_gc_could_not_do_is_a_note(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     let_run(monkeypatch, NO_GARBAGE, KEPT)
     do(watched, TaskKind.GC)
-    assert watched.said[-1] == "note: a node is away"
+    assert watched.said[-1] == "note: gc did not settle earlier operations: a node is away"
     do(watched, TaskKind.GC)
-    refused = "note: the store refuses to delete 2 objects, such as snapshots/a/base/x: it is locked"
+    refused = (
+        "note: gc left 2 objects that the store refuses to delete; the first: store memory://a: object"
+        " snapshots/a/base/x can't be deleted: it is locked"
+    )
     assert watched.said[-2:] == [refused, "gc removed 3 objects, 2.0 MiB"]
     assert watched.notices() == []
 
@@ -219,6 +224,22 @@ def test_what_could_not_be_copied_is_a_finding_that_is_not_repeated_soon(
     assert watched.notices() == [("failed", "copy"), ("recovered", "copy")]
 
 
+def test_a_task_that_fleet_toml_switches_off_does_not_fail_any_more(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_run(monkeypatch, AWAY)
+    do(watched, TaskKind.GC)
+    watcher = watched.watcher
+    watcher.source.fleet = replace(watcher.source.fleet, watch=WatchTable(every=Interval(60), check=NEVER, gc=NEVER))
+    watcher.plan()
+    assert watcher.tasks[TaskKind.GC].problem == ""
+    assert watched.notices() == [("failed", "gc"), ("recovered", "gc")]
+
+
+def test_garbage_is_removed_at_any_hour_and_without_a_snapshot(watched: Watched) -> None:
+    assert TaskKind.GC not in {*HEAVY, *OF_SNAPSHOT}
+
+
 def test_a_copy_without_a_document_has_failed() -> None:
     beside = Beside(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None))
     with pytest.raises(CommandFailedError, match="ended by signal 9"):
@@ -239,12 +260,13 @@ def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> 
     assert abs((done_at - ended_at).total_seconds()) < 60
 
 
-@pytest.mark.parametrize(("code", "counted"), [(0, 1), (3, 1), (6, 0)])
-def test_a_gc_by_anybody_counts_for_the_next_watch(watched: Watched, code: int, counted: int) -> None:
+@pytest.mark.parametrize(
+    ("state", "code", "counted"), [("done", 0, 1), ("done", 3, 1), ("failed", 3, 0), ("failed", 6, 0)]
+)
+def test_a_gc_by_anybody_counts_for_the_next_watch(watched: Watched, state: str, code: int, counted: int) -> None:
     source, ended_at = watched.watcher.source, utc_now()
     command = Command("gc", "", new_operation_id(ended_at))
-    ending = Ending("failed" if code == 6 else "done", code=code)
-    record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
+    record_without_intent(source.open_store(), command, Time.of(ended_at), "", Ending(state, code=code))
     watched.watcher.begin()
     assert (watched.watcher.tasks[TaskKind.GC].done_at is not None) == bool(counted)
 

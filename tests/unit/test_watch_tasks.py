@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cutline.cli.watch.running_command
-from cutline.cli.output.failure import failure_of
+from cutline.cli.output.failure import REFUSED, failure_of
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
 from cutline.cli.watch.tasks import CommandFailedError, prune, verdict_of
@@ -118,7 +118,7 @@ def test_a_prune_says_what_it_gave_up_of_merged_chains(tmp_path: Path, monkeypat
             {"slots_left": ["cutline_x on a-b1"]},
             "slot not dropped, because the node can't be reached: cutline_x on a-b1",
         ),
-        (3, {"refused": [{"object": "snapshots/a/base/x", "why": "it is locked"}]}, "snapshots/a/base/x: it is locked"),
+        (3, {"refused": [{"object": "snapshots/a/base/x", "why": "it is locked"}]}, "it is locked"),
     ],
 )
 def test_a_prune_that_is_unfinished_says_which_removal_and_why(
@@ -132,7 +132,17 @@ def test_a_prune_that_is_unfinished_says_which_removal_and_why(
         document = {"done": [], "given_up": [], "warnings": [], "quota": quota, "bytes_left": 2, part: [one]}
         program = f"import sys; print({json.dumps(json.dumps(document))}); sys.exit({code})"
         monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
-        with pytest.raises(CommandFailedError, match="the removal of a is unfinished") as raised:
+        if code == REFUSED:
+            # The store may refuse for weeks: the next prune is that of the next day.
+            found = prune(source).finding
+            assert found is not None
+            assert (found.code, found.slug) == (REFUSED, "removal-unfinished")
+            assert found.message.startswith("prune could not finish removing a; the first problem: ")
+            assert why in found.message
+            continue
+        with pytest.raises(
+            CommandFailedError, match="prune could not finish removing a; the first problem: "
+        ) as raised:
             prune(source)
         assert raised.value.exit_code == code
         assert why in raised.value.message
@@ -156,10 +166,11 @@ def test_a_prune_that_leaves_more_than_the_quota_is_a_finding(tmp_path: Path, mo
     assert found.finding.message == "the snapshots take 3.0 MiB, 1.0 MiB more than the quota of 2.0 MiB"
     print_done("done", 0, 0)
     assert prune(source).finding is None
-    # An object that the store refuses to delete is a failure, whatever the quota.
+    # What is unfinished is reported first, whatever the quota.
     print_done("unfinished", 1 << 20, 3)
-    with pytest.raises(CommandFailedError):
-        prune(source)
+    unfinished = prune(source).finding
+    assert unfinished is not None
+    assert unfinished.slug == "removal-unfinished"
 
 
 def test_a_command_that_was_started_when_a_signal_came_is_stopped(

@@ -351,7 +351,7 @@ class _Chunk:
             # The primary's marker ends there.
             raise diverged_error(
                 task.node.id,
-                f"it has a record across {task.finish}, where one ends on its primary",
+                f"its WAL has a record that spans {task.finish}, where a record of its primary ends",
                 {"position": str(task.finish)},
             )
         if decoded.through > task.finish:

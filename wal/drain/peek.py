@@ -22,13 +22,14 @@ import adbc_driver_postgresql
 import numpy as np
 import psycopg
 import pyarrow as pa
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import DiagnosticField
 
 from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import (
     SessionState,
     check_server,
@@ -109,8 +110,9 @@ UNLIMITED = f"""
 CASE WHEN pg_catalog.has_parameter_privilege('{LIMIT}', 'SET') THEN pg_catalog.set_config('{LIMIT}', '-1', false) END
 """
 RAISE_LIMIT = (
-    f"raise {LIMIT} on this server, or let Cutline's role do without it, as a superuser: GRANT SET ON PARAMETER {LIMIT}"
-    " TO its role"
+    f"raise {LIMIT} on this server, or let Cutline's role do without it, as a superuser (on the primary, if this is a"
+    f" standby): GRANT SET ON PARAMETER {LIMIT}"
+    " TO {role};"
 )
 CONTINUE, REPEAT = "repeat the command: it continues where the archive ends", "repeat the check"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
@@ -347,7 +349,8 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
         return slot_in_use(node, slot)
     remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")
     if LIMIT in message:
-        remedy = RAISE_LIMIT
+        user = conninfo_to_dict(node.dsn).get("user")
+        remedy = RAISE_LIMIT.format(role=quote_identifier(str(user)) if user else "its role")
     lines = [line for line in message.splitlines() if line.strip()]
     return UnreachableError(
         f"node {node.id}: the server aborted the read of slot {slot}: {lines[0] if lines else 'no reason given'}"

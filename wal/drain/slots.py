@@ -152,7 +152,7 @@ def create_exported_slot(
         # statement_timeout does not apply to replication commands.
         with waiting.running():
             query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
-            row = _repeat_while_too_large(waiting, lambda: connection.execute(sql.SQL(query)).fetchone())
+            row = _repeat_while_too_large(waiting, node, lambda: connection.execute(sql.SQL(query)).fetchone())
         if row is None:
             raise RuntimeError("CREATE_REPLICATION_SLOT returned no row")
         # Any further command on this session would end the exported snapshot.
@@ -164,9 +164,11 @@ def create_exported_slot(
         if waiting.is_too_large:
             raise _too_large_error(waiting, node) from None
         raise wait_error(waiting.what, waiting.notes.waited_seconds, waiting.awaited, node.id) from None
-    except psycopg.errors.SerializationFailure:
+    except psycopg.errors.SerializationFailure as error:
         connection.close()
-        raise _too_large_error(waiting, node) from None
+        raise (
+            _too_large_error(waiting, node) if _is_too_large(error, node) else unreachable_error(node, error)
+        ) from None
     except psycopg.errors.ConfigurationLimitExceeded as error:
         connection.close()
         raise no_free_slot_error(node) from error
@@ -178,14 +180,22 @@ def create_exported_slot(
         raise
 
 
-def _repeat_while_too_large(waiting: _SlotWait, create: Callable[[], Any]) -> Any:
+def _repeat_while_too_large(waiting: _SlotWait, node: Node, create: Callable[[], Any]) -> Any:
     """Return the result of `create`, which is repeated while the snapshot would be too large and there is time."""
     while True:
         try:
             return create()
-        except psycopg.errors.SerializationFailure:
-            if not waiting.goes_on_after_too_large():
+        except psycopg.errors.SerializationFailure as error:
+            if not (_is_too_large(error, node) and waiting.goes_on_after_too_large()):
                 raise
+
+
+def _is_too_large(error: psycopg.errors.SerializationFailure, node: Node) -> bool:
+    """Whether the slot's snapshot would be too large ("initial slot snapshot too large", snapbuild.c).
+
+    On a standby, replay may also have ended the command, because it conflicts with it.
+    """
+    return node.backup_of is None or "snapshot too large" in str(error)
 
 
 def _too_large_error(waiting: _SlotWait, node: Node) -> SlotSnapshotError:

@@ -52,7 +52,7 @@ PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DES
 
 # Why a server can't export a slot's snapshot ("initial slot snapshot too large", snapbuild.c).
 TOO_LARGE = (
-    "more savepoints and transactions than a snapshot can name are unfinished or were rolled back since the oldest"
+    "too many savepoints and transactions for a slot's snapshot are unfinished, or were rolled back since the oldest"
     " running transaction began"
 )
 

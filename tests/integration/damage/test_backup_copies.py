@@ -226,7 +226,7 @@ def test_every_pattern_of_a_group_has_to_match(copied: CopiedChain) -> None:
     with pytest.raises(UsageError) as raised:
         plan_restore(copied.fleet, copied.target, RestoreRequest(NAME, groups=("Public.Item", "public.lo")))
     other_case, partitions, _ = raised.value.hint.splitlines()
-    assert other_case == "with other letters: public.item   case matters"
+    assert other_case == "same name in other case: public.item   (patterns are case-sensitive)"
     assert partitions.endswith("tables that begin with public.lo: public.log")
     alone = plan_restore(copied.fleet, copied.target, replace(request, groups=("public.item", "public.l*")))
     names = {group.name for groups in alone.groups.values() for group in request.tables.of(groups)}

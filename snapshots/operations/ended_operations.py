@@ -1,8 +1,8 @@
 """Operations that have ended, read from their documents in the store: their kinds, and the results of checks.
 
 Every command that needs several ended operations reads them here. The records of full snapshots and of the newest
-increments are kept as long as their snapshot; gc removes the others after 30 days. An unreadable record becomes an Ended with a
-`problem`, and doesn't hide other records.
+increments are kept as long as their snapshot; gc removes the others after 30 days. An unreadable record becomes an
+Ended with a `problem`, and doesn't hide other records.
 
 A check whose credentials permit only reading stores no outcome, so a snapshot without a check here may still have been
 checked. Records that can't be read in two attempts are skipped and listed; `history` shows the reasons.

@@ -29,6 +29,7 @@ from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import FREE_SLOTS
 from cutline.nodes.connections import (
     SessionState,
     check_server,
@@ -101,7 +102,7 @@ def _null_stream() -> int | None:
 
 
 OBJECT_IN_USE, LIMIT_EXCEEDED = "55006", "53400"
-SEE_LOG, NO_SLOT = "see the server's log", "raise max_replication_slots, or drop slots that are no longer used"
+SEE_LOG, NO_SLOT = "see the server's log", FREE_SLOTS
 CONTINUE, REPEAT = "repeat the command: it continues where the archive ends", "repeat the check"
 # Several batches fit into AHEAD_BYTES (message_stream.py).
 BATCH_BYTES = 4 << 20

@@ -271,11 +271,12 @@ class RetentionTable(Record, frozen=True):
 
 
 class GroupsTable(Record, frozen=True):
-    """The `[groups]` table of fleet.toml."""
+    """The `[groups]` table of fleet.toml. `large_objects`: full snapshots copy large objects, too."""
 
     include: tuple[Text, ...] = ("*",)
     exclude: tuple[Text, ...] = ()
     append_only: tuple[Text, ...] = ()
+    large_objects: bool = False
 
 
 class CheckTable(Record, frozen=True):
@@ -764,6 +765,8 @@ class Fleet:
     hooks: HooksTable = field(default_factory=HooksTable)
     metrics: MetricsRules = MetricsRules()
     with_passwords: bool = False
+    # Whether full snapshots copy large objects, unless the command says otherwise.
+    with_large_objects: bool = False
     # Whether a check may pass although a shard has no second copy to compare with.
     allows_one_copy: bool = False
     # A check that rests on earlier checks passes only if they read everything in this time.
@@ -873,6 +876,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         hooks=_hooks(file.hooks),
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,
+        with_large_objects=file.groups.large_objects,
         allows_one_copy="one-copy" in file.check.allow,
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),

@@ -262,6 +262,13 @@ def test_every_mistake_is_named(fleet_file: Path, text: str, message: str) -> No
     assert error.value.hint
 
 
+def test_large_objects_are_copied_if_the_file_says_so(fleet_file: Path) -> None:
+    fleet_file.write_text(HEAD + NODE)
+    assert not load_fleet(fleet_file).with_large_objects
+    fleet_file.write_text(HEAD + NODE + "[groups]\nlarge_objects = true\n")
+    assert load_fleet(fleet_file).with_large_objects
+
+
 def test_what_looks_like_an_escape_of_nul_is_text(fleet_file: Path) -> None:
     """In a comment, a literal string and behind an escaped backslash it is none."""
     exclude = "[groups]  # \\u0000\nexclude = ['a\\x00b', \"a\\\\u0000b\"]\n"

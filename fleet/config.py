@@ -237,6 +237,8 @@ TOML_WORDS = {
     "float": "number",
     "bool": "boolean",
 }
+# Where msgspec found a problem in a table that may occur several times.
+ARRAY_OF_TABLES = re.compile(r"(node|copy|drill\.assertion)\[(\d+)\](?:\.(.*))?")
 # TOML's escapes for the NUL character, which must not occur literally.
 ESCAPED_NUL = re.compile(r"\\(?:u0000|U00000000|x00)")
 Text = Annotated[str, Meta(min_length=1)]
@@ -277,11 +279,12 @@ class RetentionTable(Record, frozen=True):
 
 
 class GroupsTable(Record, frozen=True):
-    """The `[groups]` table of fleet.toml."""
+    """The `[groups]` table of fleet.toml. `large_objects`: full snapshots copy large objects, too."""
 
     include: tuple[Text, ...] = ("*",)
     exclude: tuple[Text, ...] = ()
     append_only: tuple[Text, ...] = ()
+    large_objects: bool = False
 
 
 class CheckTable(Record, frozen=True):
@@ -467,16 +470,39 @@ def toml_hint(error: Exception) -> str:
     # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
         return "name and store must come before the first table; docs/fleet-file.md lists every key"
+    if re.search(r"unknown field `retired`|`retired` is in \[", str(error)):
+        return "retired must come before the first table of the file, such as after name and store"
     return "docs/fleet-file.md lists every key"
 
 
 def toml_problem(error: Exception) -> str:
     """Describe the problem in TOML's terms: msgspec uses JSON's terms, and names keys by JSONPath (`$.node[0].dsn`)."""
-    text = str(error).replace("`$.", "`")
-    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (`.*`))?$", _unknown_key, text)
-    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (`.*`))?$", _missing_key, text)
+    text = re.sub(r"`\$\.([^`]*)`", _place, str(error))
+    text = re.sub(r"^Object contains unknown field (`.*?`)(?: - at (.*))?$", _unknown_key, text)
+    text = re.sub(r"^Object missing required field (`.*?`)(?: - at (.*))?$", _missing_key, text)
     text = re.sub(r"`\w+(?: \| \w+)*`", _toml_types, text)
     return text[:1].lower() + text[1:]
+
+
+def _place(match: re.Match[str]) -> str:
+    """Name a place in the file as its author sees it: `$.node[1].dsn` is `dsn` of the 2nd [[node]]."""
+    place = ARRAY_OF_TABLES.fullmatch(match[1])
+    table, number, key = place.groups() if place else ("", "", match[1])
+    of = f"the {_ordinal(int(number) + 1)} [[{table}]]" if table else ""
+    texts = [_key_text(key)] if key else []
+    return " of ".join([*texts, *([of] if of else [])])
+
+
+def _key_text(key: str) -> str:
+    """Name a key; an item of its list is counted from 1: `include[0]` is item 1 of `include`."""
+    name, *items = re.split(r"\[(\d+)\]", key)
+    numbers = [item for item in items if item]
+    return "".join(f"item {int(number) + 1} of " for number in reversed(numbers)) + f"`{name}`"
+
+
+def _ordinal(number: int) -> str:
+    is_teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def _toml_types(match: re.Match[str]) -> str:
@@ -749,6 +775,8 @@ class Fleet:
     hooks: HooksTable = field(default_factory=HooksTable)
     metrics: MetricsRules = MetricsRules()
     with_passwords: bool = False
+    # Whether full snapshots copy large objects, unless the command says otherwise.
+    with_large_objects: bool = False
     # Whether a check may pass although a shard has no second copy to compare with.
     allows_one_copy: bool = False
     # A check that rests on earlier checks passes only if they read everything in this time.
@@ -824,6 +852,10 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         raise ValueError("`drill.assertion.timeout` is 0: no assertion could finish in time")
     if file.check.reread <= 0:
         raise ValueError("`check.reread` is 0: no check could rest on an earlier check")
+    for table, given in (("spark", file.spark), ("store_options", file.store_options)):
+        # These tables accept any key, and nobody would notice that the shards are not retired.
+        if "retired" in given:
+            raise ValueError(f"`retired` is in [{table}], so it retires no shard")
     missing: list[str] = []
     spark = expand_all("spark", file.spark, missing)
     encryption = FleetEncryption(_key_source(file.encryption), file.name) if file.encryption else None
@@ -856,6 +888,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         hooks=_hooks(file.hooks),
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,
+        with_large_objects=file.groups.large_objects,
         allows_one_copy="one-copy" in file.check.allow,
         reread_seconds=file.check.reread,
         standbys_min=_standbys_min(file.copies.require),

@@ -53,6 +53,7 @@ max_retained_wal = "16GiB"           # WAL that a node may keep for a chain
 include = ["*"]
 exclude = ["scratch.*"]
 append_only = ["public.audit"]       # tables without a replica identity
+large_objects = false                # whether full snapshots contain large objects, too
 
 [check]
 allow = ["one-copy"]                 # what a check may lack and still pass

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 # safe.
 NEXT_COPIES = "take the next increment: it copies the node again"
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
+FREE_SLOTS = "raise max_replication_slots, or drop slots that are no longer used"
 # While a restore swaps databases, a database is renamed or accepts no connections.
 UNFINISHED_RESTORE = (
     "an unfinished restore may have closed the database; to see the commands that finish or undo it, run: snapshot list"

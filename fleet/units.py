@@ -6,6 +6,14 @@ import re
 
 WORD_SECONDS = {"never": 0, "hourly": 3600, "daily": 86400, "weekly": 7 * 86400, "monthly": 30 * 86400}
 UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+# Units that people also write, and the units that they mean: how many of which.
+MEANT_UNITS = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), (1, "s")),
+    **dict.fromkeys(("m", "mins", "minute", "minutes"), (1, "min")),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), (1, "h")),
+    **dict.fromkeys(("day", "days"), (1, "d")),
+    **dict.fromkeys(("w", "week", "weeks"), (7, "d")),
+}
 # Longer durations would exceed Python's range of dates.
 DAYS_MAX = 36_500
 # Below this, a row of 1 MB would take longer than the time limits of some servers and proxies.
@@ -25,7 +33,7 @@ class Duration(float):
             return cls(0)
         match = DURATION.fullmatch(text.strip())
         if match is None or match[2] not in UNIT_SECONDS:
-            raise ValueError(f"{text!r} is not a duration such as 24h, 30min or 7d")
+            raise ValueError(f"{text!r} is not a duration such as 24h, 30min or 7d{_meant_text(match)}")
         if (seconds := float(match[1]) * UNIT_SECONDS[match[2]]) > DAYS_MAX * UNIT_SECONDS["d"]:
             raise ValueError(f"{text!r} is more than {DAYS_MAX:,} days")
         return cls(seconds)
@@ -36,6 +44,16 @@ class Duration(float):
         if not isinstance(value, str):
             raise ValueError('a duration is a string such as "24h"')
         return cls.parse(value)
+
+
+def _meant_text(match: re.Match[str] | None) -> str:
+    """Return which duration was probably meant, for the message; "" if that is not known."""
+    if match is None:
+        return ""
+    # `M` may stand for months.
+    unit = match[2] if match[2] == "M" else match[2].lower()
+    factor, meant = MEANT_UNITS.get(unit, (1, unit))
+    return f": write {float(match[1]) * factor:g}{meant}" if meant in UNIT_SECONDS else ""
 
 
 class Interval(Duration):

@@ -184,7 +184,8 @@ def check_presence(was: Mapping[str, NodeIdentity], fleet: Fleet) -> tuple[Node,
                 continue
             raise BaselineChangedError(
                 f"node {node}: it is a shard of the chain, but not in fleet.toml",
-                hint=f'list it again in fleet.toml; or, if it has left the fleet for good, write: retired = ["{node}"]',
+                hint="list it again in fleet.toml; or, if it has left the fleet for good, write before the file's first"
+                f' table: retired = ["{node}"]',
                 details={"node": node, "property": "presence"},
             )
         if was[node].backup_of != listed[node].backup_of:

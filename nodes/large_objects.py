@@ -40,7 +40,8 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
             role = connection.info.user
             raise LargeObjectsUnreadableError(
                 f"node {node}: role {role} can't read large objects {list_some(map(str, oids), NAMED_MAX)}",
-                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or omit --large-objects',
+                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or leave large objects out:'
+                " --no-large-objects",
                 details={"node": node, "large_objects": oids},
             )
 

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import list_some
+from cutline.fleet.messages import FREE_SLOTS, list_some
 from cutline.nodes.connections import (
     DIRECT,
     DUMP_SETTINGS,
@@ -43,6 +43,14 @@ from cutline.nodes.sessions import Sessions, in_parallel
 
 # A function that opens a session of an additional kind on a node.
 Kind = Callable[[Node], AbstractContextManager[Any]]
+# A function that says how to free a replication slot on a node.
+SlotsRemedy = Callable[[Node, psycopg.Connection[Any]], str]
+
+
+def default_slots_remedy(_node: Node, _connection: psycopg.Connection[Any]) -> str:
+    """Return the remedy if it is not known whose slots these are."""
+    return FREE_SLOTS
+
 
 PROCESS_QUERY = "SELECT pg_postmaster_start_time()::text, current_setting('port')"
 
@@ -157,10 +165,10 @@ SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
 """
 
 
-def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[NodeProblem]:
+def find_node_problems(sessions: Sessions, slots_remedy: SlotsRemedy = default_slots_remedy) -> list[NodeProblem]:
     """Find all problems with the nodes' settings and with our role's privileges on the servers.
 
-    Raises NodeUnfitError for names that can't be converted to UTF-8.
+    Raises NodeUnfitError for names that can't be converted to UTF-8, and the errors of `slots_remedy`.
     """
     check_names(sessions)
     with_standbys = {node.backup_of for node in sessions.nodes}
@@ -169,7 +177,7 @@ def find_node_problems(sessions: Sessions, *, slots_needed: int = 1) -> list[Nod
         problems = list(find_role_problems(node, connection))
         if node.id in with_standbys and connection.info.server_version >= STANDBY_SNAPSHOT_VERSION:
             problems += find_function_problems(node, connection, STANDBY_FUNCTIONS)
-        return [*problems, *_find_setting_problems(node, connection, slots_needed)]
+        return [*problems, *_find_setting_problems(node, connection, slots_remedy)]
 
     problems = list(chain.from_iterable(sessions.ask_nodes(find).values()))
     # Test the other kinds of sessions through a pooler before anything is created on its nodes.
@@ -227,15 +235,15 @@ def _find_unwritable_names(connection: psycopg.Connection[Any]) -> list[str]:
     return sorted({f"{kind} {name.decode('ascii', 'backslashreplace')}" for kind, name in names if name in invalid})
 
 
-def _find_setting_problems(node: Node, connection: psycopg.Connection[Any], slots_needed: int) -> Iterator[NodeProblem]:
+def _find_setting_problems(
+    node: Node, connection: psycopg.Connection[Any], slots_remedy: SlotsRemedy
+) -> Iterator[NodeProblem]:
     slots, senders = connection.execute(SETTINGS_QUERY).fetchone() or (0, 0)
     yield from _find_level_problems(node, connection)
-    if slots < slots_needed:
-        remedy = "raise max_replication_slots, or drop unused slots"
-        yield NodeProblem(node.id, f"{slots} replication slots are free, but {slots_needed} are needed", remedy)
-    if senders < slots_needed:
-        problem = f"{senders} WAL senders are free, but {slots_needed} are needed"
-        yield NodeProblem(node.id, problem, "raise max_wal_senders")
+    if slots < 1:
+        yield NodeProblem(node.id, "no replication slot is free, and one is needed", slots_remedy(node, connection))
+    if senders < 1:
+        yield NodeProblem(node.id, "no WAL sender is free, and one is needed", "raise max_wal_senders")
     if node.backup_of is None:
         return
     (feedback,) = connection.execute("SELECT current_setting('hot_standby_feedback')").fetchone() or ("off",)

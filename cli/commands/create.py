@@ -56,9 +56,12 @@ Wait = Annotated[
     ),
 ]
 LargeObjects = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--large-objects", help="Also copy large objects as they are now. Increments do not include changes to them."
+        "--large-objects/--no-large-objects",
+        help="Also copy large objects as they are now. Increments do not include changes to them. Default: [groups]"
+        " large_objects in fleet.toml, else no.",
+        show_default=False,
     ),
 ]
 OnlyCut = Annotated[bool, typer.Option("--only-cut", help="Record a restore point for physical backups; copy no rows.")]
@@ -93,7 +96,7 @@ def create(
         bool,
         typer.Option("--terminal", help="Leave the fleet read-only until `snapshot resume`, for a move or an upgrade."),
     ] = False,
-    large_objects: LargeObjects = False,
+    large_objects: LargeObjects = None,
     only_cut: OnlyCut = False,
     replaced: Replaced = None,
     comment: Annotated[str, typer.Option(metavar="TEXT", help="A comment, shown by list and show.")] = "",
@@ -113,12 +116,14 @@ def create(
         wait,
         comment,
         terminal,
-        large_objects,
+        bool(large_objects),
         only_cut,
         tuple(dict.fromkeys(replaced or ())),
     )
     check_request(request, incremental=incremental)
     fleet = command_context(context).load_fleet()
+    if large_objects is None and not (incremental or only_cut):
+        request = replace(request, large_objects=fleet.with_large_objects)
     with leaving_metrics(context, fleet, "create", metrics, is_dry=dry_run):
         choose = newest_name if incremental else new_name if only_cut else full_name
         request = replace(request, name=choose(fleet, name))

@@ -46,6 +46,9 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
         "restored as CREATE EXTENSION creates them",
     ),
 }
+LARGE_OBJECTS_REMEDY = (
+    "a full snapshot includes them with --large-objects, or with large_objects = true under [groups] in fleet.toml"
+)
 REMEDY = "after ALTER TABLE … REPLICA IDENTITY FULL, the next increment copies the table again and captures all changes"
 # Items that are restored but may differ from the source.
 WARNINGS: Mapping[LeftOutKind, str] = {
@@ -129,7 +132,8 @@ def _names(kind: LeftOutKind, found: list[LeftOut]) -> list[str]:
 def _line(kind: LeftOutKind, found: list[LeftOut]) -> str:
     text = KINDS[kind]
     names = _shorten(_names(kind, found))
-    return f"not in the snapshot: {_quantity(kind, text, found)} ({text.outcome}): {names}"
+    remedy = f"; {LARGE_OBJECTS_REMEDY}" if kind is LeftOutKind.LARGE_OBJECTS else ""
+    return f"not in the snapshot: {_quantity(kind, text, found)} ({text.outcome}): {names}{remedy}"
 
 
 def _quantity(kind: LeftOutKind, text: KindText, found: list[LeftOut]) -> str:

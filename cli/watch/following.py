@@ -218,7 +218,8 @@ class Following:
         if others and others != self._others:
             self.log(
                 f"nodes also retain WAL for snapshots that get no increments from this watch: {', '.join(others)}",
-                hint=f"delete those that you don't need: snapshot delete {others[0]}",
+                hint=f"to end the chain of one that needs no more increments, and keep its restore points:"
+                f" snapshot end {others[0]}; or, if nobody needs these either: snapshot delete {others[0]}",
             )
         self._others = others
 

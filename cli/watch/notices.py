@@ -6,6 +6,7 @@ A watch records its notices for its successor: in its heartbeats, in case it is 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,19 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
 
 EVENT_SCHEMA = "cutline/watch-event/1"
+# The ends of hints for somebody who runs a command by hand. `: it …` says what the repetition does; any other text
+# after the colon is a statement that is to be run before.
+REPEAT = re.compile(r"(^|[,;] then )repeat the command(: it [^;\n]*|(?!:))", re.MULTILINE)
+BY_ITSELF = "the watch tries again by itself"
+
+
+def hint_in_watch(hint: str, fleet_file: str | None) -> str:
+    """Return a command's hint as the hint of a watch, which repeats its tasks by itself.
+
+    The given fleet file is added to the commands in the hint.
+    """
+    hint = REPEAT.sub(lambda found: ("; " if found[1] else "") + BY_ITSELF, hint)
+    return name_fleet(hint, fleet_file, is_hint=True)
 
 
 def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str = "", **details: object) -> None:
@@ -36,7 +50,7 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
 
     The given fleet file is added to the commands in the hint.
     """
-    hint = name_fleet(hint, fleet_file, is_hint=True)
+    hint = hint_in_watch(hint, fleet_file)
     at = Time.of(utc_now())
     if json_lines:
         line = json.dumps({"schema": EVENT_SCHEMA, "at": at, "text": text, "hint": hint, **details})
@@ -151,6 +165,8 @@ class Notices:
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Send a notice that a task has `failed` or `recovered`."""
         fleet = self.source.fleet
+        # Who reads the notice is in another folder, with another environment.
+        failure = replace(failure, hint=hint_in_watch(failure.hint, str(self.source.path.absolute())))
         problem = notify(fleet.notify, event_of(event, fleet.name, snapshot, task, failure))
         if problem:
             self.log(problem, hint="run it by hand, with the event on stdin")

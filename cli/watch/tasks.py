@@ -10,10 +10,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from msgspec import convert
+
 from cutline.check.report import EXIT_CODES
 from cutline.cli.output import commit_document
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
 from cutline.cli.output.hooks import HookedRun, between_hooks
+from cutline.cli.output.left_out import left_out_lines
+from cutline.cli.output.results import WARNING
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
@@ -22,6 +26,7 @@ from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind, clock_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
+from cutline.nodes.left_out import LeftOut
 from cutline.restore.drill import drill
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
@@ -143,7 +148,8 @@ def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
         name = new_name(source.fleet, source.rules.name)
         document = _run(source, ["create", name])
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
-    return TaskResult(text, (*notes, *document["warnings"]))
+    left_out = left_out_lines(convert(document["left_out"], list[LeftOut]))
+    return TaskResult(text, (*notes, *document["warnings"], *(line.removeprefix(WARNING) for line in left_out)))
 
 
 def is_refused(error: BaseException) -> bool:

@@ -20,11 +20,12 @@ from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.absent_copies import leave_out_crowded, note_left_out, standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
+from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.operations.open_operations import document_names, resumable_creates
 from cutline.snapshots.operations.operation import Operation, OutcomeDetails, exclusive, new_operation
 from cutline.snapshots.operations.settling import note_restores, settle_operations
 from cutline.snapshots.operations.signs import clear_signs
-from cutline.snapshots.operations.slot_guard import guard_nodes
+from cutline.snapshots.operations.slot_guard import guard_nodes, note_older_chains
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import FullSnapshot, Increment
 from cutline.snapshots.records.operation_records import Intent
@@ -110,6 +111,18 @@ class CreateContext:
         return ExecutorNeeds(self.fleet.store, nodes, writes=True, wait_seconds=wait)
 
 
+def not_ended_by_watch(fleet: Fleet, name: str, snapshots: Iterable[str]) -> list[str]:
+    """Return the snapshots whose chains no watch ends because of the new snapshot `name`, and not that itself.
+
+    A watch ends the older chains of its own template (cli/watch/following.py).
+    """
+    others = [one for one in snapshots if one != name]
+    if fleet.watch is None:
+        return others
+    template = read_template(fleet.watch.name)
+    return [one for one in others if not (template.values_in(name) and template.values_in(one))]
+
+
 @dataclass(frozen=True, slots=True)
 class ResumedFull:
     """An interrupted full snapshot that is resumed: its intent, what it has copied, and this resumption's number.
@@ -148,7 +161,9 @@ def begin_full(
         note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name)
-        guard_nodes(store, sessions, progress, operations)
+        staying = guard_nodes(store, sessions, progress, operations)
+        if not request.only_cut:
+            note_older_chains(store, not_ended_by_watch(sessions.fleet, request.name, staying), progress)
         before = frozenset(sessions.absent)
         leave_out_crowded(sessions)
         note_left_out(sessions, before, progress)

@@ -45,6 +45,7 @@ from cutline.snapshots.ddl.table_changes import (
 )
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.operations.open_operations import read_recorded_commits
+from cutline.snapshots.operations.slot_guard import how_to_free_slots
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject
 from cutline.snapshots.records.merge_records import first_increment
@@ -183,7 +184,9 @@ def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
         nodes = [node for node in concerned if (node.backup_of is not None) == is_standby]
         for node, is_lacking in zip(nodes, in_parallel(lacks, nodes), strict=True):
             if is_lacking:
-                leave_out(sessions, node, no_free_slot_error(node), has_ended=node.id in to_renew)
+                connection, chain = sessions.connections[node.id], continuable.state.chain
+                remedy = how_to_free_slots(sessions.fleet.store.open(), node, connection, chain)
+                leave_out(sessions, node, no_free_slot_error(node, remedy), has_ended=node.id in to_renew)
 
 
 def _check_published(sessions: Sessions, fleet_id: str, to_renew: Container[str]) -> None:

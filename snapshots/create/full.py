@@ -90,7 +90,7 @@ from cutline.snapshots.operations.operation import (
     commit_operation,
     record_operation,
 )
-from cutline.snapshots.operations.slot_guard import preview_guard
+from cutline.snapshots.operations.slot_guard import how_to_free_slots, preview_guard
 from cutline.snapshots.records.commit import (
     Commit,
     FullSnapshot,
@@ -184,7 +184,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         raise commit_missing_error(request.name, 0)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
     refuse_unfit(
-        find_node_problems(sessions)
+        find_node_problems(sessions, partial(how_to_free_slots, store))
         + find_fillings(sessions)
         + find_table_problems(sessions, selection.rules, identity.fleet_id)
     )

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
-from cutline.snapshots.operations.slot_guard import KeptChain, note_unknown_slots, read_kept_chains
+from cutline.snapshots.operations.slot_guard import KeptChain, how_to_free_slots, note_unknown_slots, read_kept_chains
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.proven_chains import read_continued, snapshot_names
 from cutline.snapshots.records.store_identity import (
@@ -226,7 +227,8 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
     # Imported here because it imports Arrow: unreachable nodes have been reported by now.
     from cutline.wal.drain.peek import open_reader
 
-    problems = find_node_problems(sessions) + find_table_problems(sessions, rules, fleet_id)
+    slots_remedy = partial(how_to_free_slots, sessions.fleet.store.open())
+    problems = find_node_problems(sessions, slots_remedy) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
 
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import structs
 
@@ -29,7 +30,7 @@ from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.committing import check_stored
 from cutline.snapshots.operations.majority import read_recorded_servers
 from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
-from cutline.snapshots.operations.slot_guard import preview_guard
+from cutline.snapshots.operations.slot_guard import how_to_free_slots, preview_guard
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import check_name, free_turn
 from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
@@ -84,7 +85,7 @@ def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: Objec
     check_takes_snapshots(identity, store)
     check_not_deleted(store, request.name)
     free_turn(store, request.name, 0)
-    refuse_unfit(find_node_problems(sessions))
+    refuse_unfit(find_node_problems(sessions, partial(how_to_free_slots, store)))
     _, of_inserts = publication_names(identity.fleet_id)
     sessions.ask_named_primaries(lambda node, connection: check_exists(connection, node.id, of_inserts))
     return RestorePointPlan(tuple(node.id for node in sessions.nodes), identity.fleet_id)

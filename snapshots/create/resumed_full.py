@@ -246,7 +246,7 @@ def _check_options(
     """Raise UsageError unless the command has the options of the interrupted command."""
     other = ""
     if request.terminal or request.large_objects:
-        other = "--terminal and --large-objects"
+        other = "--terminal or large objects (--large-objects, or large_objects under [groups] in fleet.toml)"
     elif base.rules != selection.rules:
         other = "other tables, in [groups] of fleet.toml or by --group and --exclude-group"
     elif base.global_id != sessions.fleet.global_id:

@@ -14,13 +14,17 @@ continued, and no record of the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
 
+import psycopg
 from msgspec import UNSET
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some, name_nodes
+from cutline.fleet.messages import FREE_SLOTS, NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.sessions import Sessions
@@ -30,10 +34,17 @@ from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
-from cutline.snapshots.records.proven_chains import increment_numbers, listed_numbers
+from cutline.snapshots.records.proven_chains import (
+    commit_key,
+    cut_time,
+    increment_numbers,
+    listed_numbers,
+    read_newest_part,
+)
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.records.unfinished_records import read_unfinished_base
+from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, read_retained
 from cutline.wal.drain.slots import COPY_SUFFIX, copy_slot_name, drop_slots, slot_name
@@ -116,13 +127,16 @@ def guard_nodes(
     progress: Progress,
     operations: Iterable[str] | None = None,
     continued: str | None = None,
-) -> None:
+) -> list[str]:
     """Warn of every chain past half of a node's limit, and give up chains past the limit, except for `continued`.
 
     Also drops the slots of chains that have failed, were removed or are lost, and those for copying tables whose
     operations have ended: a standby that was away then may still have one. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
+
+    Returns the snapshots whose chains still have slots, sorted; one that is not finished may be among them.
     """
+    staying: list[str] = []
     for kept in read_kept_chains(store, sessions, progress, operations):
         if kept.is_failed:
             progress.note(News(f"operation {kept.chain} has failed but still has slots"))
@@ -142,6 +156,7 @@ def guard_nodes(
             for node in nodes:
                 progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
             _drop_kept_slots(kept, nodes, progress)
+            staying += [kept.snapshot] if kept.snapshot else []
         elif kept.worst.is_past_limit:
             if kept.snapshot:
                 lost = _lost_chain(store, kept, kept.snapshot)
@@ -150,8 +165,76 @@ def guard_nodes(
             else:
                 progress.note(over_limit_text(kept))
             _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        elif kept.worst.is_past_half:
-            progress.note(warning_text(kept))
+        else:
+            if kept.worst.is_past_half:
+                progress.note(warning_text(kept))
+            staying += [kept.snapshot] if kept.snapshot else []
+    return sorted(staying)
+
+
+def note_older_chains(store: ObjectStore, snapshots: Iterable[str], progress: Progress) -> None:
+    """Note the `snapshots` with slots that a new full snapshot does not end, and how to end them."""
+    if others := [name for name in snapshots if store.exists(commit_key(name, 0))]:
+        progress.note(
+            News(
+                f"nodes also keep WAL and a slot for each of these snapshots: {list_some(others, NODES_NAMED_MAX)}; to"
+                f" end the chain of one that needs no more increments, and keep its restore points: snapshot end"
+                f" {others[0]}"
+            )
+        )
+
+
+def how_to_free_slots(
+    store: ObjectStore, node: Node, connection: psycopg.Connection[Any], continued: str | None = None
+) -> str:
+    """Return the hint for a server whose slots are all in use: which snapshots they belong to, and how to end these.
+
+    The chain with the newest restore point, and the chain `continued`, are not to be ended. Says nothing about slots
+    of other databases of the server, and of other programs. Raises NodeUnreachableError.
+    """
+    chains, loose, unfinished = list[str](), list[str](), list[str]()
+    # The hint is for an error that matters more than one that the store may have.
+    with suppress(SnapshotError):
+        owners = read_slot_owners(store)
+        for retained in read_retained(node, connection):
+            owner = owners.owner_of(retained.slot)
+            kept = find_kept_chain(store, KeptChain(retained.slot, (retained,)), owner)
+            if kept.chain == continued and continued:
+                continue
+            if kept.snapshot and store.exists(commit_key(kept.snapshot, 0)):
+                chains.append(kept.snapshot)
+            elif owner is not None and (kept.snapshot or kept.unfinished):
+                unfinished.append(owner.id)
+            elif not kept.chain or kept.is_failed or kept.removal_text or kept.is_ended_copy:
+                loose.append(retained.slot)
+    return free_slots_text(sorted(chains, key=lambda name: _newest_cut(store, name)), unfinished, loose, continued)
+
+
+def free_slots_text(
+    chains: Sequence[str], unfinished: Iterable[str], loose: Iterable[str], continued: str | None = None
+) -> str:
+    """Return the hint about `chains`, oldest restore point first, `unfinished` creates, and slots without a chain."""
+    texts = [FREE_SLOTS]
+    if chains:
+        texts = [
+            "raise max_replication_slots, or end chains that nobody continues; these snapshots have slots there, the"
+            f" newest restore point last: {list_some(chains, NODES_NAMED_MAX)}"
+        ]
+    # A command that continues no chain needs at least one to be left.
+    if ended := chains if continued else chains[:-1]:
+        commands = "; ".join(f"snapshot end {name}" for name in ended[:NODES_NAMED_MAX])
+        texts.append(f"to end those that get no more increments, and keep their restore points: {commands}")
+    texts += [f"to give up a full snapshot that was interrupted: snapshot cancel {one}" for one in unfinished]
+    texts += [f"if nobody needs it: SELECT pg_drop_replication_slot('{slot}')" for slot in loose]
+    return "; ".join(texts)
+
+
+def _newest_cut(store: ObjectStore, snapshot: str) -> datetime:
+    """Return when the newest restore point was made; that of a damaged snapshot counts as the oldest."""
+    try:
+        return cut_time(read_newest_part(store, snapshot).last)
+    except SnapshotError:
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:

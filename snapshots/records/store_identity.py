@@ -123,8 +123,8 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
         raise _not_initialised_error(store) from error
     if identity.name != fleet.name:
         raise StoreOfAnotherFleetError(
-            f"store {store.url} belongs to fleet {identity.name!r}, but fleet.toml describes fleet {fleet.name!r}",
-            hint="use one store per fleet, or correct name or store in fleet.toml",
+            f"store {store.url} belongs to fleet {identity.name!r}, but {fleet.path} describes fleet {fleet.name!r}",
+            hint="use one store per fleet, or correct name or store in that file",
             details={"store": store.url},
         )
     return identity

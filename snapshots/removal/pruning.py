@@ -27,7 +27,7 @@ from cutline.snapshots.records.operation_records import DELETE, PRUNE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
 from cutline.snapshots.records.repair_records import read_repairs
-from cutline.snapshots.records.store_identity import read_identity
+from cutline.snapshots.records.store_identity import is_copy, read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
 from cutline.snapshots.removal.deletion import (
     ChainSlots,
@@ -91,7 +91,8 @@ class PrunePlan:
     maps names to the snapshots as input to the rules. `kept_instead` are the snapshots that would lose something if
     checks had found no conflicts in newer snapshots. `unread` are operations that may be checks, but whose outcome
     can't be read or has an end time in the future. `ahead` are the snapshots with a cut in the future. `damaged_merges`
-    says why chains can't begin at a merge. `used_bytes` is the size of all objects of snapshots before the removals.
+    says why chains can't begin at a merge. `unreduced` are the chains for which nodes keep WAL although only their
+    beginning is wanted. `used_bytes` is the size of all objects of snapshots before the removals.
     """
 
     rules: Retention
@@ -106,6 +107,7 @@ class PrunePlan:
     ahead: tuple[str, ...] = ()
     drops: tuple[DropPlan, ...] = ()
     damaged_merges: Mapping[str, str] = field(default_factory=dict)
+    unreduced: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -145,7 +147,10 @@ class PrunePlan:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings that conflicts or wrong clocks changed the plan, or that unreadable records may make it wrong."""
+        """Warnings that conflicts or wrong clocks changed the plan, or that unreadable records may make it wrong.
+
+        A chain that the rules would end, but that prune can't reduce, is among them.
+        """
         warnings: list[str] = []
         restorable = [verdict.name for verdict in self.verdicts if self.held[verdict.name].is_restorable]
         conflicts = [name for name in restorable if self.held[name].has_conflicts]
@@ -170,6 +175,12 @@ class PrunePlan:
             f"nothing of {name} is given up, because the chain can't begin at its merge: {lack}; see: snapshot check"
             f" {name}"
             for name, lack in self.damaged_merges.items()
+        ]
+        warnings += [
+            f"nodes keep WAL for {name}, of which the rules want only the beginning: the full snapshot of this"
+            " merged chain was given up, so prune can't reduce the chain to it; to end the chain and keep its restore"
+            f" points: snapshot end {name}"
+            for name in self.unreduced
         ]
         if self.ahead:
             warnings.append(
@@ -280,6 +291,8 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         ahead=tuple(name for name, one in judged.held.items() if one.is_whole and one.is_ahead(judged.now)),
         drops=drops,
         damaged_merges=judged.damaged_merges,
+        # No node keeps WAL for a copy of a store.
+        unreduced=() if is_copy(store) else tuple(verdict.name for verdict in verdicts if verdict.is_unreduced),
     )
 
 

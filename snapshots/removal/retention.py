@@ -129,7 +129,8 @@ class RetentionVerdict:
     """The fate of a snapshot, and why: the rules that keep it, or the fact that none does. `points` are in order.
 
     `begins` is the merge at which a chain that is kept will begin, because no restore point before it is wanted; None
-    if nothing is given up.
+    if nothing is given up. `is_unreduced`: only the beginning of the chain is wanted, but its full snapshot was
+    given up, so that it can't be reduced to that: it is kept whole, and nodes keep WAL for it.
     """
 
     name: str
@@ -137,6 +138,7 @@ class RetentionVerdict:
     why: tuple[str, ...]
     points: tuple[PointVerdict, ...] = ()
     begins: int | None = None
+    is_unreduced: bool = False
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -329,7 +331,8 @@ def _verdict(
         return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"{removed}: no rule keeps them"), points)
     begins = None if one.has_conflicts else _begin_of(one, min(kept))
     points = _points(one, kept, whole=True, begins=begins)
-    return RetentionVerdict(one.name, RetentionFate.KEEP, tuple(why), points, begins)
+    is_unreduced = one.first == max(kept) > 0 and one.is_continuable and not is_continued
+    return RetentionVerdict(one.name, RetentionFate.KEEP, tuple(why), points, begins, is_unreduced)
 
 
 def _begin_of(one: HeldSnapshot, wanted: int) -> int | None:

@@ -15,8 +15,10 @@ from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
 from cutline.nodes.left_out import LeftOutKind
+from cutline.nodes.problems import NodeUnfitError
 from cutline.snapshots.create.absent_copies import ENDED
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.records.commit import Increment
 from cutline.wal.drain.slots import NoFreeSlotError, drop_slot
@@ -93,7 +95,10 @@ def test_without_a_free_slot_a_copy_of_tables_is_refused_and_the_chain_stays(run
             increment(runs, watching)
         assert (raised.value.exit_code, raised.value.slug) == (3, "no-free-slot")
         assert f"node {SHARD}: " in raised.value.message
-        assert "max_replication_slots" in raised.value.hint
+        # The only chain there is the one that goes on.
+        assert raised.value.hint == (
+            "raise max_replication_slots, or drop slots that are no longer used; then repeat the command"
+        )
         points = {reached.point for reached in watching.reached_points}
         assert (CrashPoint.CHECKED in points) == is_late
         assert slots_of(node.dsn) == before
@@ -142,3 +147,25 @@ def test_a_standby_without_a_free_slot_in_place_of_a_lost_one_is_left_out(runs: 
         assert [out for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY] == [absent]
 
     assert increment(runs, Watching()).renewed.keys() == {STANDBY}
+
+
+def test_without_a_free_slot_the_chains_that_can_be_ended_are_named(runs: Runs) -> None:
+    """Not the one with the newest restore point. A new full snapshot says before that which others keep their slots."""
+    execute(runs, "DROP TABLE copied_again")
+    watching = Watching()
+    create_full(runs.fleet, CreateRequest("weekly"), runs.spark, watching)
+    (note,) = [note for note in watching.notes if "snapshot end" in note]
+    assert "for each of these snapshots: daily;" in note
+    assert note.endswith("restore points: snapshot end daily")
+    node = runs.fleet.node(SHARD)
+    with freeing_slots(node):
+        fill_slots(node)
+        with pytest.raises(NodeUnfitError) as raised:
+            preview_full(runs.fleet, CreateRequest("third"), Watching())
+        assert raised.value.message == f"node {SHARD}: no replication slot is free, and one is needed"
+        assert "newest restore point last: daily, weekly;" in raised.value.hint
+        assert raised.value.hint.endswith("restore points: snapshot end daily")
+        increment(runs, Watching())
+        with pytest.raises(NodeUnfitError) as raised:
+            preview_full(runs.fleet, CreateRequest("third"), Watching())
+        assert raised.value.hint.endswith("restore points: snapshot end weekly")

@@ -128,6 +128,26 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
     assert_damage_is_found(runs)
 
 
+def test_the_fleet_file_says_whether_full_snapshots_have_large_objects_and_an_option_overrides_it(runs: Runs) -> None:
+    path = runs.fleet.path
+
+    def planned(*options: str) -> str:
+        code, document = run_here(runs.fleet, "create", NAME, "--dry-run", *options)
+        assert code == 0
+        (kind,) = {out["kind"] for out in document["left_out"]} & {"large_objects", "large_objects_of_full"}
+        return str(kind)
+
+    assert planned() == "large_objects"
+    assert planned("--large-objects") == "large_objects_of_full"
+    path.write_text(f"{path.read_text()}\n[groups]\nlarge_objects = true\n")
+    assert planned() == "large_objects_of_full"
+    assert planned("--no-large-objects") == "large_objects"
+    # An increment follows none, whatever the file says.
+    runs.full(NAME)
+    code, _ = run_here(runs.fleet, "create", NAME, "--incremental", "--dry-run")
+    assert code == 0
+
+
 def assert_a_repeated_task_loads_nothing_twice(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark may repeat any task, even one that has completed its work."""
     import cutline.restore.rows.large_objects

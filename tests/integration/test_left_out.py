@@ -16,6 +16,7 @@ import pytest
 
 from cutline.cli.commands.check import lines_of as check_lines
 from cutline.cli.commands.create import lines_of as create_lines
+from cutline.cli.output.left_out import LARGE_OBJECTS_REMEDY
 from cutline.cli.output.restore_report import lines_of as restore_lines
 from cutline.nodes.connections import with_database
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -191,7 +192,7 @@ def assert_every_line(lines: list[str]) -> None:
     for kind, name in EXPECTED - {("large_objects", "pg_largeobject"), ("temporary_tables", "pg_temp")}:
         assert any(name in line for line in shown), (kind, name)
     assert "not in the snapshot: 1 temporary table (session-local, not restored): 1 on s1" in shown
-    assert "not in the snapshot: 2 large objects (not restored): 2 on s1" in shown
+    assert f"not in the snapshot: 2 large objects (not restored): 2 on s1; {LARGE_OBJECTS_REMEDY}" in shown
     sequences = "public.cache_id_seq on s1; public.ticket on s1"
     assert f"not in the snapshot: 2 unlogged sequences (restart at their initial value): {sequences}" in shown
     assert WARNING in shown

@@ -273,7 +273,7 @@ def test_a_privilege_that_is_taken_away_meanwhile_is_no_bug(
     (node, *_) = shop.primaries
     execute(node.dsn, "REVOKE EXECUTE ON FUNCTION pg_lock_status() FROM PUBLIC")
     try:
-        monkeypatch.setattr("cutline.snapshots.create.initialise.find_node_problems", lambda _: [])
+        monkeypatch.setattr("cutline.snapshots.create.initialise.find_node_problems", lambda *_: [])
         refused = f"node {node.id} rejected .*: permission denied for function pg_lock_status"
         with pytest.raises(NodeUnfitError, match=refused) as raised:
             initialise(backup, Silent())

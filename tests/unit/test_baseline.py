@@ -125,6 +125,12 @@ def test_a_shard_may_be_added_and_retired() -> None:
     assert check_presence(WITH_STANDBY, dataclasses.replace(fleet(B), retired=("a",))) == (B,)
 
 
+def test_a_missing_shard_is_answered_with_the_line_that_retires_it_and_its_place() -> None:
+    with pytest.raises(BaselineChangedError) as raised:
+        check_presence(WAS, fleet(B))
+    assert raised.value.hint.endswith('write before the file\'s first table: retired = ["a"]')
+
+
 def test_standbys_may_be_added_and_removed() -> None:
     assert check_presence(WAS, fleet(A, STANDBY, B)) == (A, B)
     assert check_presence(WITH_STANDBY, fleet(A, B, STANDBY, Node("b-b1", "v", "b"))) == (A, B, STANDBY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -189,6 +190,7 @@ def test_operations_in_the_store_of_another_fleet_are_left_alone() -> None:
     one = begun(store, now=datetime.now(UTC))
     found = read_under_way(store)
     ensure_identity(store, replace(FLEET, name="another"))
-    with pytest.raises(StoreOfAnotherFleetError):
-        cancel_operations(fleet_of(store), found, 0.0, Silent())
+    mine = replace(fleet_of(store), path=Path("/etc/cutline/mine.toml"))
+    with pytest.raises(StoreOfAnotherFleetError, match=r"but /etc/cutline/mine\.toml describes fleet"):
+        cancel_operations(mine, found, 0.0, Silent())
     assert read_cancel_request(store, one.id, 1) is None

@@ -180,7 +180,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + '[cut]\nglobal = "xa"\n' + NODE, "unknown key `global` in `cut`"),
     (HEAD + "[wal]\nbytes = 1\n" + NODE, "unknown key `bytes` in `wal`"),
     (HEAD + "[groups]\nonly = []\n" + NODE, "unknown key `only` in `groups`"),
-    (HEAD + NODE + 'host = "x"\n', "unknown key `host` in `node[0]`"),
+    (HEAD + NODE + 'host = "x"\n', "unknown key `host` in the 1st [[node]]"),
     (HEAD + 'cut = "xa"\n' + NODE, "expected table, got text - at `cut`"),
     (HEAD + '[store_options]\nkey = "${NOT_SET_ANYWHERE}"\n' + NODE, "store_options.key uses ${NOT_SET_ANYWHERE}"),
     (HEAD + NODE.replace("dbname=a", "password=${NOT_SET_ANYWHERE}"), "node a: dsn uses ${NOT_SET_ANYWHERE}"),
@@ -196,9 +196,14 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + NODE + 'known_as = ["a-b"]\n' + BACKUP, "node a: known_as contains a-b, which also names node a-b"),
     (HEAD + NODE + 'known_as = ["x"]\n' + NODE.replace('"a"', '"b"').replace("dbname=a", "dbname=b") +
      'known_as = ["x"]\n', "node b: known_as contains x, which also names node a"),
-    (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `node[0].id`"),
-    (HEAD + '[[node]]\nid = "a"\n', "`node[0]` lacks the key `dsn`"),
-    (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "expected text, got integer - at `node[0].dsn`"),
+    (HEAD + '[[node]]\nid = "a b"\ndsn = "x"\n', "at `id` of the 1st [[node]]"),
+    (HEAD + '[[node]]\nid = "a"\n', "the 1st [[node]] lacks the key `dsn`"),
+    (HEAD + NODE + '[[node]]\ndsn = "x"\n', "the 2nd [[node]] lacks the key `id`"),
+    (HEAD + NODE * 12 + "[[node]]\n", "the 13th [[node]] lacks the key `id`"),
+    (HEAD + NODE + "known_as = ['x', 1]\n", "got integer - at item 2 of `known_as` of the 1st [[node]]"),
+    (HEAD + "[[copy]]\nto = 1\n" + NODE, "got integer - at `to` of the 1st [[copy]]"),
+    (HEAD + NODE + "[watch]\nevery = '1m'\n", "'1m' is not a duration such as 24h, 30min or 7d: write 1min"),
+    (HEAD + '[[node]]\nid = "a"\ndsn = 5\n', "expected text, got integer - at `dsn` of the 1st [[node]]"),
     (HEAD + '[cut]\nglobal_id = "("\n' + NODE, "cut.global_id must be exact, xa, citus or a valid regex"),
     (HEAD + '[cut]\nglobal_id = "(.*)"\n' + NODE, "has no group named global"),
     (HEAD + "[wal]\nmax_retained_wal = 0\n" + NODE, "a size must be positive - at `wal.max_retained_wal`"),
@@ -208,7 +213,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
      "'16 barrels' is not a size such as 16GiB or 500MB - at `wal.max_retained_wal`"),
     (HEAD + "[wal]\nmax_retained_wal = '-1GiB'\n" + NODE, "is not a size such as 16GiB"),
     (HEAD + NODE + "max_retained_wal = '16'\n",
-     "'16' is not a size such as 16GiB or 500MB - at `node[0].max_retained_wal`"),
+     "'16' is not a size such as 16GiB or 500MB - at `max_retained_wal` of the 1st [[node]]"),
     (HEAD + "[spark]\nmaster = 'sc://h'\n" + NODE, "`spark.master` is a Spark Connect server"),
     (HEAD + "[spark]\n'submit.deployMode' = 'cluster'\n" + NODE, "`spark.submit.deployMode` must be client"),
     (HEAD + "[spark]\n'api.mode' = 'connect'\n" + NODE, "`spark.api.mode` selects Spark Connect"),
@@ -217,7 +222,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[spark]\n'jars.packages' = ['a:b:1', 'c:d:2']\n" + NODE, "`spark.jars.packages` is a list"),
     (HEAD + "[spark]\nremote = 'sc://h'\n" + NODE, "`spark.remote` selects Spark Connect"),
     (HEAD + "[spark]\nmaster = 'k8s://https://h'\n" + NODE, "`spark.kubernetes.container.image` is missing"),
-    (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `node[0].connections_max`"),
+    (HEAD + NODE + "connections_max = 5\n", "expected integer >= 6 - at `connections_max` of the 1st [[node]]"),
     (HEAD + "[wal]\nretained_bytes_max = 1\n" + NODE, "unknown key `retained_bytes_max` in `wal`"),
     (HEAD + "[metrics]\nfile = 'cutline.prom'\n" + NODE, "`metrics.file` is not an absolute path"),
     (HEAD + "[metrics]\nfile = '~no-such-user/m'\n" + NODE, "`metrics.file`: its ~ names a user without a home folder"),
@@ -246,7 +251,7 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     (HEAD + "[retention]\ngc_grace = '1 year'\n" + NODE,
      "'1 year' is not a duration such as 24h, 30min or 7d - at `retention.gc_grace`"),
     (HEAD + '[groups]\nexclude = "a.b"\n' + NODE, "expected list, got text - at `groups.exclude`"),
-    (HEAD + "[groups]\ninclude = [1]\n" + NODE, "expected text, got integer - at `groups.include[0]`"),
+    (HEAD + "[groups]\ninclude = [1]\n" + NODE, "expected text, got integer - at item 1 of `groups.include`"),
     (HEAD + '[encryption]\nkey_command = "cat key"\n' + NODE, "expected list, got text - at `encryption.key_command`"),
     (HEAD + "[spark]\nmaster = 4\n" + NODE, "`spark.master` must be a non-empty string"),
     (HEAD + "[spark]\nmaster = 'local[0]'\n" + NODE, "`spark.master` is local[0], which has no thread"),
@@ -287,6 +292,13 @@ def test_the_master_may_be_named_with_and_without_the_prefix(fleet_file: Path, k
     )
 
 
+def test_large_objects_are_copied_if_the_file_says_so(fleet_file: Path) -> None:
+    fleet_file.write_text(HEAD + NODE)
+    assert not load_fleet(fleet_file).with_large_objects
+    fleet_file.write_text(HEAD + NODE + "[groups]\nlarge_objects = true\n")
+    assert load_fleet(fleet_file).with_large_objects
+
+
 def test_what_looks_like_an_escape_of_nul_is_text(fleet_file: Path) -> None:
     """In a comment, a literal string and behind an escaped backslash it is none."""
     exclude = "[groups]  # \\u0000\nexclude = ['a\\x00b', \"a\\\\u0000b\"]\n"
@@ -314,6 +326,17 @@ def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: 
     with pytest.raises(FleetFileError) as error:
         load_fleet(fleet_file)
     assert "name and store must come before the first table" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    "table", ['[[drill.assertion]]\nnode = "a"\nsql = "x"\n', "[cut]\n", "[spark]\n", "[store_options]\n"]
+)
+def test_retired_shards_below_a_table_are_told_where_they_belong(fleet_file: Path, table: str) -> None:
+    """Also where any key is accepted: nobody would notice that the shards are not retired."""
+    fleet_file.write_text(f'{HEAD}{NODE}{table}retired = ["s3"]\n')
+    with pytest.raises(FleetFileError, match="`retired`") as error:
+        load_fleet(fleet_file)
+    assert "retired must come before the first table" in error.value.hint
 
 
 def test_the_error_for_a_missing_file_says_how_to_name_one(fleet_file: Path) -> None:

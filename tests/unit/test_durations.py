@@ -28,6 +28,20 @@ def test_a_text_that_is_no_duration_is_refused(text: str) -> None:
         Duration.parse(text)
 
 
+@pytest.mark.parametrize(("text", "meant"), [
+    ("30m", "30min"), ("1 minute", "1min"), ("1H", "1h"), ("2 weeks", "14d"), ("1.5hours", "1.5h"), ("9sec", "9s"),
+])  # fmt: skip
+def test_an_unknown_unit_is_answered_with_the_one_that_was_meant(text: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"or 7d: write {meant}$"):
+        Duration.parse(text)
+
+
+@pytest.mark.parametrize("text", ["1M", "1 year", "1h30min", "24"])
+def test_nothing_is_suggested_if_it_is_not_known_what_was_meant(text: str) -> None:
+    with pytest.raises(ValueError, match=r"or 7d$"):
+        Duration.parse(text)
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("never", 0), ("weekly", 604800), ("monthly", 2592000), ("90s", 90)])
 def test_an_interval_is_a_word_or_a_duration(text: str, seconds: float) -> None:
     assert Interval.parse(text) == seconds

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cutline.cli.commands.prune import plan_document
+from cutline.fleet.config import Retention
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.copies import standbys_of
@@ -20,10 +22,12 @@ from cutline.snapshots.records.merged_chain import MergedAwayError
 from cutline.snapshots.records.proven_chains import commit_key, read_continued, read_full
 from cutline.snapshots.records.tombstones import is_only_full
 from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects
+from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.errors import SnapshotError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import Inventory, ObjectStore
 from cutline.wal.drain.slots import slot_name
+from tests.unit.made_chains import FLEET
 from tests.unit.made_commits import full_commit
 from tests.unit.made_deletions import prune
 from tests.unit.made_garbage import StoreBuilder
@@ -69,6 +73,16 @@ def test_the_full_snapshot_and_the_increments_never_both_go(first: str) -> None:
     assert number > 10
     assert (True, True) not in marks
     assert {(True, False), (False, True)} <= marks
+
+
+def test_prune_names_a_chain_for_which_nodes_keep_wal_because_it_cannot_be_reduced() -> None:
+    store, _ = new_store()
+    give_up(store)
+    plan = plan_prune(store, FLEET, Retention(last=1, only_full=8), force=False)
+    (warning,) = plan_document(plan)["warnings"]
+    assert warning.startswith("nodes keep WAL for old,")
+    assert warning.endswith(": snapshot end old")
+    assert plan_prune(store, FLEET, Retention(last=2), force=False).warnings == []
 
 
 def test_a_dead_increment_leaves_the_slots_of_the_one_that_was_committed_in_its_place() -> None:

@@ -29,7 +29,8 @@ def test_a_kind_has_one_line_with_its_names_and_their_nodes() -> None:
     ]
     assert left_out_lines(found) == [
         "not in the snapshot: 2 unlogged tables (empty when restored): public.x on a, b; public.y on b",
-        "not in the snapshot: 1,234 large objects (not restored): 1,200 on a; 34 on b",
+        "not in the snapshot: 1,234 large objects (not restored): 1,200 on a; 34 on b; a full snapshot includes them"
+        " with --large-objects, or with large_objects = true under [groups] in fleet.toml",
     ]
     assert left_out_lines([]) == []
 

@@ -444,6 +444,23 @@ def test_a_chain_begins_at_the_newest_merge_before_all_that_is_wanted() -> None:
     assert fates(chain, old, last=1, only_full=2) == {"a": "keep", "b": "keep"}
 
 
+def test_a_chain_that_would_end_but_cannot_be_reduced_is_marked() -> None:
+    newer = snapshot("c", 5, goes_on=True)
+
+    def unreduced(old: HeldSnapshot, **rules: Any) -> bool:
+        return {one.name: one.is_unreduced for one in apply_retention([old, newer], Retention(**rules), NOW)}["a"]
+
+    old = merged(3, (3,), 60, 50, goes_on=True)
+    assert unreduced(old, last=1, only_full=2)
+    assert unreduced(merged(3, (3,), 60, goes_on=True), last=1, only_full=2)
+    # It is to go on, has ended already, is wanted with its increments, goes, or can be reduced.
+    assert not unreduced(old, last=2)
+    assert not unreduced(merged(3, (3,), 60, 50), last=1, only_full=2)
+    assert not unreduced(old, last=1, monthly=2)
+    assert not unreduced(old, last=1)
+    assert not unreduced(snapshot("a", 60, 50, goes_on=True), last=1, only_full=2)
+
+
 def test_a_chain_that_is_merged_every_week_does_not_grow_without_end() -> None:
     """Three years of daily increments, a merge and then a prune by the default rules every week."""
     first, sizes = 0, list[int]()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
-from cutline.fleet.config import Retention
+from cutline.fleet.config import Retention, WatchTable
+from cutline.fleet.messages import FREE_SLOTS
+from cutline.fleet.units import Interval
+from cutline.snapshots.create.context import not_ended_by_watch
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.operations.slot_guard import (
     KeptChain,
     find_kept_chain,
+    free_slots_text,
     mark_ended,
+    note_older_chains,
     note_unknown_slots,
     read_slot_owners,
 )
@@ -186,6 +193,37 @@ def test_only_the_slot_of_a_copy_that_no_operation_of_the_store_makes_is_unknown
         note_unknown_slots([find_kept_chain(store, kept, read_slot_owners(store).owner_of(slot))], watching)
     (note,) = watching.notes
     assert copy_slot_name(ELSEWHERE) in note
+
+
+def test_a_hint_about_slots_in_use_names_what_frees_them() -> None:
+    assert free_slots_text([], [], []) == FREE_SLOTS
+    assert "snapshot end" not in free_slots_text(["a"], [], [])
+    assert free_slots_text(["a"], [], [], "the chain that goes on").endswith(": snapshot end a")
+    text = free_slots_text(["a", "b", "c"], ["op-1"], ["cutline_x"])
+    assert [one for one in text.split("; ") if "snapshot " in one or "SELECT" in one] == [
+        "to end those that get no more increments, and keep their restore points: snapshot end a",
+        "snapshot end b",
+        "to give up a full snapshot that was interrupted: snapshot cancel op-1",
+        "if nobody needs it: SELECT pg_drop_replication_slot('cutline_x')",
+    ]
+
+
+def test_a_full_snapshot_names_the_chains_that_nothing_else_ends() -> None:
+    store, watching = memory(), Watching()
+    store_two_chains(store)
+    # The third is not finished.
+    note_older_chains(store, ["new", "old", "unfinished"], watching)
+    assert [note.partition("snapshots: ")[2] for note in watching.notes] == [
+        "new, old; to end the chain of one that needs no more increments, and keep its restore points: snapshot end new"
+    ]
+    note_older_chains(store, ["unfinished"], watching)
+    assert len(watching.notes) == 1
+    # A watch ends the older chains of its own.
+    watched = replace(FLEET, watch=WatchTable(every=Interval(60), name="w-{n}"))
+    names = ["old", "w-1", "w-2"]
+    assert not_ended_by_watch(FLEET, "w-2", names) == ["old", "w-1"]
+    assert not_ended_by_watch(watched, "w-2", names) == ["old"]
+    assert not_ended_by_watch(watched, "old", names) == ["w-1", "w-2"]
 
 
 def test_a_restore_that_ends_a_chain_is_recorded_with_all_its_nodes() -> None:

@@ -15,6 +15,7 @@ import pytest
 import cutline.cli.watch.notices
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices, adopt_failures, notify, state_of
+from cutline.storage.errors import UnreachableError
 
 EVENT: dict[str, object] = {"event": "failed", "message": "node s1 can't be reached"}
 
@@ -60,7 +61,7 @@ def test_a_command_that_hangs_ends_with_an_interrupted_watch(tmp_path: Path, mon
 
 def test_absent_copies_are_reported_when_they_change_and_when_they_are_back(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, str, str]] = []
-    source = SimpleNamespace(fleet=SimpleNamespace(name="shop", notify=("x",)))
+    source = SimpleNamespace(path=Path("fleet.toml"), fleet=SimpleNamespace(name="shop", notify=("x",)))
 
     def keep(_command: object, event: dict[str, object]) -> str:
         sent.append((str(event["event"]), str(event["task"]), str(event["message"])))
@@ -76,8 +77,35 @@ def test_absent_copies_are_reported_when_they_change_and_when_they_are_back(monk
     assert notices.troubles == []
 
 
+@pytest.mark.parametrize(("hint", "sent"), [
+    ("see: snapshot status", "see: snapshot --fleet {} status"),
+    ("check that the server is running, then repeat the command: it cleans up anything that was left there",
+     "check that the server is running; the watch tries again by itself"),
+    ("repeat the command: it copies the node again", "the watch tries again by itself"),
+    ("free a slot, then repeat the command; or: snapshot end a",
+     "free a slot; the watch tries again by itself; or: snapshot --fleet {} end a"),
+    ("to open it, then repeat the command: ALTER DATABASE a", "to open it, then repeat the command: ALTER DATABASE a"),
+])  # fmt: skip
+def test_a_hint_names_the_fleet_file_and_no_command_that_the_watch_repeats(
+    hint: str, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is that of the watch, from any folder, not its copy of it."""
+    monkeypatch.chdir(tmp_path)
+    hints: list[object] = []
+
+    def keep(_command: object, event: dict[str, object]) -> str:
+        hints.append(event["hint"])
+        return ""
+
+    monkeypatch.setattr(cutline.cli.watch.notices, "notify", keep)
+    source = SimpleNamespace(path=Path("shop.toml"), fleet=SimpleNamespace(name="shop", notify=("x",)))
+    notices = Notices(cast(FleetSource, source), lambda *_, **__: None)
+    notices.waits(UnreachableError("node s1: no answer for 51 s", hint=hint))
+    assert hints == [sent.format(tmp_path / "shop.toml")]
+
+
 def test_a_new_watch_does_not_report_the_same_absence_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = SimpleNamespace(fleet=SimpleNamespace(name="shop", notify=()))
+    source = SimpleNamespace(path=Path("fleet.toml"), fleet=SimpleNamespace(name="shop", notify=()))
     first = Notices(cast(FleetSource, source), lambda *_, **__: None)
     first.leaves_out("daily", {"b": "paused"})
     told = state_of(first.troubles, had_turn=True).failing

@@ -16,11 +16,14 @@ import pytest
 
 import cutline.cli.watch.running_command
 from cutline.cli.output.failure import REFUSED, failure_of
+from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
-from cutline.cli.watch.tasks import CommandFailedError, prune, verdict_of
+from cutline.cli.watch.tasks import CommandFailedError, prune, take_full, verdict_of
 from cutline.fleet.config import WatchTable
+from cutline.fleet.record import to_builtins
 from cutline.fleet.units import Interval
+from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.storage.errors import BusyError
 from tests.unit.made_fleets import new_fleet
 
@@ -89,6 +92,24 @@ def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkey
     program = "import json, os; print(json.dumps({'folder': os.environ['TMPDIR']}))"
     monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
     assert run_command(tmp_path / "fleet.toml", ["list"]).document == {"folder": str(tmp_path)}
+
+
+def test_a_full_snapshot_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the lines that `create` prints itself: nobody sees those of the watch's command."""
+    left_out = [
+        LeftOut("s1", LeftOutKind.LARGE_OBJECTS, "pg_largeobject", "why", 6),
+        LeftOut("s1", LeftOutKind.APPEND_ONLY_TABLE, "public.log", "why"),
+    ]
+    document = {"bytes": 1, "seconds": 2.0, "warnings": ["a note"], "left_out": to_builtins(left_out)}
+    printed = json.dumps(json.dumps(document))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
+    fleet = replace(new_fleet(), watch=WatchTable(every=Interval(60), name="w-{n}"))
+    found = take_full(FleetSource(tmp_path / "fleet.toml", fleet, b"", b""))
+    assert found.text == "full snapshot w-1: 1 B, 2.0 s"
+    note, large, log = found.notes
+    assert note == "a note"
+    assert [large, f"warning: {log}"] == left_out_lines(left_out)
+    assert large.startswith("not in the snapshot: 6 large objects (not restored): 6 on s1")
 
 
 def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,6 +364,10 @@ def test_a_watch_says_which_other_chains_nodes_keep_wal_for(watched: Watched) ->
     watched.watcher.begin()
     said = "nodes also retain WAL for snapshots that get no increments from this watch: nightly"
     assert watched.said[-1] == said
+    # Deleting is the second possibility: a chain that ends keeps its restore points.
+    first, second = watched.hints[-1].split("; or, ")
+    assert first.endswith("snapshot end nightly")
+    assert second.endswith("snapshot delete nightly")
     watched.watcher.begin()
     assert watched.said.count(said) == 1
 

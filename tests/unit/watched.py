@@ -43,11 +43,12 @@ class Unseen(Silent):
 
 @dataclass
 class Watched:
-    """A watch that has begun, what it has said, and what its tasks do: what is at their kind is called."""
+    """A watch that has begun, what it has said, with hints, and what its tasks do: what is at their kind is called."""
 
     watcher: Watcher
     said: list[str]
     events: Path
+    hints: list[str]
     does: dict[TaskKind, Callable[[], TaskResult]] = field(default_factory=dict)
 
     def run(self, kind: TaskKind) -> None:
@@ -71,15 +72,16 @@ def new_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
     notify = (sys.executable, "-c", APPEND, str(tmp_path / "events"))
     fleet = replace(new_fleet(), watch=rules, notify=notify)
     store_chain(fleet, NAME, "2026-11-24T01:00:00Z")
-    said: list[str] = []
+    said, hints = list[str](), list[str]()
 
-    def say(text: str, **_: object) -> None:
+    def say(text: str, **more: object) -> None:
         said.append(text)
+        hints.append(str(more.get("hint", "")))
 
     source = FleetSource(tmp_path / "fleet.toml", fleet, b"", b"")
     watcher = Watcher(source, cast(Activity, Unseen()), OWN, say, Notices(source, say))
     watcher.begin()
-    found = Watched(watcher, said, tmp_path / "events")
+    found = Watched(watcher, said, tmp_path / "events", hints)
 
     def run(_: Watcher, kind: TaskKind, __: str) -> TaskResult:
         return found.does[kind]()

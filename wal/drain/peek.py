@@ -29,6 +29,7 @@ from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import FREE_SLOTS
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import (
     SessionState,
@@ -102,7 +103,7 @@ def _null_stream() -> int | None:
 
 
 OBJECT_IN_USE, LIMIT_EXCEEDED = "55006", "53400"
-SEE_LOG, NO_SLOT = "see the server's log", "raise max_replication_slots, or drop slots that are no longer used"
+SEE_LOG, NO_SLOT = "see the server's log", FREE_SLOTS
 # A server holds the messages of a transaction until they have all been read: those above work_mem in a temporary file.
 # A limit on such files would end each read of a transaction that is larger, so that its chain could never continue.
 LIMIT = "temp_file_limit"

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEXT_COPIES
+from cutline.fleet.messages import FREE_SLOTS, NEXT_COPIES
 from cutline.fleet.progress import News, Progress, Silent
 from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
@@ -110,11 +110,11 @@ def chain_of_slot(name: str) -> str:
     return name.removeprefix("cutline_").upper()[:16] + "-" + name[-10:]
 
 
-def no_free_slot_error(node: Node) -> NoFreeSlotError:
-    """Return the error of a server that can't create another slot."""
+def no_free_slot_error(node: Node, remedy: str = FREE_SLOTS) -> NoFreeSlotError:
+    """Return the error of a server that can't create another slot; `remedy` says how to free one."""
     return NoFreeSlotError(
         f"node {node.id}: all replication slots are in use",
-        hint="raise max_replication_slots, or drop slots that are no longer used, then repeat the command",
+        hint=f"{remedy}; then repeat the command",
         details={"node": node.id},
     )
 

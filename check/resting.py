@@ -14,10 +14,7 @@ from datetime import datetime
 
 import numpy as np
 
-from cutline.check.compare import compare_copies
-from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
-from cutline.check.image_hashes import PartitionHashes
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import (
     LastReads,
@@ -31,6 +28,7 @@ from cutline.check.read_times import (
 from cutline.check.report import Findings, RestsOn, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline, Rereading, pieces_of
 from cutline.check.stored_entries import StoredEntries, compare_listing
+from cutline.check.uncompared import note_uncompared
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
@@ -141,7 +139,7 @@ class _Resting:
         after = held.last_read(rereading.times)
         oldest = int(after.min(initial=self.check.now))
         report.rests_on = self._rests_on(rereading, held, after, oldest)
-        # Until here, only rows with one copy are skipped: everything in the new record has been read and compared.
+        # Until here, only what has no second copy is skipped: all else in the new record has been read and compared.
         if report.is_complete:
             compared = self.earlier.compared_by, self.earlier.read.compared_at
             chain = self.check.chain.up_to(reached)
@@ -165,11 +163,8 @@ class _Resting:
             reached = end
             if report.conflicts or self.check.deadline.is_over:
                 break
-        if reached == self.earlier.increment:
-            # Nothing is new, but some rows may have one copy.
-            compare_copies(Copies.of(chain.up_to(reached)), PartitionHashes.none(), self.check.findings)
-        # Each part notes the rows that have one copy.
-        report.skipped[:] = dict.fromkeys(report.skipped)
+        # Neither the earlier check nor this one has compared it: the verdict is no better than that of a full check.
+        note_uncompared(chain.up_to(reached), self.check.findings)
         return reached
 
     @property

@@ -8,7 +8,7 @@ only if all objects that it rests on were read within that time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -34,6 +34,7 @@ from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
 from cutline.fleet.units import duration_text, size_text
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import PLACES
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.location import StoreLocation
@@ -230,19 +231,32 @@ class _Held:
 def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
     """Divide the increments after `after` into parts to check, and return the last increment of each part.
 
-    If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES.
+    If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES, but not while a copy is
+    absent that comes back: the next part would have the copy's WAL of that time, and not that of the other copies.
     """
     last = chain.last.increment
     if after == last or not is_limited:
         return [last] if after < last else []
     ends: list[int] = []
     size = 0
-    for commit in chain.commits_after(after):
+    commits = chain.commits_after(after)
+    awaited = _increments_without_a_copy_that_comes_back(commits)
+    for commit in commits:
         size += commit.counts.get("bytes", 0)
-        if size >= PART_BYTES or commit.increment == last:
+        if (size >= PART_BYTES and commit.increment not in awaited) or commit.increment == last:
             ends.append(commit.increment)
             size = 0
     return ends
+
+
+def _increments_without_a_copy_that_comes_back(commits: Sequence[Commit]) -> set[int]:
+    found: set[int] = set()
+    stays_absent = set(commits[-1].absent)
+    for commit in reversed(commits):
+        stays_absent &= commit.absent.keys()
+        if commit.absent.keys() - stays_absent:
+            found.add(commit.increment)
+    return found
 
 
 def _read_unproven(check: ChainCheck, entries: StoredEntries, why: str) -> None:

@@ -8,17 +8,17 @@ from cutline.check.copies import Copies
 from cutline.check.hashing import Sums
 from cutline.check.image_hashes import PartitionHashes
 from cutline.check.report import Conflict, Findings, Skipped
-from cutline.fleet.messages import list_some
-from cutline.nodes.left_out import LeftOutKind
-from cutline.snapshots.records.proven_chains import point_label
 
-NAMED_MAX, TABLES_NAMED_MAX = 1000, 20
+NAMED_MAX = 1000
 EMPTY = (0, 0, 0, 0)
 EVENTS = 0
 
 
 def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) -> None:
-    """Compare the rows and row versions of every partition; add conflicts and skipped parts to the report."""
+    """Compare the rows and row versions of every partition; add conflicts and damaged copies to the report.
+
+    What has no second copy is not named here (check/uncompared.py).
+    """
     report = findings.report
     entries, writers = _by_node(copies, hashes.rows), _by_node(copies, hashes.versions)
     for primary, backup in copies.pairs:
@@ -35,40 +35,6 @@ def compare_copies(copies: Copies, hashes: PartitionHashes, findings: Findings) 
         if len(conflicts) > NAMED_MAX:
             detail = f"{len(conflicts) - NAMED_MAX:,} more partitions with conflicts are not listed"
             report.conflicts.append(Conflict("partition", detail, node=primary, other_node=backup))
-    for shard in sorted(set(copies.shard.values())):
-        if not any(primary == shard for primary, _ in copies.pairs):
-            kinds = (LeftOutKind.STANDBY_COPY, LeftOutKind.ABSENT_COPY)
-            out = [
-                f"; {out.name}: {out.why}" for out in copies.chain.left_out if out.node == shard and out.kind in kinds
-            ]
-            why = f"no backup copy to compare with{''.join(out)}"
-            findings.skip(Skipped(f"rows of shard {shard}", why, is_one_copy=True))
-    for shard, shared in copies.chain.bases_read_once.items():
-        others = set(copies.same_shard(shard)) - {shard}
-        if others == {shared.standby}:
-            why = f"they were read once, on {shared.standby}, for the copies of {shard} and {shared.standby}"
-            findings.skip(Skipped(f"base rows of shard {shard}", why, is_one_copy=True))
-    for shard in sorted(set(copies.shard.values())):
-        for standby, tables in _tables_read_once(copies, shard).items():
-            why = f"both copies were read on {standby} when the tables were copied"
-            what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
-            findings.skip(Skipped(what, why, is_one_copy=True))
-    for node, absent in copies.chain.absent.items():
-        why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
-        findings.skip(Skipped(f"the copy of {node}", why, is_absent=True))
-
-
-def _tables_read_once(copies: Copies, shard: str) -> dict[str, list[str]]:
-    """Return the names of the tables whose copies come from one reading of the shard's only standby, by standby."""
-    if not (read_once := copies.chain.tables_read_once(shard)):
-        return {}
-    others, now = set(copies.same_shard(shard)) - {shard}, copies.chain.numbers_at_cut(shard)
-    names = {group.number: group.name for group in copies.chain.groups(shard)}
-    found: dict[str, set[str]] = {}
-    for number, standby in read_once.items():
-        if number in now and others == {standby}:
-            found.setdefault(standby, set()).add(names[now[number]])
-    return {standby: sorted(tables) for standby, tables in found.items()}
 
 
 def _compare_place(

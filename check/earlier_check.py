@@ -35,7 +35,7 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 
 # Increase this number with every change that lets a check find more, or lets a record mean something else.
-RULES = 2
+RULES = 3
 AHEAD_MAX = timedelta(seconds=AHEAD_SECONDS_MAX)
 NO_RECORD = "there is no record of a check that found this chain valid"
 

@@ -18,6 +18,7 @@ from cutline.check.new_part import NewPart
 from cutline.check.partitions import hash_partitions
 from cutline.check.report import Conflict, Findings, Skipped, SnapshotReport
 from cutline.check.streams import StreamHashes
+from cutline.check.uncompared import skip_uncompared
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
 from cutline.storage.location import StoreLocation
@@ -43,6 +44,7 @@ def compare_exact(
     streams = StreamHashes(combine_all([], 2), {}, location)
     hashes = hash_partitions(session, copies, location, at_time, progress, streams, NewPart(chain))
     compare_copies(copies, hashes, at_time)
+    skip_uncompared(copies, at_time)
     when = f"at {Time.exactly(point.moment)}"
     skipped = [*report.skipped, *(Skipped(f"the copy of {node} {when}", "it began again later") for node in late)]
     found = findings.report

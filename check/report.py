@@ -109,6 +109,20 @@ class Skipped:
     is_absent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class UncomparedPoints:
+    """A part of the restore points from increment `first` to `last` (0 is the full snapshot) that was not compared.
+
+    It had no second copy there, and `why` says why. Later restore points don't lack it, so it does not change the
+    result; a check of one of these restore points is inconclusive.
+    """
+
+    first: int
+    last: int
+    what: str
+    why: str
+
+
 @dataclass(slots=True)
 class Compared:
     """The amounts that were compared.
@@ -166,6 +180,8 @@ class SnapshotReport:
 
     `exact_at` is the time between two cuts at which the copies were compared as well, if any.
 
+    `uncompared_points` are the parts of earlier restore points that no check of a later one compares.
+
     `rests_on` is None if the check used no record of an earlier check; `unused_records` is the reason if it was asked
     to; `is_partial` is set if it read only a part nevertheless. `read` is set if later checks may rest on this check.
     """
@@ -188,6 +204,7 @@ class SnapshotReport:
     read: ReadTimes | None = None
     doubts: list[Doubt] = field(default_factory=list)
     exact_at: Time | None = None
+    uncompared_points: tuple[UncomparedPoints, ...] = ()
 
     @property
     def result(self) -> CheckResult:
@@ -240,6 +257,7 @@ class SnapshotReport:
             "unused_records": self.unused_records or None,
             "warned": to_builtins(self.warned),
             "skipped": [asdict(skipped) for skipped in self.skipped],
+            "uncompared_points": [asdict(points) for points in self.uncompared_points],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "doubts": [asdict(doubt) for doubt in self.doubts],
         }

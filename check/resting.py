@@ -8,16 +8,13 @@ only if all objects that it rests on were read within that time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 import numpy as np
 
-from cutline.check.compare import compare_copies
-from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
-from cutline.check.image_hashes import PartitionHashes
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import (
     LastReads,
@@ -31,11 +28,13 @@ from cutline.check.read_times import (
 from cutline.check.report import Findings, RestsOn, Skipped, SnapshotReport
 from cutline.check.rereading import Deadline, Rereading, pieces_of
 from cutline.check.stored_entries import StoredEntries, compare_listing
+from cutline.check.uncompared import note_uncompared
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.progress import Progress
 from cutline.fleet.record import Time
 from cutline.fleet.units import duration_text, size_text
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import PLACES
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.location import StoreLocation
@@ -141,7 +140,7 @@ class _Resting:
         after = held.last_read(rereading.times)
         oldest = int(after.min(initial=self.check.now))
         report.rests_on = self._rests_on(rereading, held, after, oldest)
-        # Until here, only rows with one copy are skipped: everything in the new record has been read and compared.
+        # Until here, only what has no second copy is skipped: all else in the new record has been read and compared.
         if report.is_complete:
             compared = self.earlier.compared_by, self.earlier.read.compared_at
             chain = self.check.chain.up_to(reached)
@@ -165,11 +164,8 @@ class _Resting:
             reached = end
             if report.conflicts or self.check.deadline.is_over:
                 break
-        if reached == self.earlier.increment:
-            # Nothing is new, but some rows may have one copy.
-            compare_copies(Copies.of(chain.up_to(reached)), PartitionHashes.none(), self.check.findings)
-        # Each part notes the rows that have one copy.
-        report.skipped[:] = dict.fromkeys(report.skipped)
+        # Neither the earlier check nor this one has compared it: the verdict is no better than that of a full check.
+        note_uncompared(chain.up_to(reached), self.check.findings)
         return reached
 
     @property
@@ -235,19 +231,32 @@ class _Held:
 def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
     """Divide the increments after `after` into parts to check, and return the last increment of each part.
 
-    If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES.
+    If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES, but not while a copy is
+    absent that comes back: the next part would have the copy's WAL of that time, and not that of the other copies.
     """
     last = chain.last.increment
     if after == last or not is_limited:
         return [last] if after < last else []
     ends: list[int] = []
     size = 0
-    for commit in chain.commits_after(after):
+    commits = chain.commits_after(after)
+    awaited = _increments_without_a_copy_that_comes_back(commits)
+    for commit in commits:
         size += commit.counts.get("bytes", 0)
-        if size >= PART_BYTES or commit.increment == last:
+        if (size >= PART_BYTES and commit.increment not in awaited) or commit.increment == last:
             ends.append(commit.increment)
             size = 0
     return ends
+
+
+def _increments_without_a_copy_that_comes_back(commits: Sequence[Commit]) -> set[int]:
+    found: set[int] = set()
+    stays_absent = set(commits[-1].absent)
+    for commit in reversed(commits):
+        stays_absent &= commit.absent.keys()
+        if commit.absent.keys() - stays_absent:
+            found.add(commit.increment)
+    return found
 
 
 def _read_unproven(check: ChainCheck, entries: StoredEntries, why: str) -> None:

@@ -37,6 +37,7 @@ from cutline.check.structure import check_structure, names_to_check
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
+from cutline.check.uncompared import note_uncompared
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -285,6 +286,7 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
         _check_part(check, NewPart(chain.up_to(last)), compared=compared)
         compared = last
     _check_part(check, part, request.rows, compared)
+    note_uncompared(chain, findings)
     record_full(check)
 
 
@@ -315,6 +317,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
             report.doubts.clear()
+            report.uncompared_points = ()
             report.rests_on = report.read = None
             return
     if problem:

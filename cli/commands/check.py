@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,15 @@ import typer
 from msgspec import UNSET
 
 from cutline.check.named_rows import ROWS_DIFFER
-from cutline.check.report import CheckReport, Conflict, DifferentRow, RestsOn, Skipped, SnapshotReport
+from cutline.check.report import (
+    CheckReport,
+    Conflict,
+    DifferentRow,
+    RestsOn,
+    Skipped,
+    SnapshotReport,
+    UncomparedPoints,
+)
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.cli.commands.background import or_in_background
 from cutline.cli.output.activity import recorded_activity
@@ -32,6 +40,7 @@ from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
+from cutline.snapshots.records.proven_chains import point_label
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.errors import UsageError
 
@@ -421,7 +430,12 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
 
 def _hints(report: CheckReport) -> Iterator[str]:
     """Yield hints about the conflicts; a hint about a single snapshot has its name."""
-    names: dict[Callable[[str], str], list[str]] = {_rows_hint: [], _repair_hint: [], _compare_hint: []}
+    names: dict[Callable[[str], str], list[str]] = {
+        _rows_hint: [],
+        _repair_hint: [],
+        _compare_hint: [],
+        _earlier_hint: [],
+    }
     for snapshot in report.snapshots:
         damaged = {conflict.node for conflict in snapshot.conflicts if conflict.kind in DAMAGED}
         if any(_may_name_rows(snapshot, conflict) for conflict in snapshot.conflicts):
@@ -433,6 +447,8 @@ def _hints(report: CheckReport) -> Iterator[str]:
             for conflict in snapshot.conflicts
         ):
             names[_compare_hint].append(snapshot.name)
+        if snapshot.uncompared_points:
+            names[_earlier_hint].append(snapshot.name)
     yield from (hint(of[0] if len(of) == 1 else "NAME") for hint, of in names.items() if of)
     conflicts = [conflict for snapshot in report.snapshots for conflict in snapshot.conflicts]
     if any(conflict.kind not in REPAIRABLE for conflict in conflicts):
@@ -461,6 +477,14 @@ def _compare_hint(name: str) -> str:
         "copies differ although their objects are intact, so a repair replaces nothing, and a restore takes the rows of"
         " the primary's copy; to compare the running primaries with their standbys and with the newest cut: snapshot"
         f" check --live {name}"
+    )
+
+
+def _earlier_hint(name: str) -> str:
+    return (
+        "what was not compared at earlier restore points does not change the result; a check of one of them"
+        " (--increment N) is inconclusive; they are named until they are given up, by [retention] or by: snapshot merge"
+        f" {name} --drop-earlier"
     )
 
 
@@ -517,11 +541,28 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
     if len(one.conflicts) > CONFLICTS_SHOWN_MAX:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
+    lines += [f"  {line}" for line in _earlier_lines(one.uncompared_points)]
     skipped = group_by_value({skipped.what: skipped.why for skipped in one.skipped})
     if len(one.skipped) > NODES_NAMED_MAX:
         # A fleet may have a thousand shards without a standby.
         return lines + [f"  skipped: {list_some(some, NODES_NAMED_MAX)} ({why})" for why, some in skipped.items()]
     return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+
+
+def _earlier_lines(points: Iterable[UncomparedPoints]) -> Iterator[str]:
+    """Name what was not compared at earlier restore points."""
+    grouped: dict[UncomparedPoints, list[str]] = {}
+    for one in points:
+        grouped.setdefault(replace(one, what=""), []).append(one.what)
+    for of, parts in grouped.items():
+        yield f"not compared at {points_text(of.first, of.last)}: {list_some(parts, NODES_NAMED_MAX)} ({of.why})"
+
+
+def points_text(first: int, last: int) -> str:
+    """Return the name that messages use for the restore points from increment `first` to `last`."""
+    if first == last:
+        return point_label(first)
+    return f"increments {first} to {last}" if first else f"the full snapshot to {point_label(last)}"
 
 
 def _amounts_text(one: SnapshotReport) -> str:

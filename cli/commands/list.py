@@ -227,15 +227,15 @@ def increment_document(summary: CommitSummary) -> dict[str, Any]:
 def checks_document(checks: NewestChecks, entry: Entry) -> dict[str, Any]:
     """Return a snapshot's newest check, its newest full check, and its newest full check whose result is valid.
 
-    `last_covering_check` is the newest check that is full or rests on the record of an earlier check for the rest, and
-    `last_record` is the newest on which later checks may rest: its `oldest_read_at` says since when everything has been
-    reread. `standing_conflicts` is the newest check with conflicts that no newer check has shown to be gone. Any may be
-    null.
+    `last_covering_check` is the newest check that is full or rests on the record of an earlier check for the rest. Of
+    those on which later checks may rest, `last_record` has read most increments: its `oldest_read_at` says since when
+    everything up to its increment has been reread. `standing_conflicts` is the newest check with conflicts that no
+    newer check has shown to be gone. Any may be null.
     """
     ended_checks = {
         "last_check": checks.last.get(entry.name),
         "last_covering_check": checks.covering.get(entry.name),
-        "last_record": checks.resting.get(entry.name),
+        "last_record": checks.furthest_record(entry.name, entry.operations),
         "last_full_check": checks.full.get(entry.name),
         "last_valid_check": checks.valid.get(entry.name),
         "standing_conflicts": checks.standing_conflicts(entry.name, 1 + len(entry.summaries)),
@@ -353,7 +353,7 @@ def _result(check: EndedCheck | None, now: datetime) -> str:
 
 def _reread(checks: NewestChecks, entry: Entry, now: datetime) -> str:
     """Return the age of the oldest reading, and up to which increment objects have been read."""
-    record = checks.resting.get(entry.name)
+    record = checks.furthest_record(entry.name, entry.operations)
     if record is None or (oldest := record.point.oldest_read_at) is None:
         return ""
     age = age_text(datetime.fromisoformat(oldest), now=now)

@@ -168,6 +168,9 @@ def _rehearse_all(
         source = plan.chain.baseline[target.source]
         ddl = preview.ddl[target.shard]
         with rehearsal_database(target, connections[target.shard], source, ddl.tablespace) as own:
+            if plan.superusers is not None:
+                # The DDL lacks what a superuser creates, such as extensions.
+                plan.superusers.run_beforehand(own, ddl, allows_refused=plan.request.allow_refused_ddl)
             return rehearse(own, ddl, watch, sessions[target.node.id])
 
     sessions = task_sessions({target.node: connections[target.shard] for target in targets})

@@ -82,6 +82,14 @@ class Entry:
     slot_problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def operations(self) -> dict[int, str]:
+        """The operations that committed the restore points, by increment; empty if the chain can't be read."""
+        if self.chain is None:
+            return {}
+        full = self.chain.stored_full
+        return {full.increment: full.operation, **{one.increment: one.operation for one in self.summaries}}
+
+    @property
     def bytes(self) -> int:
         """The total size of the objects that the restore points need, according to the commits."""
         if self.chain is None:

@@ -416,14 +416,14 @@ def _has_rows(entry: Entry) -> bool:
 def _samples_of_names(
     entries: Iterable[Entry], chains: list[Chain], sizes: Mapping[str, int], checks: NewestChecks
 ) -> Iterator[Sample]:
-    increments = {entry.name: entry.increments for entry in entries}
+    by_name = {entry.name: entry for entry in entries}
     for chain in chains[-NAMED_MAX:]:
         yield metrics.SNAPSHOT_BYTES.of(sizes[chain.name], chain.name)
-        yield metrics.SNAPSHOT_INCREMENTS.of(increments[chain.name], chain.name)
+        yield metrics.SNAPSHOT_INCREMENTS.of(by_name[chain.name].increments, chain.name)
         if passed := checks.passed.get(chain.name):
             yield metrics.SNAPSHOT_CHECKED.of(passed.moment.timestamp(), chain.name)
             yield metrics.SNAPSHOT_CHECKED_BY_RECORDS.of(passed.point.rests_on_records, chain.name)
-        record = checks.resting.get(chain.name)
+        record = checks.furthest_record(chain.name, by_name[chain.name].operations)
         if record and (oldest := record.point.oldest_read_at):
             yield metrics.SNAPSHOT_REREAD.of(moment_of(oldest), chain.name)
 

@@ -36,6 +36,7 @@ from cutline.snapshots.records.operation_records import (
     CheckedPoint,
     Intent,
     Outcome,
+    ReadTimes,
     read_any_outcome,
     read_intent,
 )
@@ -400,10 +401,30 @@ class NewestChecks:
             ]
         return found
 
+    def furthest_record(self, snapshot: str, operations: Mapping[int, str]) -> EndedCheck | None:
+        """Return the check that later checks may rest on and that has read most increments of the snapshot's chain.
+
+        `operations` are those that committed the chain, by increment: the snapshot may have had another chain before.
+        Of checks up to the same increment, the one whose oldest reading is the newest counts; None if there is none.
+        """
+        of_chain = [
+            check
+            for check in self.by_snapshot.get(snapshot, [])
+            if isinstance(read := check.point.read, ReadTimes)
+            and operations.get(check.point.increment) == read.last_operation
+        ]
+        return max(of_chain, key=_reach, default=None)
+
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
         """Return the snapshot's standing check (of `count` restore points) if it found conflicts, otherwise None."""
         check = standing_check(self.by_snapshot.get(snapshot, []), count)
         return check if check and check.point.result == CONFLICTS else None
+
+
+def _reach(record: EndedCheck) -> tuple[int, datetime]:
+    """Return the increment up to which a check with a record has read, and since when everything has been read."""
+    oldest = record.point.oldest_read_at
+    return record.point.increment, datetime.fromisoformat(oldest) if oldest else record.moment
 
 
 def _keep_newest(newest: dict[str, EndedCheck], key: str, check: EndedCheck) -> None:

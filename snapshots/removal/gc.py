@@ -630,7 +630,7 @@ class RecordJudge:
     def _standing_checks(self) -> set[str]:
         """For snapshots with an old record of a check, return the checks among those that prune reads that still count.
 
-        These are the standing checks, and the newest checks that later checks may rest on.
+        These are the standing checks, and of those that later checks may rest on, the newest and the furthest.
         """
         found = read_checks(self.store, document_names(self.store), count_max=REMOVAL_READ_MAX)
         checks, resting = found.by_snapshot, found.resting
@@ -641,6 +641,14 @@ class RecordJudge:
         )
         standing = (standing_check(of_snapshot, count) for of_snapshot, some in counts for count in some)
         rested_on = {resting[name].operation for name in self._checked if name in resting}
+        # `list` shows the record that has read most increments.
+        records = (
+            [one for one in checks[name] if one.point.oldest_read_at is not None]
+            for name in self._checked
+            if name in checks
+        )
+        furthest = [max(some, key=lambda one: (one.point.increment, one.moment)) for some in records if some]
+        rested_on |= {check.operation for check in furthest}
         return rested_on | {check.operation for check in standing if check is not None}
 
     def _newest_increment(self, snapshot: str) -> int:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+import cutline.check.resting as resting
+from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
@@ -137,6 +139,27 @@ def test_a_check_rests_on_a_check_without_the_same_copy(place: ChangingFleet) ->
     place.increment()
     # Nothing has compared the standby's WAL of the time in between.
     assert check() == (0, False)
+
+
+def test_a_standby_that_comes_back_within_a_limited_check_is_compared_as_a_whole(
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that ended while it was away would leave the WAL of that time to be compared with nothing."""
+    place.runs.full("chain")
+    assert run_command(place.fleet, "check", "chain")[0] == 0
+    place.stop(STANDBY)
+    place.write()
+    place.increment()
+    place.start(STANDBY)
+    place.write()
+    assert not place.increment().absent
+    monkeypatch.setattr(resting, "PART_BYTES", 0)
+    (report,) = check_snapshots(
+        place.fleet, CheckRequest("chain", seconds_max=600.0), place.runs.spark, Silent()
+    ).snapshots
+    assert report.rests_on is not None
+    assert (report.result, report.conflicts, report.increment) == (VALID, [], 2)
+    assert {(one.first, one.last) for one in report.uncompared_points} == {(1, 1)}
 
 
 def test_a_paused_standby_is_not_waited_for(place: ChangingFleet) -> None:

@@ -25,7 +25,7 @@ from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import ChangingFleet, absent_names
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command, slots_of
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_fleet
 
@@ -178,6 +178,40 @@ def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> No
     assert place.check().result == VALID
     place.check_restores(1, 2, 3, 4, 5)
     place.check_restores_without("s1", 2, 3, 5)
+
+
+def test_what_earlier_increments_lack_is_named_and_the_newest_is_valid(place: ChangingFleet) -> None:
+    """A standby was away before its primary was copied again, and another until it caught up."""
+
+    def check(*options: str) -> tuple[int, bool, list[tuple[int, int, str]]]:
+        """Return the code, whether it rests on a record, and what it names; only commands leave records."""
+        code, document = run_command(place.fleet, "check", "chain", *options)
+        (found,) = document["snapshots"]
+        points = [(one["first"], one["last"], one["what"]) for one in found["uncompared_points"]]
+        return code, found["rests_on"] is not None, points
+
+    lacked = [(1, 1, "rows of shard s1"), (1, 1, f"the copy of {STANDBY}")]
+    place.runs.full("chain")
+    place.stop(STANDBY)
+    assert next_increment(place).absent.keys() == {STANDBY}
+    drop_slot(place, "s1")
+    place.start(STANDBY)
+    assert "s1" in next_increment(place).renewed
+    assert check() == (0, False, lacked)
+    assert check("--since-last") == (0, True, lacked)
+    assert check("--increment", "1")[::2] == (4, [])
+
+    place.stop(OTHER)
+    assert next_increment(place).absent.keys() == {OTHER}
+    # It is still away: that is no matter of an earlier increment.
+    assert check()[::2] == (4, lacked)
+    assert check("--since-last") == (4, True, lacked)
+    place.start(OTHER)
+    assert not next_increment(place).absent
+    lacked += [(3, 3, "rows of shard s2"), (3, 3, f"the copy of {OTHER}")]
+    assert check() == (0, False, lacked)
+    assert check("--since-last") == (0, True, lacked)
+    assert check("--increment", "3")[0] == 4
 
 
 def test_copies_begin_again_while_global_transactions_go_on(place: ChangingFleet) -> None:

@@ -10,9 +10,11 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.snapshots.fold import limits
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import Ready, Runs
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute
+from tests.servers.fleets import fleet_of
+from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,3 +117,29 @@ def test_constraints_are_evaluated_over_the_rows_at_the_cut(
         boss = "branch_boss_fkey (boss) that are not in public.branch (id): 1, for example 8"
         code = "child_of_fkey (of) that are not in public.branch (code): 1, for example moved"
         assert (boss in details["public.branch"], code in details["public.child"]) == (True, True), details
+
+
+EXTENDED = (
+    "CREATE EXTENSION citext",
+    'CREATE SCHEMA "Sales"',
+    "CREATE DOMAIN \"Sales\".email AS citext CHECK (VALUE ~ '@')",
+    'CREATE TABLE "Sales".customer (id int PRIMARY KEY, email "Sales".email)',
+    """INSERT INTO "Sales".customer VALUES (1, 'Ann@example.com')""",
+    "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = \"Sales\", public', current_database()); END $$",
+)
+
+
+def test_ddl_that_needs_an_extension_is_run(tmp_path: Path, spark: SparkSession) -> None:
+    """The role that runs the DDL does not create extensions: a superuser has done so before."""
+    server = require_server(16)
+    with fleet_of(tmp_path / "fleet", [server]) as servers:
+        (node,) = servers.primaries
+        execute(node.dsn(), *EXTENDED)
+        drill = f'[drill]\npostgresql = "{server.programs}"\n'
+        fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=drill)
+        runs = Runs(fleet, Ready(spark))
+        runs.init()
+        runs.full("small")
+        _, document = run_here(fleet, "check", "small", "--restorable", spark=spark)
+    assert (document["restorable"]["ddl"], document["restorable"]["ddl_detail"]) == ("run", None)
+    assert document["snapshots"][0]["conflicts"] == []

@@ -28,7 +28,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, cut_time, read_chain
 from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
@@ -153,6 +153,21 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     shown = run_as_text(place.fleet, "show", "chain")
     assert shown.count("was copied: its shard joins the chain") == 2
     assert f"table public.seen on {NEW} has a new base copy" not in shown
+
+
+def test_a_shard_without_a_standby_that_left_does_not_concern_later_increments(place: Place) -> None:
+    assert place.whole is not None
+    place.whole = replace(place.whole, nodes=tuple(node for node in place.whole.nodes if node.id != "s2-b1"))
+    place.list_shards("s1", "s2", NEW)
+    place.runs.full("chain")
+    place.next()
+    assert [one.what for one in place.check().skipped] == ["rows of shard s2"]
+    place.list_shards("s1", NEW, retired=("s2",))
+    assert place.next().retired == ("s2",)
+    report = place.check()
+    assert (report.result, report.skipped) == (VALID, [])
+    assert [(one.first, one.last, one.what) for one in report.uncompared_points] == [(0, 1, "rows of shard s2")]
+    assert place.check(1).result == INCONCLUSIVE
 
 
 def check_contradictions(place: Place, joined: Increment, left: Increment) -> None:

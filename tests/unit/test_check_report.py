@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from cutline.check.report import CheckReport, Compared, Conflict, Doubt, Findings, RestsOn, Skipped, SnapshotReport
+from cutline.check.report import (
+    CheckReport,
+    Compared,
+    Conflict,
+    Doubt,
+    Findings,
+    RestsOn,
+    Skipped,
+    SnapshotReport,
+    UncomparedPoints,
+)
 from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, REPAIRABLE, lines_of, volumes_of
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 from cutline.fleet.record import Time
@@ -86,6 +96,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
                 {"what": "rows of shard s1", "why": "no backup copy to compare with", "is_one_copy": False,
                  "is_absent": False}
             ],
+            "uncompared_points": [],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
                 "object": "key", "global_id": None, "detail": "its contents differ from those that were committed",
@@ -190,6 +201,28 @@ def test_an_inconclusive_check_says_how_to_allow_one_copy(
     text = "\n".join(lines_of(CheckReport((report,), 1.0)))
     assert ('[check] allow = ["one-copy"]' in text) == is_named
     assert ("the next increment continues its copy" in text) == (ABSENT in skipped)
+
+
+def test_what_earlier_restore_points_lack_is_named_and_changes_nothing() -> None:
+    away = "it was left out: it is away"
+    points = (
+        UncomparedPoints(0, 31, "rows of shard s3", "no backup copy to compare with"),
+        UncomparedPoints(3, 4, "the copy of s1-b1", away),
+        UncomparedPoints(3, 4, "the copy of s2-b1", away),
+        UncomparedPoints(0, 0, "rows of shard s4", "no backup copy to compare with"),
+    )
+    report = CheckReport((SnapshotReport("a", 32, SOMETHING, uncompared_points=points), valid_report()), 1.0)
+    assert (report.exit_code, report.result) == (DONE, "valid")
+    lines = lines_of(report)
+    assert [line.strip() for line in lines if line.startswith("  not compared at")] == [
+        "not compared at the full snapshot to increment 31: rows of shard s3 (no backup copy to compare with)",
+        f"not compared at increments 3 to 4: the copy of s1-b1, the copy of s2-b1 ({away})",
+        "not compared at the full snapshot: rows of shard s4 (no backup copy to compare with)",
+    ]
+    assert [line for line in lines if line.endswith("snapshot merge a --drop-earlier")]
+    document = report.to_json()["snapshots"][0]
+    assert document["uncompared_points"][1] == {"first": 3, "last": 4, "what": "the copy of s1-b1", "why": away}
+    assert "--drop-earlier" not in "\n".join(lines_of(CheckReport((valid_report(),), 1.0)))
 
 
 def test_a_hint_about_several_snapshots_names_none_of_them() -> None:

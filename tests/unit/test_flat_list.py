@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from contextlib import redirect_stdout
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -150,6 +150,33 @@ def test_a_check_that_rests_on_records_is_told_from_one_that_read_everything() -
     assert document["last_full_check"]["rests_on_records"] is False
     assert document["last_covering_check"]["rests_on_records"] is True
     assert document["last_record"]["oldest_read_at"] == "2026-11-11T12:00:00.000Z"
+
+
+def reread_text(chain: Chain, *records: tuple[int, str, int]) -> str:
+    """What the column shows after checks up to an increment, of the chain of an operation, this many minutes ago."""
+    checks = NewestChecks()
+    for increment, operation, minutes in records:
+        at = Time.of(NOW - timedelta(minutes=minutes))
+        read = structs.replace(read_times(at), last_operation=operation)
+        checks.add(EndedCheck("op", at, CheckedPoint("daily", increment, "valid", full=False, read=read)))
+    table = lines_of(listing_of(chain, checks), NOW)[0]
+    assert isinstance(table, FittingTable)
+    title, line, *_ = table.lines(None)
+    return line[title.index("reread") : title.index("comment")].strip()
+
+
+def test_a_check_of_an_earlier_increment_does_not_hide_what_was_read_before() -> None:
+    chain = commented(*["x"] * 5)
+    everything, earlier = (4, "op-4", 20), (2, "op-2", 10)
+    assert reread_text(chain, everything) == "20 min ago"
+    assert reread_text(chain, everything, earlier) == "20 min ago"
+    assert reread_text(chain, earlier) == "10 min ago, up to increment 2"
+    assert reread_text(chain, earlier, (3, "op-3", 30)) == "30 min ago, up to increment 3"
+    # Of two that reach as far, the newest reading; whichever ended last.
+    assert reread_text(chain, (4, "op-4", 5), everything) == "5 min ago"
+    # The snapshot of this name had another chain before.
+    assert reread_text(chain, earlier, (4, "op-of-another-chain", 5)) == "10 min ago, up to increment 2"
+    assert reread_text(chain, (9, "op-9", 5)) == ""
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,9 @@ from tests.unit.made_garbage import StoreBuilder, backdate, count_kept, garbage_
 
 HOUR = 3600.0
 
+# A time since which everything has been read.
+AT = "2026-11-24T10:00:00.000Z"
+
 
 def test_records_are_removed_a_month_after_their_outcome_unless_they_are_needed() -> None:
     made = StoreBuilder()
@@ -104,14 +107,24 @@ def test_the_check_that_stands_for_a_snapshot_is_kept() -> None:
 def test_the_newest_record_on_which_a_check_may_rest_is_kept() -> None:
     made = StoreBuilder()
     made.take_full("daily")
-    at = "2026-11-24T10:00:00.000Z"
-    full = ended(made.store, 1, structs.replace(point("daily", 0), read=read_times(at)))
-    resting = structs.replace(point("daily", 0, full=False), rests_on=full, read=read_times(at))
+    full = ended(made.store, 1, structs.replace(point("daily", 0), read=read_times(AT)))
+    resting = structs.replace(point("daily", 0, full=False), rests_on=full, read=read_times(AT))
     earlier, newest = ended(made.store, 2, resting), ended(made.store, 3, resting)
     backdate(made.store, 31, "operations")
     gone = garbage_of(made.store)
     # The full check stands for the snapshot, and the newest check for later checks.
     assert [one for one in (full, earlier, newest) if any(one in key for key in gone)] == [earlier]
+
+
+def test_the_record_that_has_read_most_increments_is_kept() -> None:
+    made = StoreBuilder()
+    made.take_full("daily")
+    # The check that ended last was of an earlier increment.
+    records = [structs.replace(point("daily", number, full=False), read=read_times(AT)) for number in (1, 2, 0)]
+    first, furthest, last = (ended(made.store, minute, record) for minute, record in enumerate(records, 1))
+    backdate(made.store, 31, "operations")
+    gone = garbage_of(made.store)
+    assert [one for one in (first, furthest, last) if any(one in key for key in gone)] == [first]
 
 
 def test_the_check_that_stands_for_what_is_left_of_a_pruned_snapshot_is_kept() -> None:

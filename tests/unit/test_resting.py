@@ -25,7 +25,7 @@ from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit
+from cutline.snapshots.records.commit import AbsentCopy, Commit
 from cutline.snapshots.records.operation_records import (
     CheckedPoint,
     CheckResult,
@@ -37,7 +37,7 @@ from cutline.storage.location import StoreLocation
 from cutline.storage.open import _open_once as open_once
 from cutline.storage.store import ObjectStore
 from tests.unit.made_checks import ended_after, ended_at, outcome_key, point
-from tests.unit.made_commits import as_read, increment_commit
+from tests.unit.made_commits import as_read, increment_commit, segment
 from tests.unit.test_rereading import made_chain
 
 NOW = datetime.now(UTC)
@@ -299,6 +299,47 @@ def test_without_a_record_a_limited_check_reads_that_much_and_is_inconclusive(
     assert "no record" in report.unused_records
     whats = [part.what.partition(" objects")[0] for part in report.skipped]
     assert whats == [*(["contents of 27"] if not read_objects else []), "comparison of copies, cuts and transactions"]
+
+
+def absent_at(chain: Chain, *numbers: int) -> Chain:
+    """The chain with the copy of b left out of these increments."""
+    copy = AbsentCopy(numbers[0], "it is away", segment("b", 1, 0, 100))
+    increments = (
+        structs.replace(one, absent={"b": copy}) if one.increment in numbers else one for one in chain.increments
+    )
+    return sealed(Chain(chain.full, tuple(increments)))
+
+
+def test_a_part_does_not_end_while_a_copy_is_away_that_comes_back(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting, "PART_BYTES", 0)
+    chain = extended(case.chain, 5)
+    assert ends_of_parts(chain, 1, is_limited=True) == [2, 3, 4, 5, 6]
+    assert ends_of_parts(absent_at(chain, 3, 4), 1, is_limited=True) == [2, 5, 6]
+    # It is still away: no part has its WAL.
+    assert ends_of_parts(absent_at(chain, 5, 6), 1, is_limited=True) == [2, 3, 4, 5, 6]
+    assert ends_of_parts(absent_at(chain, 3, 5, 6), 1, is_limited=True) == [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_what_earlier_increments_lack_is_named_and_what_the_newest_lacks_is_skipped(case: Case, new: int) -> None:
+    """Neither depends on what this check reads: the verdict is that of a check of everything."""
+    back = absent_at(extended(case.chain, 5), 3, 4)
+    case.record(back.up_to(back.last.increment - new))
+    check = case.check(back)
+    assert case.rest(check)
+    assert (check.report.result, check.report.skipped) == ("valid", [])
+    assert {(one.first, one.last) for one in check.report.uncompared_points} == {(3, 4)}
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_a_check_on_the_record_of_an_inconclusive_check_is_inconclusive(case: Case, new: int) -> None:
+    away = absent_at(extended(case.chain, 5), 4, 5, 6)
+    case.record(away.up_to(away.last.increment - new))
+    check = case.check(away)
+    assert case.rest(check)
+    assert check.report.result == "inconclusive"
+    assert [part.what for part in check.report.skipped] == ["rows of shard a", "the copy of b"]
+    assert check.report.uncompared_points == ()
 
 
 def test_everything_is_read_if_no_check_has_found_the_chain_valid(case: Case) -> None:

@@ -1,0 +1,123 @@
+"""What a check can't compare because no second copy reaches the cut, according to the commits alone.
+
+The verdict of a check is about the state at its increment, so only what that state lacks is skipped. Restore points
+before it that lacked more are named, and don't change the result: a shard that has left the chain since, or a standby
+that was away for some increments, would otherwise make the check of each later increment inconclusive.
+
+A check that rests on a record derives the same from the same commits, so its verdict is never better than the verdict
+of a check of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cutline.check.copies import Copies
+from cutline.check.report import Findings, Skipped, UncomparedPoints
+from cutline.fleet.messages import list_some
+from cutline.nodes.left_out import LeftOutKind
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import Commit, Increment
+from cutline.snapshots.records.proven_chains import point_label
+
+TABLES_NAMED_MAX = 20
+SHARD, BASE_ROWS, TABLES, COPY = "shard", "base rows", "tables", "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class _Uncompared:
+    """A part of the state at a cut that has no second copy. `kind` and `node` identify it from cut to cut.
+
+    `reason` is why it was not compared, in words that also fit later increments.
+    """
+
+    kind: str
+    node: str
+    skipped: Skipped
+    reason: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.kind, self.node
+
+
+def note_uncompared(chain: Chain, findings: Findings) -> None:
+    """Add what can't be compared at the chain's last cut to the skipped parts, and name the earlier restore points."""
+    skip_uncompared(Copies.of(chain), findings)
+    findings.report.uncompared_points = uncompared_points(chain)
+
+
+def skip_uncompared(copies: Copies, findings: Findings) -> None:
+    """Add what can't be compared at the last cut of the copies to the skipped parts of the report."""
+    for part in _uncompared(copies):
+        findings.skip(part.skipped)
+
+
+def uncompared_points(chain: Chain) -> tuple[UncomparedPoints, ...]:
+    """Return what can't be compared at restore points before the last cut; without what lasts until there.
+
+    Only the commits at which this may change are looked at: a chain may have thousands of increments.
+    """
+    found: list[UncomparedPoints] = []
+    began: dict[tuple[str, str], tuple[int, _Uncompared]] = {}
+    before: Commit | None = None
+    for commit in chain.commits:
+        if before is None or _may_differ(before, commit, is_read_once=any(kind == TABLES for kind, _ in began)):
+            now = {part.key: part for part in _uncompared(Copies.of(chain.up_to(commit.increment)))}
+            for key in began.keys() - now.keys():
+                first, part = began.pop(key)
+                last = commit.increment - 1
+                found.append(UncomparedPoints(first, last, part.skipped.what, part.reason))
+            began |= {key: (commit.increment, part) for key, part in now.items() if key not in began}
+        before = commit
+    return tuple(sorted(found, key=lambda points: (points.first, points.last, points.what)))
+
+
+def _may_differ(before: Commit, commit: Commit, *, is_read_once: bool) -> bool:
+    """Whether other parts may lack a second copy at `commit` than at the commit before."""
+    if isinstance(commit, Increment) and (commit.renewed or commit.retired):
+        return True
+    if commit.absent.keys() != before.absent.keys():
+        return True
+    changes = commit.definition_changes
+    return changes is not None and (is_read_once or bool(changes.readers))
+
+
+def _uncompared(copies: Copies) -> Iterator[_Uncompared]:
+    chain, counts = copies.chain, copies.counts
+    for shard in sorted(counts):
+        if counts[shard] == 1:
+            kinds = (LeftOutKind.STANDBY_COPY, LeftOutKind.ABSENT_COPY)
+            out = [f"; {out.name}: {out.why}" for out in chain.left_out if out.node == shard and out.kind in kinds]
+            yield _one_copy(SHARD, shard, f"rows of shard {shard}", f"no backup copy to compare with{''.join(out)}")
+    for shard, shared in chain.bases_read_once.items():
+        if set(copies.same_shard(shard)) - {shard} == {shared.standby}:
+            why = f"they were read once, on {shared.standby}, for the copies of {shard} and {shared.standby}"
+            yield _one_copy(BASE_ROWS, shard, f"base rows of shard {shard}", why)
+    for shard in sorted(counts):
+        for standby, tables in _tables_read_once(copies, shard).items():
+            why = f"both copies were read on {standby} when the tables were copied"
+            what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
+            yield _one_copy(TABLES, shard, what, why)
+    for node, absent in chain.absent.items():
+        why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
+        skipped = Skipped(f"the copy of {node}", why, is_absent=True)
+        yield _Uncompared(COPY, node, skipped, f"it was left out: {absent.reason}")
+
+
+def _one_copy(kind: str, shard: str, what: str, why: str) -> _Uncompared:
+    return _Uncompared(kind, shard, Skipped(what, why, is_one_copy=True), why)
+
+
+def _tables_read_once(copies: Copies, shard: str) -> dict[str, list[str]]:
+    """Return the names of the tables whose copies come from one reading of the shard's only standby, by standby."""
+    if not (read_once := copies.chain.tables_read_once(shard)):
+        return {}
+    others, now = set(copies.same_shard(shard)) - {shard}, copies.chain.numbers_at_cut(shard)
+    names = {group.number: group.name for group in copies.chain.groups(shard)}
+    found: dict[str, set[str]] = {}
+    for number, standby in read_once.items():
+        if number in now and others == {standby}:
+            found.setdefault(standby, set()).add(names[now[number]])
+    return {standby: sorted(tables) for standby, tables in found.items()}

@@ -1,0 +1,118 @@
+"""What has no second copy is skipped at the checked cut, and only named at the restore points before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from cutline.check.copies import Copies
+from cutline.check.report import Compared, Findings, SnapshotReport, UncomparedPoints
+from cutline.check.uncompared import note_uncompared, skip_uncompared
+from cutline.fleet.lsn import ORIGIN
+from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges, FullSnapshot, Increment, Renewal
+from tests.unit.made_commits import full_commit, identity, increment_commit, segment
+
+AWAY = "it is away"
+NO_BACKUP = "no backup copy to compare with"
+
+
+def full(*, has_other: bool = False) -> FullSnapshot:
+    """Shard a with standby b; `has_other` adds shard c without a standby."""
+    made = full_commit()
+    if not has_other:
+        return made
+    others = {"baseline": (*made.baseline, identity("c")), "groups": {**made.groups, "c": ()}}
+    return structs.replace(made, **others, base={**made.base, "c": ORIGIN})
+
+
+def chain_of(full_snapshot: FullSnapshot, count: int, changed: Mapping[int, Mapping[str, object]]) -> Chain:
+    """A chain of so many increments; `changed` are fields of increments by number."""
+    increments: list[Increment] = []
+    for number in range(1, count + 1):
+        increments.append(structs.replace(increment_commit(number), **changed.get(number, {})))
+    return Chain(full_snapshot, tuple(increments))
+
+
+def absent(since: int) -> dict[str, object]:
+    return {"absent": {"b": AbsentCopy(since, AWAY, segment("b", 1, 0, 100))}}
+
+
+def checked(chain: Chain, *, allows_one_copy: bool = False) -> SnapshotReport:
+    report = SnapshotReport("daily", chain.last.increment, Compared(objects=1), allows_one_copy=allows_one_copy)
+    note_uncompared(chain, Findings(report))
+    return report
+
+
+def test_a_shard_that_has_left_is_named_at_the_restore_points_that_have_it() -> None:
+    chain = chain_of(full(has_other=True), 4, {3: {"retired": ("c",)}})
+    report = checked(chain)
+    assert (report.result, report.skipped) == ("valid", [])
+    assert report.uncompared_points == (UncomparedPoints(0, 2, "rows of shard c", NO_BACKUP),)
+    # One of these restore points is still checked as before.
+    earlier = checked(chain.up_to(2))
+    assert (earlier.result, [part.what for part in earlier.skipped]) == ("inconclusive", ["rows of shard c"])
+    assert earlier.uncompared_points == ()
+    assert checked(chain.up_to(2), allows_one_copy=True).result == "one-copy"
+
+
+def test_a_standby_that_was_away_and_is_back_is_named_at_the_restore_points_without_it() -> None:
+    chain = chain_of(full(), 6, {3: absent(3), 4: absent(3)})
+    report = checked(chain)
+    assert (report.result, report.skipped) == ("valid", [])
+    assert [(one.first, one.last, one.what, one.why) for one in report.uncompared_points] == [
+        (3, 4, "rows of shard a", NO_BACKUP),
+        (3, 4, "the copy of b", f"it was left out: {AWAY}"),
+    ]
+    for number in (3, 4):
+        earlier = checked(chain.up_to(number))
+        assert (earlier.result, earlier.uncompared_points) == ("inconclusive", ())
+        assert [part.what for part in earlier.skipped] == ["rows of shard a", "the copy of b"]
+    assert checked(chain.up_to(2)).uncompared_points == ()
+
+
+def test_a_standby_that_is_still_away_is_skipped_also_if_one_copy_is_allowed() -> None:
+    chain = chain_of(full(), 5, {2: absent(2), 4: absent(4), 5: absent(4)})
+    report = checked(chain, allows_one_copy=True)
+    assert report.result == "inconclusive"
+    assert {part.why for part in report.skipped} == {NO_BACKUP, f"increment 4 and later leave it out: {AWAY}"}
+    # Only the first time ended before this increment.
+    assert {(one.first, one.last) for one in report.uncompared_points} == {(2, 2)}
+
+
+def test_a_shard_that_has_had_one_copy_from_the_beginning_is_skipped_and_not_named_again() -> None:
+    report = checked(chain_of(full(has_other=True), 5, {2: absent(2)}))
+    assert [part.what for part in report.skipped] == ["rows of shard c"]
+    assert "c" not in {one.what.rpartition(" ")[2] for one in report.uncompared_points}
+    assert report.result == "inconclusive"
+
+
+def test_a_shard_whose_standby_was_added_later_is_named_until_then() -> None:
+    alone = structs.replace(full_commit(), baseline=(identity("a"),), base={"a": ORIGIN})
+    added = Renewal(identity("b", "a"), ORIGIN, "no commit of the chain has a copy of it", is_new=True)
+    report = checked(chain_of(alone, 4, {2: {"renewed": {"b": added}}}))
+    assert report.uncompared_points == (UncomparedPoints(0, 1, "rows of shard a", NO_BACKUP),)
+    assert report.result == "valid"
+
+
+def test_a_chain_in_which_nothing_changes_is_looked_at_once() -> None:
+    """A chain may have thousands of increments, each with a change of definitions."""
+    looked_at: list[int] = []
+
+    class Counted(Chain):
+        def up_to(self, increment: int) -> Chain:
+            looked_at.append(increment)
+            return Chain.up_to(self, increment)
+
+    same = chain_of(full(), 50, {number: {"definition_changes": DefinitionChanges()} for number in range(1, 51)})
+    note_uncompared(Counted(same.full, same.increments), Findings(SnapshotReport("daily", 50)))
+    assert looked_at == [0]
+
+
+def test_the_same_part_is_skipped_once() -> None:
+    chain = chain_of(full(has_other=True), 1, {})
+    findings = Findings(SnapshotReport("daily", 1))
+    skip_uncompared(Copies.of(chain), findings)
+    skip_uncompared(Copies.of(chain), findings)
+    assert [part.what for part in findings.report.skipped] == ["rows of shard c"]

@@ -177,10 +177,6 @@ def find_newest(store: ObjectStore) -> NewestSnapshot:
     newest: FullSnapshot | None = None
     unread: list[str] = []
     now = utc_now()
-
-    def rank(full: FullSnapshot) -> tuple[bool, bool, datetime]:
-        return not full.only_cut, not is_ahead(cut_time(full), now), cut_time(full)
-
     for name in snapshot_names(store):
         try:
             full = read_full(store, name)
@@ -189,7 +185,10 @@ def find_newest(store: ObjectStore) -> NewestSnapshot:
         except (SnapshotDeletedError, SnapshotMissingError):
             continue
         else:
-            newest = full if newest is None else max(newest, full, key=rank)
+            newest = max(
+                [full] if newest is None else [newest, full],
+                key=lambda one: (not one.only_cut, not is_ahead(cut_time(one), now), cut_time(one)),
+            )
     return NewestSnapshot(newest, tuple(unread))
 
 

@@ -23,6 +23,7 @@ from cutline.snapshots.records.store_identity import ensure_identity, read_ident
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from tests.unit.document_kinds import FLEET
+from tests.unit.made_fleets import new_fleet, store_chain
 from tests.unit.made_garbage import StoreBuilder
 
 
@@ -66,6 +67,19 @@ def test_a_snapshot_that_can_not_be_read_may_be_the_newest(fleet: Fleet, tmp_pat
     broken = ("commit", commit_key("weekly", 0))
     assert [broken in [(one.kind, one.object) for one in each.conflicts] for each in report.snapshots] == [False, True]
     assert report.exit_code == 1
+
+
+def test_a_cut_in_the_future_is_not_the_newest() -> None:
+    fleet = new_fleet()
+    for name, at in (
+        ("ahead", "2098-01-01T00:00:00Z"),
+        ("daily", "2026-11-20T00:00:00Z"),
+        ("old", "2026-11-19T00:00:00Z"),
+    ):
+        store_chain(fleet, name, at)
+    newest = find_newest(fleet.store.open())
+    assert newest.full is not None
+    assert newest.full.snapshot == "daily"
 
 
 def test_a_check_of_all_does_not_hold_their_commits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

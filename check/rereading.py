@@ -161,6 +161,17 @@ class Rereading:
             self.objects += len(tasks)
             self.bytes += piece.size_bytes
 
+    def read_entries(self, entries: Sequence[Entry]) -> None:
+        """Read these objects, whatever their places."""
+        self.progress.step("read other copies", total=len(entries), unit="objects")
+        tasks, size = [RereadTask(entry, self.store) for entry in entries], sum(entry.size for entry in entries)
+        reports = self._read_here(tasks) if size <= READ_HERE_BYTES_MAX else self._read_by_job(tasks)
+        for problem in reports:
+            if problem is not None:
+                self.findings.damage(problem)
+        self.objects += len(tasks)
+        self.bytes += size
+
     def _read_here(self, tasks: Sequence[RereadTask]) -> list[ErrorReport | None]:
         def read(task: RereadTask) -> ErrorReport | None:
             report = reread(task)

@@ -14,6 +14,7 @@ from datetime import datetime
 
 import numpy as np
 
+from cutline.check.copies import Copies
 from cutline.check.earlier_check import EarlierCheck, RecordedChecks, find_earlier, new_record
 from cutline.check.new_part import NewPart
 from cutline.check.read_times import (
@@ -232,7 +233,8 @@ def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
     """Divide the increments after `after` into parts to check, and return the last increment of each part.
 
     If the time `is_limited`, a part ends with the increment that brings it to PART_BYTES, but not while a copy is
-    absent that comes back: the next part would have the copy's WAL of that time, and not that of the other copies.
+    absent that comes back: the next part would have the copy's WAL of that time, and not that of the other copies. Nor
+    does it end where the rest can't be checked by itself, for the same reasons as after an earlier check.
     """
     last = chain.last.increment
     if after == last or not is_limited:
@@ -240,10 +242,11 @@ def ends_of_parts(chain: Chain, after: int, *, is_limited: bool) -> list[int]:
     ends: list[int] = []
     size = 0
     commits = chain.commits_after(after)
-    awaited = _increments_without_a_copy_that_comes_back(commits)
+    awaited, copies = _increments_without_a_copy_that_comes_back(commits), Copies.of(chain)
     for commit in commits:
         size += commit.counts.get("bytes", 0)
-        if (size >= PART_BYTES and commit.increment not in awaited) or commit.increment == last:
+        is_full = size >= PART_BYTES and commit.increment not in awaited
+        if commit.increment == last or (is_full and not NewPart(chain, commit.increment).problem(copies)):
             ends.append(commit.increment)
             size = 0
     return ends

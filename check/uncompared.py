@@ -10,7 +10,8 @@ of a check of everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cutline.check.copies import Copies
@@ -18,7 +19,7 @@ from cutline.check.report import Findings, Skipped, UncomparedPoints
 from cutline.fleet.messages import list_some
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit, Increment
+from cutline.snapshots.records.commit import UNLISTED, Commit, Increment
 from cutline.snapshots.records.proven_chains import point_label
 
 TABLES_NAMED_MAX = 20
@@ -54,12 +55,92 @@ def skip_uncompared(copies: Copies, findings: Findings) -> None:
         findings.skip(part.skipped)
 
 
+def ends_of_passes(chain: Chain) -> list[int]:
+    """Return the increments up to which a check of everything compares the copies, one after the other.
+
+    They are the last before each increment with which a primary's copy begins again or a shard leaves, because what
+    these had is needed to restore the increments before; and the chain's last.
+    """
+    ends = [
+        one.increment - 1
+        for one in chain.increments
+        if one.retired or any(renewal.identity.backup_of is None for renewal in one.renewed.values())
+    ]
+    return [*ends, chain.last.increment]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedCopies:
+    """The copies of nodes that the passes of a check read, and up to which increment.
+
+    A node's copies are counted from 0: each renewal begins another one. A copy that is absent where every pass over it
+    ends is read by none, such as that of a standby that was away until it was copied again.
+    """
+
+    begins: Mapping[str, list[int]]
+    reached: Mapping[str, Mapping[int, int]]
+
+    @classmethod
+    def of(cls, chain: Chain) -> PassedCopies:
+        """Return the copies that `ends_of_passes` reach."""
+        begins: dict[str, list[int]] = {node: [] for node in chain.all_nodes}
+        for one in chain.increments:
+            for node in one.renewed:
+                begins.setdefault(node, []).append(one.increment)
+        reached: dict[str, dict[int, int]] = {node: {} for node in begins}
+        for last in ends_of_passes(chain):
+            absent = chain.commit_of(last).absent
+            for node in begins:
+                if node not in absent:
+                    reached[node][bisect_right(begins[node], last)] = last
+        return cls(begins, reached)
+
+    @property
+    def are_all(self) -> bool:
+        """Whether every copy is read to its end, because none began again and none is absent."""
+        return not any(self.begins.values()) and all(self.reached.values())
+
+    def is_read(self, node: str, increment: int) -> bool:
+        """Whether a pass reads the objects of the node that the increment lists."""
+        if node not in self.begins:
+            return True
+        return increment <= self.reached[node].get(bisect_right(self.begins[node], increment), -1)
+
+
 def uncompared_points(chain: Chain) -> tuple[UncomparedPoints, ...]:
-    """Return what can't be compared at restore points before the last cut; without what lasts until there.
+    """Return what is not compared at restore points before the last cut; without what lasts until there."""
+    found = [*_without_second_copy(chain), *_without_pass(chain)]
+    return tuple(sorted(found, key=lambda points: (points.first, points.last, points.what)))
+
+
+def _without_pass(chain: Chain) -> Iterator[UncomparedPoints]:
+    """Yield the restore points with a second copy that no pass compares: it began again, or is away where one ends."""
+    passed, ends = PassedCopies.of(chain), ends_of_passes(chain)
+    absent = {end: chain.commit_of(end).absent.keys() for end in ends[:-1]}
+    for node, begins in passed.begins.items():
+        away = {end for end, names in absent.items() if node in names}
+        if not begins and not away:
+            continue
+        first = chain.commit_of(begins[0]) if begins else None
+        joined = begins[0] if isinstance(first, Increment) and first.renewed[node].is_new else chain.full.increment
+        points: dict[str, list[int]] = {}
+        for number in (one.increment for one in chain.commits if node not in one.absent and one.increment >= joined):
+            end, copy = ends[bisect_left(ends, number)], bisect_right(begins, number)
+            if copy != bisect_right(begins, end):
+                points.setdefault(f"it began again with {point_label(begins[copy])}", []).append(number)
+            elif end in away:
+                why = f"it was away at {point_label(end)}, after which its primary's copy began again or its shard left"
+                points.setdefault(why, []).append(number)
+        for why, some in points.items():
+            text = f"{why}; a check up to {point_label(some[-1])} compares it"
+            yield UncomparedPoints(some[0], some[-1], f"the copy of {node}", text)
+
+
+def _without_second_copy(chain: Chain) -> Iterator[UncomparedPoints]:
+    """Yield what had no second copy at restore points before the last cut.
 
     Only the commits at which this may change are looked at: a chain may have thousands of increments.
     """
-    found: list[UncomparedPoints] = []
     began: dict[tuple[str, str], tuple[int, _Uncompared]] = {}
     before: Commit | None = None
     for commit in chain.commits:
@@ -67,11 +148,9 @@ def uncompared_points(chain: Chain) -> tuple[UncomparedPoints, ...]:
             now = {part.key: part for part in _uncompared(Copies.of(chain.up_to(commit.increment)))}
             for key in began.keys() - now.keys():
                 first, part = began.pop(key)
-                last = commit.increment - 1
-                found.append(UncomparedPoints(first, last, part.skipped.what, part.reason))
+                yield UncomparedPoints(first, commit.increment - 1, part.skipped.what, part.reason)
             began |= {key: (commit.increment, part) for key, part in now.items() if key not in began}
         before = commit
-    return tuple(sorted(found, key=lambda points: (points.first, points.last, points.what)))
 
 
 def _may_differ(before: Commit, commit: Commit, *, is_read_once: bool) -> bool:
@@ -90,7 +169,8 @@ def _uncompared(copies: Copies) -> Iterator[_Uncompared]:
         if counts[shard] == 1:
             kinds = (LeftOutKind.STANDBY_COPY, LeftOutKind.ABSENT_COPY)
             out = [f"; {out.name}: {out.why}" for out in chain.left_out if out.node == shard and out.kind in kinds]
-            yield _one_copy(SHARD, shard, f"rows of shard {shard}", f"no backup copy to compare with{''.join(out)}")
+            what, why = f"rows of shard {shard}", "no backup copy to compare with"
+            yield _Uncompared(SHARD, shard, Skipped(what, f"{why}{''.join(out)}", is_one_copy=True), why)
     for shard, shared in chain.bases_read_once.items():
         if set(copies.same_shard(shard)) - {shard} == {shared.standby}:
             why = f"they were read once, on {shared.standby}, for the copies of {shard} and {shared.standby}"
@@ -101,6 +181,9 @@ def _uncompared(copies: Copies) -> Iterator[_Uncompared]:
             what = f"base rows of {list_some(tables, TABLES_NAMED_MAX)} in shard {shard}"
             yield _one_copy(TABLES, shard, what, why)
     for node, absent in chain.absent.items():
+        if UNLISTED in absent.reason:
+            # Nobody expects the standby to come back, and the other copies were compared.
+            continue
         why = f"{point_label(absent.since)} and later leave it out: {absent.reason}"
         skipped = Skipped(f"the copy of {node}", why, is_absent=True)
         yield _Uncompared(COPY, node, skipped, f"it was left out: {absent.reason}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from cutline.check.commit_entries import check_entries
@@ -23,21 +24,22 @@ from cutline.check.operation_documents import RecordedPoints, check_intent, chec
 from cutline.check.own_types import own_types
 from cutline.check.partitions import hash_partitions
 from cutline.check.primaries import LockedPrimaries, check_primaries
+from cutline.check.read_times import LastReads
 from cutline.check.report import CheckReport, Compared, Conflict, Findings, Skipped, SnapshotReport, conflict_of
 from cutline.check.required_values import required_columns
-from cutline.check.rereading import Deadline
+from cutline.check.rereading import Deadline, Rereading
 from cutline.check.resting import ChainCheck, record_full, rest_on_record
 from cutline.check.restore_points import check_restore_point
 from cutline.check.sequence_values import check_sequences, fed_groups
 from cutline.check.spanning import check_spanning
-from cutline.check.stored_entries import check_listing
+from cutline.check.stored_entries import check_listing, entries_in_order
 from cutline.check.stored_large_objects import check_large_objects
 from cutline.check.streams import hash_streams
 from cutline.check.structure import check_structure, names_to_check
 from cutline.check.times import check_times
 from cutline.check.transaction_parts import PartRules
 from cutline.check.transactions import compare_transactions, reading_here, reading_in_jobs
-from cutline.check.uncompared import note_uncompared
+from cutline.check.uncompared import PassedCopies, ends_of_passes, note_uncompared
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -63,7 +65,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, chain_
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_only_full
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.spark_jobs import SparkSource, start_session
+from cutline.spark.spark_jobs import TASKS_PER_JOB_MAX, SparkSource, start_session
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError, report_of
 from cutline.storage.location import StoreLocation
@@ -280,23 +282,32 @@ def _check_chain(check: ChainCheck, request: CheckRequest, checks: RecordedCheck
         return
     part, compared = NewPart(chain), None
     check.spark.begin(ExecutorNeeds(location), progress, part.amount)
-    for last in _ends_before_renewals(chain):
-        # What shards had that have left since, and primaries whose copies began again, is needed to restore these
-        # increments.
+    *earlier, _ = ends_of_passes(chain)
+    for last in earlier:
         _check_part(check, NewPart(chain.up_to(last)), compared=compared)
         compared = last
     _check_part(check, part, request.rows, compared)
+    _read_other_copies(check)
     note_uncompared(chain, findings)
     record_full(check)
 
 
-def _ends_before_renewals(chain: Chain) -> list[int]:
-    """Return the last increment before each with which the copy of a primary begins again, or a shard leaves."""
-    return [
-        one.increment - 1
-        for one in chain.increments
-        if one.retired or any(renewal.identity.backup_of is None for renewal in one.renewed.values())
-    ]
+def _read_other_copies(check: ChainCheck) -> None:
+    """Compare the objects of copies that no pass has read with their digests: nothing else can be said about them."""
+    chain, passed = check.chain, PassedCopies.of(check.chain)
+    if passed.are_all:
+        return
+    unread = (
+        entry
+        for increment, entries in entries_in_order(chain)
+        for entry in entries
+        if not passed.is_read(entry.node, increment)
+    )
+    times = LastReads.of_full(chain.last.increment, check.now)
+    rereading = Rereading(check.spark, check.location, check.findings, check.progress, check.deadline, times)
+    while some := list(islice(unread, TASKS_PER_JOB_MAX)):
+        rereading.read_entries(some)
+    check.report.compared.objects += rereading.objects
 
 
 def _check_part(check: ChainCheck, part: NewPart, rows: int = 0, compared: int | None = None) -> None:

@@ -168,7 +168,7 @@ SELECT n.nspname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
 def find_node_problems(sessions: Sessions, slots_remedy: SlotsRemedy = default_slots_remedy) -> list[NodeProblem]:
     """Find all problems with the nodes' settings and with our role's privileges on the servers.
 
-    Raises NodeUnfitError for names that can't be converted to UTF-8, and the errors of `slots_remedy`.
+    Raises NodeUnfitError for names that can't be converted to UTF-8.
     """
     check_names(sessions)
     with_standbys = {node.backup_of for node in sessions.nodes}

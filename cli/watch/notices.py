@@ -32,7 +32,7 @@ from cutline.storage.store import ObjectStore
 EVENT_SCHEMA = "cutline/watch-event/1"
 # The ends of hints for somebody who runs a command by hand. `: it …` says what the repetition does; any other text
 # after the colon is a statement that is to be run before.
-REPEAT = re.compile(r"(^|[,;] then )repeat the command(: it [^;\n]*|(?!:))", re.MULTILINE)
+REPEAT = re.compile(r"(^|[,;] (?:then )?|\. Then )repeat the command(: it [^;\n]*|(?!:))", re.MULTILINE)
 BY_ITSELF = "the watch tries again by itself"
 
 

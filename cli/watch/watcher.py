@@ -36,6 +36,7 @@ from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, wi
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.listing import age_problem, is_ahead
 from cutline.snapshots.operations.activity import Activity
+from cutline.snapshots.records.commit import UNLISTED
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.storage.clock import utc_now
@@ -220,7 +221,11 @@ class Watcher:
                 return None
             commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
-            absent = {out.name: out.why for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+            absent = {
+                out.name: out.why
+                for out in commit.left_out
+                if out.kind == LeftOutKind.ABSENT_COPY and UNLISTED not in out.why
+            }
             self.notices.leaves_out(self.chain.name, absent)
             return result
         if kind is TaskKind.ARCHIVE:

@@ -47,7 +47,7 @@ from cutline.snapshots.operations.open_operations import (
 from cutline.snapshots.operations.operation import current_time, list_decided, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
-from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
+from cutline.snapshots.records.merged_chain import MergedAwayError, before_beginning_error, read_from_merge
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -330,9 +330,8 @@ def plan_restore(
             last = request.increment if request.exact else whole.full.increment - 1
             try:
                 whole = read_restorable(store, request.name, last, whole.full.increment - 1)
-            except MergedAwayError:
-                chain_at(whole, request.at)  # raises the error that says when the first cut was made
-                raise
+            except MergedAwayError as error:
+                raise before_beginning_error(whole, request.at, error) from None
         whole = read_chain_lists(store, whole)
         chain = chain_at(whole, request.at) if request.at and not request.exact else whole
     check_of_fleet(chain, identity)

@@ -31,7 +31,7 @@ from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges
+from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
@@ -53,7 +53,6 @@ POLL_SECONDS = 0.05
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
 REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
-UNLISTED = "it is no longer in fleet.toml"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
 ADDED = "no commit of the chain has a copy of it"
@@ -325,7 +324,7 @@ def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges |
         absence = sessions.absent.get(node) or Absence(UNLISTED, has_ended=True)
         reason, has_ended = absence.reason, absence.has_ended
         if before is not None and before.has_ended:
-            reason, has_ended = reason if node in sessions.absent else before.reason, True
+            has_ended = True
         elif changes is not None and (shard in changes.groups or shard in changes.gone):
             reason, has_ended = f"tables of {shard} have changed while it was left out ({reason})", True
         last = chain.original(chain.newest_segments(node)[-1])

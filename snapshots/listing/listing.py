@@ -31,12 +31,11 @@ from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import LostChain, read_marks
 from cutline.snapshots.records.merge_records import first_increment, newest_merge
-from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
+from cutline.snapshots.records.merged_chain import MergedAwayError, before_beginning_error, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
-    chain_at,
     cut_time,
     find_place,
     increment_label,
@@ -181,10 +180,8 @@ def read_at(store: ObjectStore, name: str, moment: datetime) -> Chain:
         # The first cut after the moment may be the one of the merge.
         try:
             chain = read_restorable(store, name, last, chain.full.increment - 1)
-        except MergedAwayError:
-            # It says when the first cut was made.
-            chain_at(chain, moment)
-            raise
+        except MergedAwayError as error:
+            raise before_beginning_error(chain, moment, error) from None
     return chain
 
 

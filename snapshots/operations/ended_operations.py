@@ -413,7 +413,7 @@ class NewestChecks:
             if isinstance(read := check.point.read, ReadTimes)
             and operations.get(check.point.increment) == read.last_operation
         ]
-        return max(of_chain, key=_reach, default=None)
+        return max(of_chain, key=reach_of, default=None)
 
     def standing_conflicts(self, snapshot: str, count: int) -> EndedCheck | None:
         """Return the snapshot's standing check (of `count` restore points) if it found conflicts, otherwise None."""
@@ -421,7 +421,7 @@ class NewestChecks:
         return check if check and check.point.result == CONFLICTS else None
 
 
-def _reach(record: EndedCheck) -> tuple[int, datetime]:
+def reach_of(record: EndedCheck) -> tuple[int, datetime]:
     """Return the increment up to which a check with a record has read, and since when everything has been read."""
     oldest = record.point.oldest_read_at
     return record.point.increment, datetime.fromisoformat(oldest) if oldest else record.moment

@@ -190,7 +190,7 @@ def how_to_free_slots(
     """Return the hint for a server whose slots are all in use: which snapshots they belong to, and how to end these.
 
     The chain with the newest restore point, and the chain `continued`, are not to be ended. Says nothing about slots
-    of other databases of the server, and of other programs. Raises NodeUnreachableError.
+    of other databases of the server, and of other programs.
     """
     chains, loose, unfinished = list[str](), list[str](), list[str]()
     # The hint is for an error that matters more than one that the store may have.
@@ -224,7 +224,11 @@ def free_slots_text(
     if ended := chains if continued else chains[:-1]:
         commands = "; ".join(f"snapshot end {name}" for name in ended[:NODES_NAMED_MAX])
         texts.append(f"to end those that get no more increments, and keep their restore points: {commands}")
-    texts += [f"to give up a full snapshot that was interrupted: snapshot cancel {one}" for one in unfinished]
+    texts += [
+        f"operation {one} is a full snapshot: if it runs (snapshot status), wait for it; to give it up if it was"
+        f" interrupted: snapshot cancel {one}"
+        for one in unfinished
+    ]
     texts += [f"if nobody needs it: SELECT pg_drop_replication_slot('{slot}')" for slot in loose]
     return "; ".join(texts)
 

@@ -37,6 +37,8 @@ DDL = "archive"
 GLOBALS = "globals"
 # The rows of extension configuration tables (snapshots/records/kinds.py).
 EXTENSION_ROWS = "extension-rows"
+# Why the copy of a standby is absent that was removed from fleet.toml.
+UNLISTED = "it is no longer in fleet.toml"
 # The kinds of objects that contain no rows of groups. A commit lists only a few such objects.
 WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
 # In an entry of this kind, `rows` contains only this number, with the count of large objects that begin in the object.

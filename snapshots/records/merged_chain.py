@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from msgspec import structs
 
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.record import Time
 from cutline.nodes.groups import Group
 from cutline.snapshots.records.chain import Chain, MergedBeginning
 from cutline.snapshots.records.commit import (
@@ -41,6 +43,7 @@ from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     check_name,
     check_objects,
+    cut_time,
     point_label,
     read_chain,
     read_following,
@@ -79,6 +82,17 @@ def read_from_merge(store: ObjectStore, name: str, increment: int | None = None,
 
 class MergedAwayError(SnapshotMissingError):
     """The increment is before the beginning of the chain: only a merge at a later increment remains."""
+
+
+def before_beginning_error(chain: Chain, moment: datetime, error: MergedAwayError) -> MergedAwayError:
+    """Return the error for a time before the cut with which a merged chain begins for good."""
+    at, first = (Time.of(time.astimezone(UTC)) for time in (moment, cut_time(chain.full)))
+    return MergedAwayError(
+        f"snapshot {chain.name} has no cut at or before {at} any more: what lay before increment"
+        f" {chain.full.increment} was given up",
+        hint=f"its first cut was made at {first}; for other snapshots: snapshot list",
+        details=error.details,
+    )
 
 
 def check_kept(store: ObjectStore, name: str, increment: int) -> None:

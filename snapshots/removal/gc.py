@@ -40,7 +40,7 @@ from cutline.fleet.progress import Progress
 from cutline.nodes.clocks import note_clocks
 from cutline.nodes.lock import FleetBusyError
 from cutline.nodes.sessions import open_sessions
-from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, read_checks, standing_check
+from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, reach_of, read_checks, standing_check
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists, read_merge_lists
 from cutline.snapshots.operations.open_operations import (
@@ -647,7 +647,7 @@ class RecordJudge:
             for name in self._checked
             if name in checks
         )
-        furthest = [max(some, key=lambda one: (one.point.increment, one.moment)) for some in records if some]
+        furthest = [max(some, key=reach_of) for some in records if some]
         rested_on |= {check.operation for check in furthest}
         return rested_on | {check.operation for check in standing if check is not None}
 

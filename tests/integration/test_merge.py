@@ -289,7 +289,7 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     # A time before the beginning is one before the first cut, wherever the chain began once.
     for words in (("restore", "chain", "--dry-run"), ("restore", "chain", "--exact", "--dry-run"), ("check", "chain")):
         code, document = run_here(place.fleet, *words, "--at", "2020-01-01T00:00:00Z")
-        assert (code, document["error"]) == (3, "snapshot-missing"), document
+        assert (code, document["error"]) == (3, "merged-away"), document
         assert "its first cut was made at" in document["hint"]
     assert command(place, "gc", "--grace", "0s", "--dry-run")["objects"] == 0
     (listed,) = command(place, "list")["snapshots"]

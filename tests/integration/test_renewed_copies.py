@@ -126,9 +126,19 @@ def test_a_rebuilt_standby_is_copied_again(place: ChangingFleet) -> None:
     assert second.renewed.keys() == {STANDBY}
     third = next_increment(place)
     assert not third.renewed
-    assert place.check().result == VALID
+    report = place.check()
+    assert report.result == VALID
+    assert [(one.first, one.last, one.what) for one in report.uncompared_points] == [
+        (0, 0, f"the copy of {STANDBY}"),
+        (1, 1, f"the copy of {STANDBY}"),
+    ]
     place.check_restores(1, 2, 3)
     place.check_restores_without("s1", 1, 2, 3)
+    # Nothing compares the first copy any more, but damage to it is found.
+    store = place.fleet.store.open()
+    key = next(one.key for one in read_chain(store, "chain").full.named if one.node == STANDBY)
+    store.delete(key)
+    assert key in [conflict.object for conflict in place.check().conflicts]
 
 
 def test_a_standby_that_was_added_is_copied(place: ChangingFleet) -> None:
@@ -190,7 +200,7 @@ def test_what_earlier_increments_lack_is_named_and_the_newest_is_valid(place: Ch
         points = [(one["first"], one["last"], one["what"]) for one in found["uncompared_points"]]
         return code, found["rests_on"] is not None, points
 
-    lacked = [(1, 1, "rows of shard s1"), (1, 1, f"the copy of {STANDBY}")]
+    lacked = [(0, 0, f"the copy of {STANDBY}"), (1, 1, "rows of shard s1"), (1, 1, f"the copy of {STANDBY}")]
     place.runs.full("chain")
     place.stop(STANDBY)
     assert next_increment(place).absent.keys() == {STANDBY}

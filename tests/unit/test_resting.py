@@ -287,6 +287,16 @@ def test_parts_of_a_limited_check_end_with_whole_increments(case: Case, monkeypa
     assert ends_of_parts(extended(case.chain, 2, size=500), 1, is_limited=True) == [2, 3]
 
 
+def test_a_part_does_not_end_where_the_rest_can_not_be_checked_by_itself(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an earlier check that had ended there could not be rested on either."""
+    monkeypatch.setattr(resting, "PART_BYTES", 0)
+    problems = {3: "a transaction that was prepared on a before a table was copied has been committed since"}
+    monkeypatch.setattr(NewPart, "problem", lambda part, _: problems.get(part.after or 0, ""))
+    assert ends_of_parts(extended(case.chain, 4), 1, is_limited=True) == [2, 4, 5]
+
+
 @pytest.mark.parametrize(("given", "read_objects"), [({"subset": (1, 1)}, 27), ({"deadline": Deadline(0.0)}, 0)])
 def test_without_a_record_a_limited_check_reads_that_much_and_is_inconclusive(
     case: Case, given: dict[str, Any], read_objects: int

@@ -203,7 +203,8 @@ def test_a_hint_about_slots_in_use_names_what_frees_them() -> None:
     assert [one for one in text.split("; ") if "snapshot " in one or "SELECT" in one] == [
         "to end those that get no more increments, and keep their restore points: snapshot end a",
         "snapshot end b",
-        "to give up a full snapshot that was interrupted: snapshot cancel op-1",
+        "operation op-1 is a full snapshot: if it runs (snapshot status), wait for it",
+        "to give it up if it was interrupted: snapshot cancel op-1",
         "if nobody needs it: SELECT pg_drop_replication_slot('cutline_x')",
     ]
 

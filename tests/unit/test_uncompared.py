@@ -8,10 +8,10 @@ from msgspec import structs
 
 from cutline.check.copies import Copies
 from cutline.check.report import Compared, Findings, SnapshotReport, UncomparedPoints
-from cutline.check.uncompared import note_uncompared, skip_uncompared
+from cutline.check.uncompared import PassedCopies, note_uncompared, skip_uncompared
 from cutline.fleet.lsn import ORIGIN
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import AbsentCopy, DefinitionChanges, FullSnapshot, Increment, Renewal
+from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionChanges, FullSnapshot, Increment, Renewal
 from tests.unit.made_commits import full_commit, identity, increment_commit, segment
 
 AWAY = "it is away"
@@ -94,6 +94,38 @@ def test_a_shard_whose_standby_was_added_later_is_named_until_then() -> None:
     report = checked(chain_of(alone, 4, {2: {"renewed": {"b": added}}}))
     assert report.uncompared_points == (UncomparedPoints(0, 1, "rows of shard a", NO_BACKUP),)
     assert report.result == "valid"
+
+
+def test_a_copy_that_began_again_is_named_where_no_pass_compared_it() -> None:
+    again = Renewal(identity("b", "a"), ORIGIN, "its slot was lost")
+    chain = chain_of(full(), 5, {3: {"renewed": {"b": again}}})
+    report = checked(chain)
+    assert report.result == "valid"
+    why = "it began again with increment 3; a check up to increment 2 compares it"
+    assert report.uncompared_points == (UncomparedPoints(0, 2, "the copy of b", why),)
+    passed = PassedCopies.of(chain)
+    assert not passed.are_all
+    read = {(node, number) for node in ("a", "b") for number in range(6) if passed.is_read(node, number)}
+    assert read == {("a", number) for number in range(6)} | {("b", number) for number in (3, 4, 5)}
+    assert PassedCopies.of(chain.up_to(2)).are_all
+
+
+def test_a_copy_that_is_absent_where_a_pass_ends_is_read_by_none() -> None:
+    """The pass ends before the increment with which the primary's copy begins again."""
+    again = {"renewed": {node: Renewal(identity(node, of), ORIGIN, "lost") for node, of in (("a", None), ("b", "a"))}}
+    chain = chain_of(full(), 4, {2: absent(2), 3: again})
+    passed = PassedCopies.of(chain)
+    assert [passed.is_read("b", number) for number in range(5)] == [False, False, False, True, True]
+    assert all(passed.is_read("a", number) for number in range(5))
+    found = [(one.first, one.last, one.what) for one in checked(chain).uncompared_points]
+    assert (0, 1, "the copy of b") in found
+
+
+def test_a_standby_that_was_removed_from_the_file_is_not_waited_for() -> None:
+    gone = {"absent": {"b": AbsentCopy(2, UNLISTED, segment("b", 1, 0, 100), has_ended=True)}}
+    report = checked(chain_of(full(), 3, {2: gone, 3: gone}), allows_one_copy=True)
+    assert report.result == "one-copy"
+    assert [part.what for part in report.skipped] == ["rows of shard a"]
 
 
 def test_a_chain_in_which_nothing_changes_is_looked_at_once() -> None:

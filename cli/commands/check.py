@@ -482,9 +482,9 @@ def _compare_hint(name: str) -> str:
 
 def _earlier_hint(name: str) -> str:
     return (
-        "what was not compared at earlier restore points does not change the result; a check of one of them"
-        " (--increment N) is inconclusive, or one-copy if that is allowed; they are named until they are given up, by"
-        f" [retention] or by: snapshot merge {name} --drop-earlier"
+        "parts of earlier restore points that were not compared do not change the result; a check of such a point"
+        " (--increment N) is inconclusive, or one-copy if that is allowed; these points are named until they are given"
+        f" up, by [retention] or by: snapshot merge {name} --drop-earlier"
     )
 
 

@@ -195,7 +195,7 @@ class RestorePlan:
 
     @property
     def _not_in_snapshot(self) -> tuple[LeftOut, ...]:
-        """What the snapshot lacks of what is restored; a part of the tables is restored without large objects."""
+        """The parts of the restored databases that the snapshot lacks; large objects only if all rows are restored."""
         of_all = () if self.request.is_with_all_rows else (LeftOutKind.LARGE_OBJECTS, LeftOutKind.LARGE_OBJECTS_OF_FULL)
         return tuple(out for out in self.chain.left_out if out.node in self.sources and out.kind not in of_all)
 

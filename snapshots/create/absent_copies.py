@@ -146,7 +146,7 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
 
 
 def _leave_out_diverged(sessions: Sessions) -> None:
-    """Leave out the standbys whose WAL goes on after their primaries' timelines branched off, or is of another history.
+    """Leave out the standbys that have WAL after their primaries' timelines branched off, or WAL of another history.
 
     After a failover, a standby that was ahead of the promoted server is one, and so is the old primary if it comes back
     without pg_rewind. Such a server may have replayed more bytes than its primary has written, and so is not late.

@@ -82,6 +82,14 @@ def prepare(place: ChangingFleet, gid: str) -> None:
         connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
 
 
+def take_replayed_increment(place: ChangingFleet) -> None:
+    """Take an increment of all that was written, which the standby has replayed before and after it."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+
+
 @pytest.mark.parametrize("place", [(2, 1)], indirect=True)
 def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     place.write()
@@ -218,10 +226,7 @@ def test_a_standby_whose_archive_ends_before_the_lost_wal_continues(place: Chang
 
 def test_ddl_that_a_failover_lost_is_not_taken_for_other_ddl(place: ChangingFleet) -> None:
     """The promoted server gives the same transaction ids again, and so the fingerprint of its catalogs is the same."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(STANDBY)
     place.execute(PRIMARY, "ALTER TABLE seen ADD COLUMN lost int")
     lost = place.increment()
@@ -320,10 +325,7 @@ def become_standby(place: ChangingFleet, node: str) -> None:
 @pytest.mark.parametrize("clean", [True, False])
 def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet, *, clean: bool) -> None:
     """Each of two servers begins timeline 2; what is on one of them only must not be taken for the other's."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     stop_server(place.servers.node(PRIMARY), immediate=not clean)
     promote(place, STANDBY)
     place.write()
@@ -344,10 +346,7 @@ def test_two_servers_with_the_same_timeline_are_told_apart(place: ChangingFleet,
 
 def test_a_standby_of_another_history_is_left_out(place: ChangingFleet) -> None:
     """Its timeline has the number of its primary's, and it has replayed more bytes than its primary has written."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(PRIMARY)
     promote(place, STANDBY)
     place.write()
@@ -371,10 +370,7 @@ def test_a_standby_of_another_history_is_left_out(place: ChangingFleet) -> None:
 
 def test_an_old_primary_that_can_not_follow_the_promoted_server_is_left_out(place: ChangingFleet) -> None:
     """It came back without pg_rewind, and has replayed more bytes than the promoted server has written."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(STANDBY)
     place.execute(PRIMARY, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()")
     place.write()
@@ -444,10 +440,7 @@ def await_no_receiver(place: ChangingFleet, node: str) -> None:
 
 
 def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFleet) -> None:
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(PRIMARY)
     promote(place, STANDBY)
     (place.servers.node(STANDBY).data_directory / "pg_wal" / "00000002.history").unlink()
@@ -460,10 +453,7 @@ def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFl
 
 
 def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(PRIMARY)
     promote(place, STANDBY)
     place.write()
@@ -500,10 +490,7 @@ def test_a_server_of_another_cluster_does_not_take_the_primarys_place(place: Cha
 
 
 def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(PRIMARY)
     promote(place, STANDBY)
     place.increment()
@@ -518,10 +505,7 @@ def test_idle_cuts_of_another_server_are_missed(place: ChangingFleet) -> None:
 
 def test_a_stray_standby_is_left_out(place: ChangingFleet) -> None:
     """It was promoted by mistake, wrote something, and was made a standby again."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
+    take_replayed_increment(place)
     place.stop(STANDBY)
     become_standby(place, STANDBY)
     place.execute(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.store_identity import ensure_identity, read_identity
 from cutline.storage.location import StoreLocation
@@ -21,6 +22,16 @@ def new_fleet(fleet: Fleet = FLEET) -> Fleet:
     found = replace(fleet, store=StoreLocation(unused_url()))
     ensure_identity(found.store.open(), found)
     return found
+
+
+def unreachable_fleet(folder: Path) -> Fleet:
+    """Write the file of a fleet with a store in the folder, whose only node can't be reached."""
+    path = folder / "fleet.toml"
+    path.write_text(
+        f'name = "shop"\nstore = "file://{folder}/store"\n'
+        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+    )
+    return load_fleet(path)
 
 
 def store_chain(fleet: Fleet, name: str, *taken_at: str) -> None:

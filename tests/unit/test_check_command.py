@@ -13,16 +13,12 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.snapshots.records.store_identity import IdentityLostError, ensure_identity
 from cutline.storage.local import LocalStore
 from tests.commands.in_process import run_here
+from tests.unit.made_fleets import unreachable_fleet
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
-    path = tmp_path / "fleet.toml"
-    path.write_text(
-        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
-        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
-    )
-    return load_fleet(path)
+    return unreachable_fleet(tmp_path)
 
 
 @pytest.mark.parametrize("words", [["list"], ["check"], ["restore", "daily"], ["show", "daily"]])

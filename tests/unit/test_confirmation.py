@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import cutline.cli.main
-from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.config import Fleet
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.local import LocalStore
 from tests.commands.at_terminal import answer
 from tests.commands.snapshot_runs import command_line
+from tests.unit.made_fleets import unreachable_fleet
 from tests.unit.made_garbage import StoreBuilder
 
 SECONDS_MAX = 60
@@ -38,12 +39,7 @@ def run(fleet: Fleet, *words: str, stdin: int = subprocess.DEVNULL) -> subproces
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     """A fleet none of whose nodes is reachable."""
-    path = tmp_path / "fleet.toml"
-    path.write_text(
-        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
-        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
-    )
-    return load_fleet(path)
+    return unreachable_fleet(tmp_path)
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.config import Fleet
 from cutline.snapshots.records.store_identity import ensure_identity
 from tests.commands.snapshot_runs import command_line
+from tests.unit.made_fleets import unreachable_fleet
 
 SECONDS_MAX = 60
 NOTHING = b"no operations are under way"
@@ -22,12 +23,7 @@ NOTHING = b"no operations are under way"
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     """A fleet with an empty store; its node is not reachable."""
-    path = tmp_path / "fleet.toml"
-    path.write_text(
-        f'name = "shop"\nstore = "file://{tmp_path}/store"\n'
-        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
-    )
-    fleet = load_fleet(path)
+    fleet = unreachable_fleet(tmp_path)
     ensure_identity(fleet.store.open(), fleet)
     return fleet
 

@@ -97,8 +97,12 @@ class Years:
     # The writer
 
     def write(self) -> None:
-        """Write until the end: one row on a shard, or a row on each of them by two-phase commit, called a pair."""
+        """Write until the end: one row on a shard, or a row on each of them by two-phase commit, called a pair.
+
+        A pair that an error interrupted is decided before the next transaction, as a transaction manager would.
+        """
         sessions: dict[str, psycopg.Connection[Any]] = {}
+        is_interrupted = False
         while not self.ended.is_set():
             if not self.writing.is_set():
                 self.idle.set()
@@ -113,7 +117,11 @@ class Years:
                         sessions[shard] = psycopg.connect(
                             self.dsn(self.live[shard]), autocommit=True, connect_timeout=2
                         )
+                if is_interrupted:
+                    self.settle()
+                is_interrupted = True
                 self._transact(sessions)
+                is_interrupted = False
                 self.ended.wait(0.02)
             except psycopg.Error:
                 for session in sessions.values():

@@ -87,8 +87,9 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
-from cutline.snapshots.operations.majority import read_recorded_servers
+from cutline.snapshots.operations.majority import read_newest_record, read_recorded_servers
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -227,6 +228,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
+        check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         preview_resumable(store, sessions, request, plan.selection, progress)

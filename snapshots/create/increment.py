@@ -55,7 +55,9 @@ from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
+from cutline.snapshots.operations.majority import read_newest_record
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import document_names, is_open
 from cutline.snapshots.operations.operation import (
     Operation,
@@ -423,6 +425,7 @@ def _preview_increment(
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
         check_not_lost(store, chain)
+        check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)

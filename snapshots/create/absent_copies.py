@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
+from cutline.nodes.problems import NodeProblem
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
@@ -238,6 +239,21 @@ def leave_out_crowded(sessions: Sessions) -> None:
             reason = f"too few connections are free for the role of its dsn: it {one.text}"
             sessions.leave_out(one.node, Absence(reason))
     refuse_too_few(lacking)
+
+
+def leave_out_unfit(sessions: Sessions, problems: Iterable[NodeProblem], progress: Progress) -> list[NodeProblem]:
+    """Leave out the standbys whose own settings are the problem, which is noted; return the problems that are left.
+
+    Privileges that a standby lacks are those of its primary.
+    """
+    before, left = frozenset(sessions.absent), list(problems)
+    for node in sessions.nodes:
+        own = [problem for problem in left if problem.node == node.id]
+        if own and all(problem.place is None for problem in own) and sessions.may_leave_out(node):
+            sessions.leave_out(node, Absence("; ".join(problem.problem for problem in own)))
+            left = [problem for problem in left if problem.node != node.id]
+    note_left_out(sessions, before, progress)
+    return left
 
 
 def note_left_out(sessions: Sessions, before: Collection[str], progress: Progress) -> None:

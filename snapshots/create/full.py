@@ -52,6 +52,7 @@ from cutline.snapshots.create.absent_copies import (
     leave_out_crowded,
     leave_out_failed,
     leave_out_late,
+    leave_out_unfit,
     never_copied,
     note_servers,
     repeat_without_failed,
@@ -179,8 +180,13 @@ def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
     return fleet.primaries if only_primary else fleet.nodes
 
 
-def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
-    """Run every check for a full snapshot; raise the error of the first check that fails."""
+def plan_full(
+    fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore, progress: Progress
+) -> FullPlan:
+    """Run every check for a full snapshot; raise the error of the first check that fails.
+
+    Standbys whose settings don't fit are left out, which is noted, unless fleet.toml requires them.
+    """
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
@@ -189,8 +195,9 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    problems = find_node_problems(sessions, partial(how_to_free_slots, store))
     refuse_unfit(
-        find_node_problems(sessions, partial(how_to_free_slots, store))
+        leave_out_unfit(sessions, problems, progress)
         + find_fillings(sessions)
         + find_table_problems(sessions, selection.rules, identity.fleet_id)
     )
@@ -226,7 +233,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         leave_out_crowded(sessions)
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
-        plan = plan_full(fleet, request, sessions, store)
+        plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
         check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, None, progress)
@@ -712,7 +719,7 @@ def _create_full(
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
-        plan = plan_full(fleet, request, sessions, store)
+        plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)

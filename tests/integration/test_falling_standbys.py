@@ -17,6 +17,7 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import FleetTopologyError
 from cutline.nodes.connections import database_name, with_database
+from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
@@ -131,8 +132,7 @@ def unlisted_objects(place: ChangingFleet, commit: FullSnapshot) -> set[str]:
 POINTS = [CrashPoint.LOCKED, CrashPoint.SLOT_MADE, COPYING, CrashPoint.BASE_COPIED, CrashPoint.PREPARED_OVER, ARCHIVING]
 
 
-@pytest.mark.parametrize("is_here", [True, False], ids=["by_itself", "by_spark"])
-@pytest.mark.parametrize("at", POINTS)
+@pytest.mark.parametrize(("at", "is_here"), [*((at, True) for at in POINTS), (COPYING, False), (ARCHIVING, False)])
 def test_a_full_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFleet, at: str, *, is_here: bool) -> None:
     if is_here:
         place.runs = Runs(place.fleet, Ready(in_driver(place.runs.spark.session())))
@@ -210,6 +210,30 @@ def test_a_terminal_snapshot_goes_on_without_a_standby_that_fails(place: Changin
     finally:
         place.start(STANDBY)
         resume_fleet(place.fleet, Watching())
+
+
+@pytest.mark.parametrize("place", ["", '[copies]\nrequire = "all"\n'], indirect=True, ids=["spared", "required"])
+def test_a_standby_whose_settings_do_not_fit_is_left_out(place: ChangingFleet, request: pytest.FixtureRequest) -> None:
+    """It receives no WAL, and its primary has written none since, so it is not late."""
+
+    def follow(conninfo: str) -> None:
+        place.execute(STANDBY, f"ALTER SYSTEM SET primary_conninfo = '{conninfo}'", "SELECT pg_reload_conf()")
+
+    with psycopg.connect(place.fleet.node(STANDBY).dsn, autocommit=True) as standby:
+        ((conninfo,),) = standby.execute("SHOW primary_conninfo").fetchall()
+        follow("")
+        try:
+            await_none(lambda: standby.execute("SELECT FROM pg_stat_wal_receiver").fetchall())
+            if "required" in request.node.name:
+                with pytest.raises(NodeUnfitError, match=f"{STANDBY}: it is not streaming"):
+                    place.runs.full("chain")
+                return
+            progress = Watching()
+            preview_full(place.fleet, CreateRequest("chain"), progress)
+            assert f"standby {STANDBY} is left out: it is not streaming from its primary" in progress.notes
+            assert absent_names(place.runs.full("chain")) == {STANDBY}
+        finally:
+            follow(conninfo.replace("'", "''"))
 
 
 def await_late(place: ChangingFleet) -> None:

@@ -71,7 +71,7 @@ def _follows(before: BaselineRecord | None, record: BaselineRecord, number: int)
     was, now = ({entry.node: entry.system_identifier for entry in one.primaries} for one in (before, record))
     if len(now) < len(was) and not record.forgotten:
         yield f"record {number} has {len(now)} primaries, fewer than the {len(was)} before, and forgets none"
-    if now == was:
+    if record.primaries == before.primaries:
         yield f"record {number} has the same primaries as record {number - 1}"
 
 

@@ -285,11 +285,12 @@ def _open_as_listed(
                 if name in connections:
                     connections.pop(name).close()
                 absent[name] = Absence(_reason(problems[name], name))
-            for node in _misdirected(fleet, chosen, found_nodes) if options.spares_standbys else ():
-                watch.leave_out(node.id)
-                found_nodes.pop(node.id)
-                connections.pop(node.id).close()
-                absent[node.id] = Absence(f"its dsn leads to the server of {node.backup_of}")
+            for find in (_misdirected, _with_other_database) if options.spares_standbys else ():
+                for node, reason in find(fleet, chosen, found_nodes).items():
+                    watch.leave_out(node.id)
+                    found_nodes.pop(node.id)
+                    connections.pop(node.id).close()
+                    absent[node.id] = Absence(reason)
         else:
             left = _without_away(chosen, problems, away)
             for node in set(chosen) - set(left):
@@ -440,19 +441,43 @@ def _spared(fleet: Fleet, nodes: Sequence[Node], problems: Mapping[str, Exceptio
     )
 
 
-def _misdirected(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str, FoundNode]) -> list[Node]:
+def _misdirected(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str, FoundNode]) -> dict[Node, str]:
     """Return the standbys whose dsn leads to their primary's server, as after a failover, if they are not required.
 
-    The dsn of the primary lists several hosts then, or an address that follows the primary.
+    The dsn of the primary lists several hosts then, or an address that follows the primary. The values say so.
     """
-    misdirected: list[Node] = []
+    misdirected: dict[Node, str] = {}
     for node in nodes:
         primary, own = found.get(node.shard), found.get(node.id)
         if node.backup_of is None or primary is None or own is None or fleet.standbys_needed(node.shard):
             continue
         if (own.process, own.identity.system_identifier) == (primary.process, primary.identity.system_identifier):
-            misdirected.append(node)
+            misdirected[node] = f"its dsn leads to the server of {node.backup_of}"
     return misdirected
+
+
+def _with_other_database(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str, FoundNode]) -> dict[Node, str]:
+    """Return the standbys whose database of the primary's name is another one, with the reason, if not required.
+
+    The primary's database was dropped and created again, or renamed, and the standby has not replayed that yet.
+    """
+    left = Counter(node.backup_of for node in nodes if node.id in found)
+    late: dict[Node, str] = {}
+    for node in nodes:
+        primary, own = found.get(node.shard), found.get(node.id)
+        if node.backup_of is None or primary is None or own is None or not own.identity.in_recovery:
+            continue
+        of_primary, identity = primary.identity, own.identity
+        is_same_server = identity.system_identifier == of_primary.system_identifier
+        if not is_same_server or identity.database != of_primary.database or identity.place == of_primary.place:
+            continue
+        if left[node.backup_of] > fleet.standbys_needed(node.shard):
+            left[node.backup_of] -= 1
+            late[node] = (
+                f"its database {identity.database} is the one before {node.backup_of}'s was created again or renamed:"
+                " it has not replayed that yet"
+            )
+    return late
 
 
 def _reason(problem: Exception, node: str) -> str:

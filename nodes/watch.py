@@ -12,8 +12,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -129,7 +129,8 @@ class Watch:
         self._silent: dict[str, float] = {}
         self._left_out: set[str] = set()
         self._is_ended = False
-        self._acts: list[Callable[[], object]] = []
+        # Each with the nodes whose silence it is for, None for all.
+        self._acts: list[tuple[Callable[[], object], frozenset[str] | None]] = []
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -143,27 +144,33 @@ class Watch:
         self._thread.join(STOP_SECONDS_MAX)
 
     @contextmanager
-    def on_silence(self, act: Callable[[], object]) -> Iterator[None]:
+    def on_silence(self, act: Callable[[], object], nodes: Collection[str] | None = None) -> Iterator[None]:
         """While the block runs, call `act` in the watch's thread when a node falls silent, and repeatedly afterwards.
 
-        If a node has already fallen silent, or end_all was called, call `act` at once.
+        If a node has already fallen silent, or end_all was called, call `act` at once. With `nodes`, only their silence
+        counts.
         """
+        entry = act, None if nodes is None else frozenset(nodes)
         with self._lock:
-            self._acts.append(act)
-            is_late = self._is_ended or bool(self._silent)
+            self._acts.append(entry)
+            is_late = self._is_ended or any(_concerns(entry, node) for node in self._silent)
         try:
             if is_late:
                 act()
             yield
         finally:
             with self._lock:
-                self._acts.remove(act)
+                self._acts.remove(entry)
+
+    def only(self, nodes: Iterable[str]) -> WatchOfSome:
+        """Return the watch for work that needs only these nodes: the silence of others does not end it."""
+        return WatchOfSome(self, frozenset(nodes))
 
     def end_all(self) -> None:
         """Call every act of `on_silence`, present and future: the command was interrupted and should stop waiting."""
         with self._lock:
             self._is_ended = True
-            acts = list(self._acts)
+            acts = [act for act, _ in self._acts]
         for act in acts:
             with suppress(Exception):
                 act()
@@ -230,12 +237,28 @@ class Watch:
             if node.id in self._left_out:
                 return
             self._silent[node.id] = seconds
-            acts = list(self._acts)
+            acts = [entry[0] for entry in self._acts if _concerns(entry, node.id)]
         shut_down_sessions([node])
         for act in acts:
             # An act that is called too late may raise; all others must still be called.
             with suppress(Exception):
                 act()
+
+
+def _concerns(entry: tuple[Callable[[], object], frozenset[str] | None], node: str) -> bool:
+    return entry[1] is None or node in entry[1]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOfSome:
+    """A watch for work on some `nodes`: only their silence counts."""
+
+    watch: Watch
+    nodes: frozenset[str]
+
+    def on_silence(self, act: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call `act` as Watch.on_silence does, if one of the nodes falls silent."""
+        return self.watch.on_silence(act, self.nodes)
 
 
 @dataclass(slots=True)

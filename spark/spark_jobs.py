@@ -45,9 +45,16 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
     from pyspark.sql import SparkSession
 
-# The lanes that have finished, by number, each with the problem that ended it, if any, keyed by job.
-Lanes: TypeAlias = dict[int, dict[int, ErrorReport | None]]
+# The lanes that have finished, by number, keyed by job.
+Lanes: TypeAlias = "dict[int, dict[int, LaneEnd]]"
 _jobs = itertools.count()
+
+
+class LaneEnd(NamedTuple):
+    """How a lane ended: the problem that ended it, if any, and its tasks' reports, if the job keeps them."""
+
+    problem: ErrorReport | None = None
+    reports: Sequence[Any] = ()
 
 
 class LanesParam:
@@ -79,7 +86,11 @@ class EndedLanes:
 
     def problems(self) -> list[ErrorReport]:
         """Return the problems that ended lanes."""
-        return [problem for problem in self._ended().values() if problem]
+        return [ended.problem for ended in self._ended().values() if ended.problem]
+
+    def reports(self) -> dict[int, Sequence[Any]]:
+        """Return the reports of lanes that were told with them, by lane."""
+        return {lane: ended.reports for lane, ended in self._ended().items()}
 
     def left(self, count: int) -> set[int]:
         """Return the lanes not yet returned by any call, once all lanes below `count` have finished."""
@@ -89,14 +100,14 @@ class EndedLanes:
         """Forget the job."""
         self.accumulator.value.pop(self.job, None)
 
-    def _ended(self) -> dict[int, ErrorReport | None]:
+    def _ended(self) -> dict[int, LaneEnd]:
         # A copy, because results of tasks come in at any moment.
         return dict(self.accumulator.value.get(self.job, {}))
 
 
-def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int, problem: ErrorReport | None = None) -> None:
+def say_ended(accumulator: Accumulator[Lanes], job: int, lane: int, end: LaneEnd) -> None:
     """In an executor, report that the lane has finished, along with the task's result."""
-    accumulator.add({job: {lane: problem}})
+    accumulator.add({job: {lane: end}})
 
 
 @lru_cache(maxsize=1)
@@ -108,6 +119,7 @@ def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
 
 
 Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class NodeShares(Generic[Task]):
@@ -415,6 +427,7 @@ def run_tasks(
     dealing: Dealing[Task] | None = None,
     watch: JobWatch | None = None,
     problem_of: ProblemOf[Report] | None = None,
+    kept: dict[int, Report] | None = None,
 ) -> list[Report]:
     """Run `work` on every task in Spark tasks; return the reports in task order.
 
@@ -424,6 +437,9 @@ def run_tasks(
 
     If `problem_of` returns a problem of a report, the job is cancelled, and the problem's error is raised. This is for
     problems that the other tasks would have, too, after waiting as long: see `shared_problem`.
+
+    If an error is raised, `kept` gets the reports of the lanes that had ended before, by the index of the task. A lane
+    that a problem ended may be among them.
     """
     if not tasks:
         return []
@@ -443,6 +459,11 @@ def run_tasks(
         with following(partial(progress.read, task)):
             return work(task)
 
+    def keep(ended: Mapping[int, Sequence[Report]]) -> None:
+        # A lane that a problem ended has fewer reports than tasks.
+        found = (one for lane, reports in ended.items() for one in zip(lanes[lane], reports, strict=False))
+        (kept if kept is not None else {}).update(found)
+
     if runs_in_driver(spark):
         in_lanes = _run_in_driver(
             spark,
@@ -452,6 +473,7 @@ def run_tasks(
             count,
             watch,
             problem_of,
+            keep,
         )
         return _in_task_order(lanes, in_lanes)
 
@@ -469,12 +491,13 @@ def run_tasks(
                 dealt = spark.sparkContext.parallelize(
                     [(lane, [tasks[number] for number in numbers]) for lane, numbers in enumerate(lanes)], len(lanes)
                 )
-                run = partial(_run, work, problem_of, first_work(), ended.accumulator, ended.job)
+                run = partial(_run, work, problem_of, first_work(), ended.accumulator, ended.job, kept is not None)
                 reports = dealt.map(run).collect()
+            raise_first(ended.problems())
         except Exception:
+            keep(ended.reports())
             raise_first(ended.problems())
             raise
-        raise_first(ended.problems())
         # Count the lanes that finished after the last poll.
         count(ended.left(len(lanes)))
     return _in_task_order(lanes, reports)
@@ -497,11 +520,13 @@ def _run_in_driver(
     count: Callable[[Iterable[int]], None],
     watch: JobWatch | None,
     problem_of: ProblemOf[Report] | None,
+    keep: Callable[[Mapping[int, Sequence[Report]]], None],
 ) -> list[list[Report]]:
     """Run `at_once` lanes at a time in threads, and `count` a lane when its tasks have ended; return reports by lane.
 
     If the job is cancelled, or this thread is interrupted, no more tasks begin, and the connections to nodes and
-    requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended.
+    requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended. Then
+    `keep` is called with the reports of the lanes that had ended.
     """
     stops: set[Callable[[], None]] = set()
     is_stopped = threading.Event()
@@ -550,8 +575,16 @@ def _run_in_driver(
                 count([numbers[future]])
         except BaseException:
             _await_ended(threads, stop)
+            ended = _results(futures)
+            keep(ended)
             raise
     return [future.result() for future in futures]
+
+
+def _results(futures: Sequence[Future[Result]]) -> dict[int, Result]:
+    """Return the results of the futures that have one, by number."""
+    done = ((number, future) for number, future in enumerate(futures) if future.done())
+    return {number: future.result() for number, future in done if future.exception() is None}
 
 
 def _await_ended(threads: Iterable[threading.Thread], stop: Callable[[], None]) -> None:
@@ -612,12 +645,14 @@ def _run(
     first: FirstWork | None,
     ended: Accumulator[Lanes],
     job: int,
+    keeps: bool,  # noqa: FBT001  # bound by position
     dealt: tuple[int, Sequence[Task]],
 ) -> list[Report]:
     lane, tasks = dealt
     begin_task(first)
     reports = _until_problem(work, tasks, problem_of)
-    say_ended(ended, job, lane, problem_of(reports[-1]) if problem_of else None)
+    problem = problem_of(reports[-1]) if problem_of else None
+    say_ended(ended, job, lane, LaneEnd(problem, reports if keeps else ()))
     return reports
 
 

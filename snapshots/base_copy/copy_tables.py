@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -41,6 +42,10 @@ from cutline.spark.spark_jobs import (
     shared_problem,
     start_session,
 )
+from cutline.storage.errors import ErrorReport
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TASK_PAGES = 8192
 # With a limit on the rate, a COPY reads this many pages of a table, and a job takes about ROUND_SECONDS: tasks are
@@ -202,30 +207,90 @@ def copy_tables(
     spark: SparkSource,
     progress: Progress,
     watch: JobWatch | None = None,
+    recover: Callable[[Exception], Iterable[TableSource]] | None = None,
 ) -> CopiedTables:
     """Copy the tables from all sources in a Spark job.
 
     Raises the first error that a task reports; the job is cancelled if a node stops responding, or as `watch` decides.
+
+    With `recover`, a standby that the sessions may leave out does not end the copy. `recover` is called with the error:
+    it raises that, or leaves the standby out and returns the sources to read instead. What is copied of other nodes is
+    not copied again.
     """
     session = start_session(spark, progress)
+    tasks: dict[int, CopyTask] = {}
+    reports: dict[int, CopyReport] = {}
+    waiting, number = list(sources), 0
+    while True:
+        try:
+            planned = _plan_tasks(waiting, destination, sessions, session)
+            # Spark may have run earlier tasks: objects and records are named after the number.
+            tasks |= {number + task.number: replace(task, number=number + task.number) for task in planned}
+            waiting, number = [], number + len(planned)
+            left = [task for task in tasks.values() if task.number not in reports]
+            _run_tasks(session, left, reports, sessions, progress, watch, has_recovery=recover is not None)
+            break
+        except Exception as error:
+            if recover is None:
+                raise
+            waiting += recover(error)
+            waiting = [source for source in waiting if source.node.id not in sessions.absent]
+            tasks = {one: task for one, task in tasks.items() if task.node.id not in sessions.absent}
+            reports = {one: report for one, report in reports.items() if one in tasks}
+    progress.reached(CrashPoint.BASE_COPIED)
+    rewritten: dict[str, set[int]] = {}
+    for one, task in tasks.items():
+        if reports[one].rewritten:
+            rewritten.setdefault(task.node.shard, set()).update(reports[one].rewritten)
+    return CopiedTables([entry for one in tasks for entry in reports[one].entries], rewritten)
+
+
+def _plan_tasks(
+    sources: Sequence[TableSource], destination: CopyDestination, sessions: Sessions, session: SparkSession
+) -> list[CopyTask]:
     limit = read_limit(source.node for source in sources)
     sources = [_with_undivided(source, sessions.connections[source.node.id], limit) for source in sources]
-    limited, share = share_rate(session, task_sessions(sessions.by_node), limit)
-    tasks = plan_copy(sources, destination, cores_of(session).lanes_max, share)
+    _, share = share_rate(session, task_sessions(sessions.by_node), limit)
+    return plan_copy(sources, destination, cores_of(session).lanes_max, share)
+
+
+def _run_tasks(
+    session: SparkSession,
+    tasks: Sequence[CopyTask],
+    reports: dict[int, CopyReport],
+    sessions: Sessions,
+    progress: Progress,
+    watch: JobWatch | None,
+    *,
+    has_recovery: bool,
+) -> None:
+    """Run the tasks, and add the reports of those that succeed, by number, also if an error is raised.
+
+    If it `has_recovery`, the failure of a standby that may be left out does not keep the tasks on other nodes from
+    ending.
+    """
+    limit = read_limit(task.node for task in tasks)
+    limited, _ = share_rate(session, task_sessions(sessions.by_node), limit)
     progress.step("copy", total=len(tasks), unit="tasks")
     dealing = Dealing[CopyTask](lambda task: task.size, lambda task: (task.node.id,), limited)
     shares = NodeShares[CopyTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.size)
     shares.begin()
-    reports: list[CopyReport] = []
+    spare = frozenset(node.id for node in sessions.nodes if has_recovery and sessions.may_leave_out(node))
+    problem_of = partial(_problem_of_all, spare)
     for some in rounds_of(tasks, limit):
-        reports += run_tasks(session, copy_ranges, some, shares, dealing, watch or sessions.watch, shared_problem)
-        raise_first([report.problem for report in reports])
-    progress.reached(CrashPoint.BASE_COPIED)
-    rewritten: dict[str, set[int]] = {}
-    for task, report in zip(tasks, reports, strict=True):
-        if report.rewritten:
-            rewritten.setdefault(task.node.shard, set()).update(report.rewritten)
-    return CopiedTables([entry for report in reports for entry in report.entries], rewritten)
+        ended: dict[int, CopyReport] = {}
+        try:
+            found = run_tasks(session, copy_ranges, some, shares, dealing, watch or sessions.watch, problem_of, ended)
+            ended = dict(enumerate(found))
+        finally:
+            reports |= {some[one].number: report for one, report in ended.items() if report.problem is None}
+        raise_first([report.problem for report in found])
+
+
+def _problem_of_all(spare: Container[str], report: CopyReport) -> ErrorReport | None:
+    """Return the problem of a report if tasks on other nodes would have it, too, or if the node is not `spare`."""
+    problem = shared_problem(report)
+    return None if problem and problem["details"].get("node") in spare else problem
 
 
 def check_not_rewritten(copied: CopiedTables) -> None:

@@ -11,9 +11,12 @@ Only the primaries' archives determine a cut, so nothing else depends on which s
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -26,6 +29,7 @@ from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
+from cutline.nodes.problems import NodeProblem
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
@@ -48,6 +52,7 @@ from cutline.wal.drain.waiting import (
 )
 from cutline.wal.segments.archive import SegmentDamagedError
 
+Result = TypeVar("Result")
 POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
@@ -88,6 +93,41 @@ def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)
+
+
+def leave_out_failed(sessions: Sessions, error: Exception, progress: Progress) -> bool:
+    """Leave out the standbys that caused `error`, which is noted; return False if none did that can be left out.
+
+    If a node falls silent, its sessions and the jobs are ended, and any error may follow.
+    """
+    before = frozenset(sessions.absent)
+    if not leave_out_silent(sessions):
+        if not isinstance(error, SnapshotError) or (node := find_spare(sessions, error)) is None:
+            return False
+        leave_out(sessions, node, error)
+    note_left_out(sessions, before, progress)
+    return True
+
+
+def repeat_without_failed(fleet: Fleet, progress: Progress, create: Callable[[Callable[[], None]], Result]) -> Result:
+    """Call `create`; if a standby fails that fleet.toml does not require, call it again, as long as nothing is stored.
+
+    It opens its sessions again, which leaves out a standby that is still away. `create` calls its argument before it
+    stores anything. From then on, it deals with such standbys itself.
+    """
+    standbys = {node.listed_id: node for node in fleet.nodes if node.backup_of is not None}
+    counts = Counter(node.shard for node in standbys.values())
+    for left in range(len(standbys), -1, -1):
+        has_begun = threading.Event()
+        try:
+            return create(has_begun.set)
+        except SnapshotError as error:
+            node = standbys.get(str(error.details.get("node")))
+            is_spare = node is not None and fleet.standbys_needed(node.shard) < counts[node.shard]
+            if has_begun.is_set() or not left or not is_spare or error.exit_code != UnreachableError.exit_code:
+                raise
+            progress.note(News(f"{error.message}; the create begins again"))
+    raise ValueError("the last call returns or raises")
 
 
 def note_servers(
@@ -199,6 +239,21 @@ def leave_out_crowded(sessions: Sessions) -> None:
             reason = f"too few connections are free for the role of its dsn: it {one.text}"
             sessions.leave_out(one.node, Absence(reason))
     refuse_too_few(lacking)
+
+
+def leave_out_unfit(sessions: Sessions, problems: Iterable[NodeProblem], progress: Progress) -> list[NodeProblem]:
+    """Leave out the standbys whose own settings are the problem, which is noted; return the problems that are left.
+
+    Privileges that a standby lacks are those of its primary.
+    """
+    before, left = frozenset(sessions.absent), list(problems)
+    for node in sessions.nodes:
+        own = [problem for problem in left if problem.node == node.id]
+        if own and all(problem.place is None for problem in own) and sessions.may_leave_out(node):
+            sessions.leave_out(node, Absence("; ".join(problem.problem for problem in own)))
+            left = [problem for problem in left if problem.node != node.id]
+    note_left_out(sessions, before, progress)
+    return left
 
 
 def note_left_out(sessions: Sessions, before: Collection[str], progress: Progress) -> None:

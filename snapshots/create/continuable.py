@@ -16,7 +16,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
+from cutline.fleet.messages import NEW_CHAIN
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
@@ -24,7 +24,7 @@ from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.publications import check_exists, publication_names
-from cutline.nodes.sessions import Sessions, ask_identities, in_parallel
+from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
 from cutline.snapshots.create.absent_copies import (
     ENDING,
@@ -44,6 +44,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_tables_since_commit,
 )
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
+from cutline.snapshots.operations.old_primaries import check_not_replaced
 from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.operations.slot_guard import how_to_free_slots
 from cutline.snapshots.records.chain import Chain
@@ -263,7 +264,7 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     """
     was, now = chain.baseline[node.id].timeline, sessions.identities[node.id].timeline
     if node.backup_of is None and now < was:
-        _check_not_replaced(sessions, node, was, now)
+        check_not_replaced(sessions, node, was, "at the last increment")
     current = sessions.identities[node.shard].timeline
     switches = read_switches(sessions.fleet.node(node.shard), current)
     ended = switches.get(was) if now == current or now in switches else None
@@ -278,26 +279,6 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
         f"its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to {reached}",
         {"was": was, "now": now, "switch": str(ended) if ended is not None else None, "end": str(reached)},
     )
-
-
-def _check_not_replaced(sessions: Sessions, primary: Node, was: int, now: int) -> None:
-    """Raise NodeUnreachableError if a standby is away that may have been promoted before: then this is the old primary.
-
-    Copying the shard again would replace the rows of the promoted server by those of a server that nobody uses.
-    """
-    # Also standbys of which the chain has no copies.
-    standbys = (node for node in sessions.fleet.nodes if node.backup_of == primary.id)
-    absent = [node for node in standbys if node.id not in sessions.connections]
-    answered = ask_identities(absent)
-    if away := [node.id for node in absent if node.id not in answered]:
-        names = list_some(away, NODES_NAMED_MAX)
-        raise NodeUnreachableError(
-            f"node {primary.id}: its server is on timeline {now}, but was on {was} at the last increment: it may be the"
-            f" old primary from before a failover, and {names} can't be reached",
-            hint=f"stop the server that the applications don't use, and start {names}; if the promoted server is gone"
-            " for good, remove it from fleet.toml: the next increment then copies the shard again",
-            details={"node": primary.id, "nodes": away, "was": was, "now": now},
-        )
 
 
 def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:

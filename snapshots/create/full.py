@@ -9,7 +9,6 @@ Spark is imported only after the checks have passed, so that a refusal is immedi
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,9 +23,11 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.progress import Progress, StepTimes
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
+from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
+from cutline.nodes.connections import CopyError
 from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import Group, Table
 from cutline.nodes.large_objects import check_readable, count_large_objects
@@ -38,7 +39,7 @@ from cutline.nodes.programs import check_programs
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
-from cutline.nodes.watch import Watch
+from cutline.nodes.watch import Watch, WatchOfSome
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
     check_exported,
@@ -49,9 +50,12 @@ from cutline.snapshots.base_copy.copy_slots import (
 from cutline.snapshots.base_copy.copy_tables import CopiedTables, TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import (
     leave_out_crowded,
+    leave_out_failed,
     leave_out_late,
+    leave_out_unfit,
     never_copied,
     note_servers,
+    repeat_without_failed,
     standby_wait_seconds,
 )
 from cutline.snapshots.create.context import (
@@ -63,11 +67,12 @@ from cutline.snapshots.create.context import (
     undo_create,
 )
 from cutline.snapshots.create.counters import check_append_only, states_to_compare
-from cutline.snapshots.create.cut_attempt import CutResult, take_cut
+from cutline.snapshots.create.cut_attempt import CutResult
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, export_readers_last, note_readers
 from cutline.snapshots.create.resumed_full import find_resumable, preview_resumable
+from cutline.snapshots.create.spared_cut import take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.dump import store_ddl
@@ -83,8 +88,9 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     read_fleet_tables,
 )
-from cutline.snapshots.operations.majority import read_recorded_servers
+from cutline.snapshots.operations.majority import read_newest_record, read_recorded_servers
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -92,6 +98,7 @@ from cutline.snapshots.operations.operation import (
 )
 from cutline.snapshots.operations.slot_guard import how_to_free_slots, preview_guard
 from cutline.snapshots.records.commit import (
+    BASE,
     Commit,
     FullSnapshot,
     NamedObject,
@@ -130,7 +137,7 @@ from cutline.spark.spark_jobs import (
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, slot_name
+from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -173,8 +180,13 @@ def choose_nodes(fleet: Fleet, *, only_primary: bool) -> tuple[Node, ...]:
     return fleet.primaries if only_primary else fleet.nodes
 
 
-def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore) -> FullPlan:
-    """Run every check for a full snapshot; raise the error of the first check that fails."""
+def plan_full(
+    fleet: Fleet, request: CreateRequest, sessions: Sessions, store: ObjectStore, progress: Progress
+) -> FullPlan:
+    """Run every check for a full snapshot; raise the error of the first check that fails.
+
+    Standbys whose settings don't fit are left out, which is noted, unless fleet.toml requires them.
+    """
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
@@ -183,8 +195,9 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)
     selection = TableSelection(identity.fleet_id, narrow_rules(fleet.groups, request))
+    problems = find_node_problems(sessions, partial(how_to_free_slots, store))
     refuse_unfit(
-        find_node_problems(sessions, partial(how_to_free_slots, store))
+        leave_out_unfit(sessions, problems, progress)
         + find_fillings(sessions)
         + find_table_problems(sessions, selection.rules, identity.fleet_id)
     )
@@ -220,8 +233,9 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         leave_out_crowded(sessions)
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
-        plan = plan_full(fleet, request, sessions, store)
+        plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
+        check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         preview_resumable(store, sessions, request, plan.selection, progress)
@@ -260,6 +274,7 @@ def take_full(
     """Take the snapshot and commit it; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
+    slot = slot_name(operation.id)
     base = resumed_base(context.copied, plan) if context.copied else copy_base(context, plan, spark, progress)
     wait = context.request.wait_seconds
     await_prepared(sessions, wait, progress)
@@ -268,11 +283,23 @@ def take_full(
     def end_all_writes(_: SparkSource | None) -> Mapping[str, Lsn]:
         return end_writes(context.lock, store, operation, plan.selection.fleet_id, wait, progress)
 
-    state = _initial_state(base, plan.selection, operation.id)
-    end = end_all_writes if context.request.terminal else None
-    cut = take_cut(context, state, spark, progress, end, base.rewritten)
+    def present_base() -> BaseCopy:
+        nonlocal base
+        base = without_absent(base, sessions, progress)
+        return base
+
+    cut = take_cut_without_failed(
+        context,
+        lambda: _initial_state(present_base(), plan.selection, operation.id),
+        spark,
+        progress,
+        end_all_writes if context.request.terminal else None,
+        lambda: base.rewritten,
+    )
     progress.step("commit")
-    unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), SNAPSHOT_BEGAN)
+    # Otherwise their servers would keep WAL until the next increment copies them.
+    drop_slots([node for node in context.began_with if node.id in sessions.absent], slot)
+    unknown = check_append_only(sessions, states_to_compare(cut.tables, _known_tables(base)), SNAPSHOT_BEGAN)
     seconds = time.monotonic() - began
     ran_seconds = None
     if operation.resumption:
@@ -298,15 +325,21 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
     """Create the slots and copy all tables.
 
     DDL committed while the slots are being created invalidates the attempt before anything is copied. DDL that makes
-    the copy fail, such as DROP TABLE, also invalidates the attempt.
+    the copy fail, such as DROP TABLE, also invalidates the attempt. If a standby fails before anything is copied, it is
+    left out, and the slots are created again; if it fails later, `_copy` goes on without it.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
-    numbers = itertools.count(1)
+    number = 0
 
     def attempt() -> BaseCopy:
-        number = next(numbers)
+        nonlocal number
+        number += 1
+        if number > 1:
+            drop_copy_slots(sessions.nodes, slot, progress)
         seen = read_current_tables(sessions, plan.selection, plan.node_tables)
-        now = _add_to_publications(sessions, replace(plan, node_tables=seen), context.request.wait_seconds, progress)
+        # Standbys may have been left out since.
+        now = replace(plan, nodes=sessions.nodes, readers=choose_readers(sessions), node_tables=seen)
+        now = _add_to_publications(sessions, now, context.request.wait_seconds, progress)
         try:
             with (
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
@@ -315,12 +348,9 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
                 slots_complete_at = sessions.ask_primaries(insert_position)
                 check_exported(now.nodes, slots, now.fingerprints)
                 unfinished = _unfinished_base(context, now, slots, slots_complete_at, number)
-                copied = _copy(context, now, slots, unfinished, spark, progress)
+                copied, readers = _copy(context, now, slots, unfinished, spark, progress)
         except ChangedError:
-            # Nothing of this attempt can be resumed without its slots.
-            context.operation.is_resumable = False
-            forget_unfinished_base(context.store, context.operation.id, number)
-            drop_copy_slots(now.nodes, slot, progress)
+            give_up()
             raise
         progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
         groups = _groups_of(now)
@@ -330,14 +360,53 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
             fingerprints=now.fingerprints,
             highest=_highest(groups),
             node_tables=now.node_tables,
-            positions={node: slot.position for node, slot in slots.items()},
+            positions={node: slots[node].position for node in slots if node not in sessions.absent},
             slots_complete_at=slots_complete_at,
-            readers={primary: node.id for primary, node in now.readers.items()},
+            readers={primary: node.id for primary, node in readers.items()},
             entries=tuple(copied.entries),
             rewritten=copied.rewritten,
         )
 
-    return retry_until_unchanged(attempt, context.request.retries, progress)
+    def give_up() -> None:
+        """Make sure that nothing of the attempt is resumed: the next one drops its slots."""
+        context.operation.is_resumable = False
+        forget_unfinished_base(context.store, context.operation.id, number)
+
+    while True:
+        try:
+            return retry_until_unchanged(attempt, context.request.retries, progress)
+        except Exception as error:
+            if not leave_out_failed(sessions, error, progress):
+                raise
+            give_up()
+
+
+def without_absent(base: BaseCopy, sessions: Sessions, progress: Progress) -> BaseCopy:
+    """Return the base copy without the standbys that have been left out since.
+
+    Tables of primaries that were read on one of them are no longer part of it: the cut copies them, on all nodes of
+    their shards, as it copies tables that are created meanwhile.
+    """
+    if not any(node in sessions.absent for node in base.positions):
+        return base
+    lost = {primary for primary, reader in base.readers.items() if reader in sessions.absent}
+    if lost:
+        names = list_some(sorted(lost), NODES_NAMED_MAX)
+        progress.note(News(f"the tables of {names} are copied again: they were read on a standby that is left out"))
+
+    def stays(entry: NamedObject) -> bool:
+        is_lost = entry.kind == BASE and sessions.fleet.node(entry.node).shard in lost
+        return entry.node not in sessions.absent and not is_lost
+
+    return replace(
+        base,
+        groups={shard: () if shard in lost else groups for shard, groups in base.groups.items()},
+        states={shard: {} if shard in lost else states for shard, states in base.states.items()},
+        positions={node: position for node, position in base.positions.items() if node not in sessions.absent},
+        readers={primary: reader for primary, reader in base.readers.items() if primary not in lost},
+        entries=tuple(filter(stays, base.entries)),
+        rewritten={shard: oids for shard, oids in base.rewritten.items() if shard not in lost},
+    )
 
 
 def resumed_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
@@ -415,7 +484,7 @@ class _DumpWatch:
     A copy may take hours, and would be of no use.
     """
 
-    watch: Watch
+    watch: Watch | WatchOfSome
     dump: Future[list[StoredObject]]
 
     @contextmanager
@@ -446,19 +515,25 @@ def _copy(
     unfinished: UnfinishedBase | None,
     spark: SparkSource,
     progress: Progress,
-) -> CopiedTables:
+) -> tuple[CopiedTables, Mapping[str, Node]]:
     """Copy all rows in a Spark job, and dump the DDL of every shard at the same time.
 
     Once the DDL is dumped, the plan `unfinished`, if any, is stored, with which the copy can be resumed.
+
+    If a standby fails, the others are copied without it; if tables of its primary were read on it, they are read on the
+    primary. Returns what was copied, and the standbys on which tables of primaries were read, by primary.
     """
     sessions, operation = context.sessions, context.operation
     attempt = unfinished.attempt if unfinished else 0
     destination = CopyDestination(operation.snapshot, operation.id, context.fleet.store, attempt=attempt)
     primaries = [node for node in plan.nodes if node.backup_of is None]
+    tables, readers = plan.tables, dict(plan.readers)
+    # The silence of a standby must not end what is done on primaries.
+    of_primaries = sessions.watch.only(sessions.primaries)
 
     def dump(node: Node) -> list[StoredObject]:
         prefix = ddl_prefix(operation.snapshot, node.id, operation.id)
-        return store_ddl(context.store, node, prefix, slots[node.id].snapshot, sessions.watch)
+        return store_ddl(context.store, node, prefix, slots[node.id].snapshot, of_primaries)
 
     def dump_all() -> list[StoredObject]:
         dumped = [stored for objects in in_parallel(dump, primaries) for stored in objects]
@@ -470,15 +545,30 @@ def _copy(
     with ThreadPoolExecutor(max_workers=1) as threads:
         ddl = threads.submit(dump_all)
         watch = _DumpWatch(sessions.watch, ddl)
-        tables = plan.tables
-        readers = set(plan.readers.values())
+
+        def recover(error: Exception) -> list[TableSource]:
+            """Leave out the standby that caused the error, and return what is read on its primary then."""
+            watch.raise_failure()
+            is_ddl = isinstance(error, CopyError) and find_change(sessions, plan.node_tables, plan.selection)
+            if is_ddl or not leave_out_failed(sessions, error, progress):
+                raise error
+            lost = [primary for primary, reader in readers.items() if reader.id in sessions.absent]
+            for primary in lost:
+                reader = readers.pop(primary)
+                progress.note(News(f"the tables of {primary} are read on the primary, because {reader.id} is left out"))
+            return [
+                TableSource(sessions.fleet.node(primary), slots[primary].snapshot, tables[primary]) for primary in lost
+            ]
+
+        reading = set(readers.values())
         sources = [
-            TableSource(node, slots[node.id].snapshot, tables[node.shard], is_for_primary=node in readers)
+            TableSource(node, slots[node.id].snapshot, tables[node.shard], is_for_primary=node in reading)
             for node in plan.sources
         ]
         try:
-            copied = copy_tables(sources, destination, sessions, spark, progress, watch)
+            copied = copy_tables(sources, destination, sessions, spark, progress, watch, recover)
             if context.request.large_objects:
+                watch = _DumpWatch(of_primaries, ddl)
                 copied.entries.extend(_copy_large_objects(sessions, slots, destination, spark, progress, watch))
             copied.entries.extend(ddl.result())
         except KeyboardInterrupt:
@@ -489,7 +579,7 @@ def _copy(
             watch.raise_failure()
             raise
         progress.reached(CrashPoint.DDL_STORED)
-        return copied
+        return copied, readers
 
 
 def _copy_large_objects(
@@ -526,11 +616,15 @@ def _copy_large_objects(
     return [entry for report in reports for entry in report.entries]
 
 
+def _known_tables(base: BaseCopy) -> KnownTables:
+    return KnownTables(base.groups, base.states, base.fingerprints, base.highest)
+
+
 def _initial_state(base: BaseCopy, selection: TableSelection, chain: str) -> ChainState:
     return ChainState(
         chain,
         selection,
-        KnownTables(base.groups, base.states, base.fingerprints, base.highest),
+        _known_tables(base),
         base.node_tables,
         base.positions,
         {},
@@ -606,7 +700,18 @@ def _amount(context: CreateContext, plan: FullPlan) -> Amount:
 
 def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progress: Progress) -> Commit:
     """Take the full snapshot and return its commit."""
-    began, progress = time.monotonic(), StepTimes(progress)
+    began, steps = time.monotonic(), StepTimes(progress)
+    return repeat_without_failed(fleet, steps, partial(_create_full, fleet, request, spark, steps, began))
+
+
+def _create_full(
+    fleet: Fleet,
+    request: CreateRequest,
+    spark: SparkSource,
+    progress: StepTimes,
+    began: float,
+    begins: Callable[[], None],
+) -> Commit:
     progress.step("check nodes")
     store = fleet.store.open()
     nodes = choose_nodes(fleet, only_primary=request.only_primary)
@@ -614,7 +719,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         note_servers(sessions, progress)
         check_clocks(sessions.clocks, progress)
-        plan = plan_full(fleet, request, sessions, store)
+        plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
@@ -625,6 +730,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
             note_readers(plan.node_tables, plan.readers, sessions, progress)
             # The first cut copies tables again, for which it makes slots of their own.
             slots = slot_name(operation.id), copy_slot_name(operation.id)
+            begins()
 
             def begin_spark() -> None:
                 spark.begin(context.executor_needs, progress, _amount(context, plan))

@@ -8,9 +8,10 @@ archive, or before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from msgspec import UNSET, structs
 
@@ -21,45 +22,42 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
-from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
-from cutline.nodes.watch import SilentNodeError
 from cutline.snapshots.create.absent_copies import (
     ENDING,
     absent_copies,
     drop_retired,
-    find_spare,
-    leave_out,
     leave_out_crowded,
     leave_out_late,
-    leave_out_silent,
     left_out_standbys,
     note_removed,
     note_retired,
     note_servers,
     renamed_of,
+    repeat_without_failed,
     retired_shards,
     standby_wait_seconds,
     timelines_of,
 )
-from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
+from cutline.snapshots.create.context import CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
-from cutline.snapshots.create.cut_attempt import CutResult, EndWrites, take_cut
-from cutline.snapshots.create.make_cut import pause_seconds
 from cutline.snapshots.create.prepare_tables import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
 from cutline.snapshots.create.renewal import drop_left_out, renew_copies
+from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
+from cutline.snapshots.operations.majority import read_newest_record
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import document_names, is_open
 from cutline.snapshots.operations.operation import (
     Operation,
@@ -129,14 +127,15 @@ def take_increment(
             start_session(archiving, progress)
         return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
 
-    cut = _take_cut(context, state, spark, progress, end_all_writes if request.terminal else None)
+    end = end_all_writes if request.terminal else None
+    cut = take_cut_without_failed(context, lambda: state, spark, progress, end)
     progress.step("commit")
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
-    _drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
+    drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
     absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)
@@ -197,60 +196,6 @@ def _with_left_out_of_chain(
     return with_large_object_counts(left_out, chain.stored_full, shards) + too_old
 
 
-def _take_cut(
-    context: CreateContext, state: ChainState, spark: SparkSource, progress: Progress, end_writes: EndWrites | None
-) -> CutResult:
-    """Make the cut; if a standby fails that the increment can do without, make another cut without it.
-
-    Another cut is also made, up to `retries` times, if a session is lost after the cut's own attempts, for example
-    because a primary has crashed. A terminal increment makes only one cut, because writes end before it.
-    """
-    sessions, left = context.sessions, context.request.retries
-    while True:
-        try:
-            return take_cut(context, state, spark, progress, end_writes)
-        except Exception as error:
-            # If a node falls silent, its sessions and the jobs are ended, and any error may follow.
-            if end_writes is not None or not (isinstance(error, SnapshotError) or sessions.watch.silent()):
-                raise
-            before = frozenset(sessions.absent)
-            if not leave_out_silent(sessions):
-                if not isinstance(error, SnapshotError):
-                    raise
-                if (node := find_spare(sessions, error)) is not None:
-                    leave_out(sessions, node, error)
-                else:
-                    left = _renew(context, error, left, progress)
-            note_servers(sessions, progress, before)
-            # A copy of tables that failed leaves its slots, also on a standby that is left out now.
-            _drop_table_slots(context, context.began_with)
-
-
-def _drop_table_slots(context: CreateContext, nodes: Iterable[Node]) -> None:
-    """Drop the slots for copying tables on these nodes, if there may be any: a silent node takes many seconds."""
-    for slot in context.operation.table_slots:
-        drop_slots(nodes, slot)
-
-
-def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
-    """Renew the lock and lost sessions after a pause, with `left` attempts; return how many are left then.
-
-    Raises the error if it is not the loss of a session, and the last one if no attempt is left.
-    """
-    while isinstance(error, NodeUnreachableError) and not isinstance(error, SilentNodeError) and left > 0:
-        seconds = pause_seconds(context.request.retries - left + 1)
-        left -= 1
-        progress.note(News(f"{error.message}; retrying in {seconds:.1f} s"))
-        time.sleep(seconds)
-        try:
-            context.lock.renew()
-        except NodeUnreachableError as other:
-            error = other
-        else:
-            return left
-    raise error
-
-
 ANOTHER = "take a new restore point under a different name: snapshot create NAME --only-cut"
 
 
@@ -280,7 +225,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     while True:
         try:
             with naming_listed_ids(fleet):
-                return _create_increment(fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began)
+                create = partial(
+                    _create_increment, fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began
+                )
+                return repeat_without_failed(fleet, steps, create)
         except NodesRenamedError as renamed:
             fleet = renamed.fleet
 
@@ -298,6 +246,7 @@ def _create_increment(
     spark: SparkSource,
     progress: StepTimes,
     began: float,
+    begins: Callable[[], None],
 ) -> Commit:
     """Take the next increment. `fleet` has the chain's ids as far as they are known, and `listed` those of the file.
 
@@ -346,6 +295,7 @@ def _create_increment(
             needs = ExecutorNeeds(fleet.store, sessions.nodes, writes=True, wait_seconds=request.wait_seconds)
             spark.begin(needs, progress, amount)
             progress.reached(CrashPoint.SPARK_BEGUN)
+        begins()
         commit = None
         while commit is None:
             operation = _new_operation(store, sessions, chain, request, continuable, progress)
@@ -475,6 +425,7 @@ def _preview_increment(
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
         check_not_lost(store, chain)
+        check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)

@@ -275,10 +275,12 @@ def _dump_ddl(
     if not shards:
         return []
     progress.step("dump DDL", total=len(shards), unit="nodes")
+    # The silence of a standby must not end it.
+    watch = sessions.watch.only(sessions.primaries)
 
     def dump(shard: str) -> list[StoredObject]:
         prefix = ddl_prefix(operation.snapshot, shard, operation.id)
-        stored = store_ddl(store, sessions.fleet.node(shard), prefix, None, sessions.watch)
+        stored = store_ddl(store, sessions.fleet.node(shard), prefix, None, watch)
         progress.advance(1)
         return stored
 

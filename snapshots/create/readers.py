@@ -17,7 +17,7 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import export_snapshots
 from cutline.snapshots.create.context import CreateContext
-from cutline.wal.drain.slots import ExportedSlot, log_standby_snapshot
+from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, log_standby_snapshot
 from cutline.wal.drain.waiting import await_standbys
 
 
@@ -60,7 +60,8 @@ def export_readers_last(
 
     with ExitStack() as stack:
         slots: dict[str, ExportedSlot] = {}
-        context.operation.table_slots.add(slot)
+        if slot == copy_slot_name(context.operation.id):
+            context.operation.table_slots.add(slot)
         if first:
             slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress))
         if last:

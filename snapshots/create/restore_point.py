@@ -28,7 +28,8 @@ from cutline.snapshots.create.context import CreateContext, CreateRequest, begin
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, LastCut, make_cut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.committing import check_stored
-from cutline.snapshots.operations.majority import read_recorded_servers
+from cutline.snapshots.operations.majority import read_newest_record, read_recorded_servers
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.operation import check_exclusive, commit_operation, record_operation
 from cutline.snapshots.operations.slot_guard import how_to_free_slots, preview_guard
 from cutline.snapshots.records.commit import FullSnapshot
@@ -74,6 +75,7 @@ def preview_restore_point(fleet: Fleet, request: CreateRequest, progress: Progre
     with open_sessions(fleet, fleet.primaries, known=lambda: read_recorded_servers(store)) as sessions:
         check_clocks(sessions.clocks, progress)
         plan = _plan(fleet, request, sessions, store)
+        check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.fleet_id, progress, terminal=False)
         return plan

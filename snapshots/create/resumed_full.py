@@ -21,11 +21,12 @@ from msgspec import UnsetType
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
 from cutline.nodes.baseline import BaselineChangedError, check_baseline
-from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
+from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots
 from cutline.snapshots.create.absent_copies import note_left_out
@@ -72,16 +73,16 @@ def find_resumable(
     """Return the interrupted operation that this create resumes; None if it begins again, noting the reason.
 
     The caller holds the fleet's lock. `documents` is the result of document_names. Standbys that were not there when it
-    began, and those whose slots are lost, are left out, which is noted. Raises UsageError if the command has other
-    options, so that nothing is given up by mistake, and NodeUnreachableError if a standby is away whose rows are
-    needed.
+    began, and those whose slots are lost, are left out, which is noted. If tables of a primary were read on such a
+    standby, or on one that is away, they are copied again. Raises UsageError if the command has other options, so that
+    nothing is given up by mistake.
     """
     for intent in reversed(resumable_creates(store, documents)):
         if intent.snapshot != request.name:
             continue
         before = frozenset(sessions.absent)
         try:
-            copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
+            copied, lost = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
         except _BeginsAgainError as error:
             progress.note(f"snapshot {request.name} begins again, because {error}")
             return None
@@ -92,6 +93,7 @@ def find_resumable(
         drop_copy_slots(sessions.nodes, copy_slot_name(intent.operation), progress)
         progress.note(News(f"operation {intent.operation}, which was interrupted, is resumed: {copied.share_text}"))
         note_left_out(sessions, before, progress)
+        _note_lost(lost, progress)
         note_unlisted(sessions.fleet, intent, progress)
         return ResumedFull(intent, copied, resumption, ran_seconds)
     return None
@@ -112,13 +114,20 @@ def preview_resumable(
             continue
         before = frozenset(sessions.absent)
         try:
-            copied = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
+            copied, lost = _check_fits(store, sessions, request, selection, intent, documents[intent.operation])
         except _BeginsAgainError as error:
             progress.note(f"snapshot {request.name} will begin again, because {error}")
         else:
             progress.note(News(f"{what} will be resumed: {copied.share_text}"))
             note_left_out(sessions, before, progress)
+            _note_lost(lost, progress)
             note_unlisted(sessions.fleet, intent, progress)
+
+
+def _note_lost(shards: Collection[str], progress: Progress) -> None:
+    if shards:
+        names = list_some(sorted(shards), NODES_NAMED_MAX)
+        progress.note(News(f"the tables of {names} are copied again: they were read on a standby that is left out"))
 
 
 def _resume(store: ObjectStore, intent: Intent, names: Set[str], ran_seconds: float) -> int:
@@ -171,10 +180,11 @@ def _check_fits(
     selection: TableSelection,
     intent: Intent,
     names: Set[str],
-) -> UnfinishedCopy:
+) -> tuple[UnfinishedCopy, set[str]]:
     """Return what was copied, and leave out the standbys that are not part of it.
 
-    Raises _BeginsAgainError unless nodes and slots are as they were; then all standbys still take part.
+    Also returns the primaries whose tables were read on a standby that takes no part. Raises _BeginsAgainError unless
+    nodes and slots are as they were; then all standbys still take part.
     """
     try:
         base = read_unfinished_base(store, intent.operation, names)
@@ -194,7 +204,7 @@ def _check_fits(
     # Only now: a snapshot that begins again copies them.
     for node, reason in left_out.items():
         sessions.leave_out(node, Absence(reason, has_ended=True))
-    return copied
+    return copied, {*base.readers} - {*copied.base.readers}
 
 
 def _find_unfit(
@@ -202,7 +212,7 @@ def _find_unfit(
 ) -> dict[Node, str]:
     """Return the standbys whose servers or slots are not as they were, with the reason.
 
-    Raises _BeginsAgainError if another node is not, or a standby that was read in the place of its primary.
+    Raises _BeginsAgainError if a primary is not.
     """
     baseline = {identity.node: identity for identity in base.baseline}
     nodes = [node for node in sessions.nodes if node.id in baseline and node.id not in away]
@@ -217,7 +227,7 @@ def _find_unfit(
 
     unfit: dict[Node, str] = {}
     for node, problem in zip(nodes, in_parallel(check, nodes), strict=True):
-        if problem and (node.backup_of is None or node.id in base.readers.values()):
+        if problem and node.backup_of is None:
             raise _BeginsAgainError(problem)
         if problem:
             unfit[node] = problem.removeprefix(f"node {node.id}: ")
@@ -264,26 +274,14 @@ def _check_options(
 def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
     """Return the standbys that are away now, whose copies are given up.
 
-    Raises _BeginsAgainError if a shard has come or gone, NodeUnreachableError if a standby is away that was read in the
-    place of its primary.
+    Raises _BeginsAgainError if a shard has come or gone.
     """
     primaries = {identity.node for identity in base.baseline if identity.backup_of is None}
     if primaries != sessions.primaries.keys():
         _check_not_renamed(sessions, base, primaries)
         others = ", ".join(sorted(primaries ^ sessions.primaries.keys()))
         raise _BeginsAgainError(f"it had begun with other shards: {others}")
-    away = {*base.nodes} - {node.id for node in sessions.nodes}
-    if needed := sorted(away.intersection(base.readers.values())):
-        reader = needed[0]
-        if reader not in sessions.absent:
-            raise _BeginsAgainError(f"{reader}, on which tables were read, is not there any more")
-        raise NodeUnreachableError(
-            f"node {reader}: tables were read on it in the place of its primary, and it is away:"
-            f" {sessions.absent[reader].reason}",
-            hint=f"repeat the command when it is back; to give up what was copied: snapshot cancel {base.operation}",
-            details={"node": reader},
-        )
-    return away
+    return {*base.nodes} - {node.id for node in sessions.nodes}
 
 
 def _check_not_renamed(sessions: Sessions, base: UnfinishedBase, primaries: Set[str]) -> None:

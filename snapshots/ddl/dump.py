@@ -32,7 +32,7 @@ from cutline.nodes.encodings import RAW, raw_text
 from cutline.nodes.preconditions import check_dump_settings
 from cutline.nodes.programs import ProgramFailedError, programs_for, run_tool
 from cutline.nodes.relation_locks import LockWatch, locked_error
-from cutline.nodes.watch import Watch
+from cutline.nodes.watch import Watch, WatchOfSome
 from cutline.snapshots.ddl.database_facts import read_search_path
 from cutline.snapshots.ddl.ddl_archive import (
     SEQUENCE,
@@ -283,7 +283,7 @@ class ArchiveUnknownError(RefusedError):
     """pg_dump wrote an archive in a format that Cutline can't read."""
 
 
-def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
+def dump_archive(node: Node, exported: str | None, watch: Watch | WatchOfSome) -> bytes:
     """Dump a database's DDL as a pg_dump archive, and correct pg_dump's faults.
 
     The dump reflects the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds
@@ -349,7 +349,9 @@ def dump_archive(node: Node, exported: str | None, watch: Watch) -> bytes:
     return rewrite(body, contents, faults.correct(body, contents), first) if first or faults else body
 
 
-def store_ddl(store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch) -> list[StoredObject]:
+def store_ddl(
+    store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch | WatchOfSome
+) -> list[StoredObject]:
     """Dump a shard's DDL and store the archive, compressed with zstd. Raises the errors of `dump_archive`."""
     body = zstandard.compress(dump_archive(node, exported, watch))
     key = f"{prefix}/{DDL}-{secrets.token_hex(4)}.dump.zst"

@@ -5,6 +5,9 @@ is created only once, so if two commands start with an empty store, the second c
 the first. Each record has more primaries than the previous record, or replaces the servers of a few of its primaries,
 unless an operator requested the record (forget_nodes). The newest record counts.
 
+A record also has the primaries' timelines, so that no create takes the server before a failover for the primary
+(snapshots/operations/old_primaries.py). Only creates that have checked this record an earlier timeline than before.
+
 Commands exclude each other only if they lock at least one server in common. So a fleet whose nodes have the recorded
 ids but are different servers is refused, and a recorded server counts even if fleet.toml has another id for it.
 """
@@ -13,9 +16,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
 
 from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.records.documents import read_sealed, seal
@@ -40,11 +45,15 @@ class OtherServersError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class RecordedPrimaries:
-    """The node ids of the recorded primaries, and their system identifiers; `number` is 0 if no record is stored."""
+    """The node ids of the recorded primaries, and their system identifiers; `number` is 0 if no record is stored.
+
+    `timelines` are those of the servers, as far as they are known.
+    """
 
     number: int
     primaries: tuple[str, ...]
     identifiers: Mapping[str, str] = field(default_factory=dict)
+    timelines: Mapping[str, int] = field(default_factory=dict)
 
     def recognise(self, nodes: Mapping[str, NodeIdentity]) -> dict[str, str]:
         """Return the recorded ids of the nodes, by their ids now.
@@ -62,6 +71,18 @@ class RecordedPrimaries:
         taken = {*found.values()}
         return found | {node: node for node in nodes if node in self.primaries and not {node} & {*found, *taken}}
 
+    def known_timelines(self, nodes: Mapping[str, NodeIdentity]) -> dict[str, int]:
+        """Return the recorded timelines of the nodes' servers, by the nodes' ids now, as far as they are known."""
+        return {
+            node: self.timelines[known]
+            for node, known in self.recognise(nodes).items()
+            if known in self.timelines and self.identifiers[known] == nodes[node].system_identifier
+        }
+
+    def entry(self, known: str, node: str) -> RecordedPrimary:
+        """Return the entry of the primary `known` for the next record, under the id `node`."""
+        return RecordedPrimary(node, self.identifiers[known], self.timelines.get(known, UNSET))
+
     def others(self, nodes: Mapping[str, NodeIdentity]) -> list[str]:
         """Return the nodes that are recorded with a different system identifier, in the order of the record."""
         return sorted(
@@ -76,7 +97,7 @@ class RecordedPrimaries:
 
 def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
     """Read the newest record; if none is stored, the primaries of the largest fleet among the committed snapshots."""
-    if (recorded := _read_newest(store)) is not None:
+    if (recorded := read_newest_record(store)) is not None:
         return recorded
     primaries = [read_full(store, name).primaries for name in snapshot_names(store)]
     return RecordedPrimaries(0, max(primaries, key=len, default=()))
@@ -84,7 +105,7 @@ def read_recorded_primaries(store: ObjectStore) -> RecordedPrimaries:
 
 def read_recorded_servers(store: ObjectStore) -> Mapping[str, str]:
     """Read the system identifiers of the primaries in the newest record, by node; empty if there is no record."""
-    recorded = _read_newest(store)
+    recorded = read_newest_record(store)
     return recorded.identifiers if recorded else {}
 
 
@@ -98,7 +119,8 @@ def read_records(store: ObjectStore) -> dict[int, BaselineRecord]:
     return records
 
 
-def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:
+def read_newest_record(store: ObjectStore) -> RecordedPrimaries | None:
+    """Read the newest record; None if none is stored."""
     names = (FILE.fullmatch(name) for name in store.list_children("baselines"))
     number = max((int(match[1]) for match in names if match), default=0)
     # A listing may be out of date.
@@ -108,7 +130,8 @@ def _read_newest(store: ObjectStore) -> RecordedPrimaries | None:
         return None
     record: BaselineRecord = read_sealed(store, baseline_key(number), BaselineRecord)
     identifiers = {entry.node: entry.system_identifier for entry in record.primaries}
-    return RecordedPrimaries(number, tuple(identifiers), identifiers)
+    timelines = {entry.node: entry.timeline for entry in record.primaries if not isinstance(entry.timeline, UnsetType)}
+    return RecordedPrimaries(number, tuple(identifiers), identifiers, timelines)
 
 
 def check_majority(recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity]) -> None:
@@ -157,28 +180,41 @@ def check_servers(recorded: RecordedPrimaries, nodes: Mapping[str, NodeIdentity]
     )
 
 
-def claim_majority(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> None:
+def claim_majority(
+    store: ObjectStore, granted: Mapping[str, NodeIdentity], check: Callable[[RecordedPrimaries], None] | None = None
+) -> None:
     """Check the majority; record the primaries that granted their lock if they outnumber the newest record.
 
-    Also records primaries whose servers were replaced, or that have other ids. The caller holds their locks. Raises
-    MajorityMissingError and OtherServersError.
+    Also records primaries whose servers were replaced, that have other ids, or whose timelines are later than the
+    recorded ones. If there is a `check`, which raises an error if the record shows that a server is an old primary,
+    earlier timelines are recorded, too. The caller holds their locks. Raises MajorityMissingError and
+    OtherServersError.
     """
     while True:
         recorded = read_recorded_primaries(store)
         check_majority(recorded, granted)
-        identifiers = _identifiers_of(granted)
+        if check is not None:
+            check(recorded)
+        before = recorded.known_timelines(granted) if check is None else {}
+        entries = {
+            node: RecordedPrimary(node, one.system_identifier, max(one.timeline, before.get(node, 0)))
+            for node, one in granted.items()
+        }
         if recorded.number and len(granted) <= len(recorded.primaries):
             found = recorded.recognise(granted)
             left = {node: known for node, known in recorded.identifiers.items() if node not in {*found.values()}}
             is_renamed = any(node != known for node, known in found.items()) and not left.keys() & found.keys()
-            if not recorded.others(granted) and not is_renamed:
+            has_moved = any(recorded.timelines.get(known) != entries[node].timeline for node, known in found.items())
+            if not recorded.others(granted) and not is_renamed and not has_moved:
                 return
             names = {known: node for node, known in found.items()} if is_renamed else {node: node for node in found}
-            identifiers = {
-                names.get(node, node): identifiers.get(names.get(node, node), known)
-                for node, known in recorded.identifiers.items()
+            entries = {
+                name: entries.get(name, recorded.entry(known, name))
+                for known, name in ((known, names.get(known, known)) for known in recorded.primaries)
             }
-        if _record(store, recorded.number + 1, identifiers, forgotten=()):
+            if [*entries.values()] == [recorded.entry(known, known) for known in recorded.primaries]:
+                return
+        if _record(store, recorded.number + 1, entries.values(), forgotten=()):
             return
 
 
@@ -191,18 +227,18 @@ def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> lis
         recorded = read_recorded_primaries(store)
         found = recorded.recognise(granted)
         forgotten = sorted({*(set(recorded.primaries) - {*found.values()}), *recorded.others(granted)})
-        if not forgotten or _record(store, recorded.number + 1, _identifiers_of(granted), tuple(forgotten)):
+        if not forgotten or _record(
+            store,
+            recorded.number + 1,
+            [RecordedPrimary(node, one.system_identifier, one.timeline) for node, one in granted.items()],
+            tuple(forgotten),
+        ):
             return forgotten
 
 
-def _identifiers_of(nodes: Mapping[str, NodeIdentity]) -> dict[str, str]:
-    return {node: identity.system_identifier for node, identity in nodes.items()}
-
-
-def _record(store: ObjectStore, number: int, identifiers: Mapping[str, str], forgotten: tuple[str, ...]) -> bool:
+def _record(store: ObjectStore, number: int, primaries: Iterable[RecordedPrimary], forgotten: tuple[str, ...]) -> bool:
     """Create the record; return False if its number is taken."""
-    primaries = tuple(RecordedPrimary(node, identifier) for node, identifier in identifiers.items())
-    record = BaselineRecord(new_operation_id(utc_now()), primaries, forgotten)
+    record = BaselineRecord(new_operation_id(utc_now()), tuple(primaries), forgotten)
     try:
         # The record is correct even if the put arrives after this command has failed, because the locks were granted.
         create_or_find(store, baseline_key(number), seal(record))

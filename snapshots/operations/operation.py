@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
@@ -35,6 +36,7 @@ from cutline.snapshots.operations.committing import (
     put_commit,
 )
 from cutline.snapshots.operations.majority import claim_majority
+from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.open_operations import is_open, read_open_intents
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.operation_records import (
@@ -410,18 +412,22 @@ def list_decided(documents: Mapping[str, Set[str]]) -> list[str]:
 
 # The length of a time as text, up to the second.
 SECOND = len("2026-11-20T11:02:03")
+# The commands that store what the primaries have.
+USING_ROWS = ("create", "archive")
 
 
 @contextmanager
 def exclusive(sessions: Sessions, store: ObjectStore, command: str, snapshot: str) -> Iterator[FleetLock]:
     """Lock the fleet, and check that more than half of the recorded primaries are locked.
 
-    Raises FleetBusyError, which names the holder, MajorityMissingError and OtherServersError.
+    Raises FleetBusyError, which names the holder, MajorityMissingError and OtherServersError. A command of USING_ROWS
+    also raises the errors of check_timelines.
     """
+    check = partial(check_timelines, sessions) if command in USING_ROWS else None
     try:
         with lock_fleet(sessions, sessions.fleet.name, own_label(command, snapshot)) as lock:
             listed = {node.id: node.listed_id for node in sessions.nodes}
-            claim_majority(store, {listed[node]: sessions.identities[node] for node in lock.granted})
+            claim_majority(store, {listed[node]: sessions.identities[node] for node in lock.granted}, check)
             yield lock
     except FleetBusyError as error:
         error.details.setdefault("operation", _operation_of(store, error))

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, UnsetType, field
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.record import END, Record
+from cutline.fleet.record import END, Count, Record
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import read_sealed, seal
 from cutline.snapshots.records.proven_chains import NAMED_MAX, commit_key
@@ -20,10 +20,11 @@ from cutline.wal.segments import own_store
 
 
 class RecordedPrimary(Record, frozen=True):
-    """A primary that granted its lock to an operation."""
+    """A primary that granted its lock to an operation, and its server's timeline then, the latest that is known."""
 
     node: str
     system_identifier: str
+    timeline: Count | UnsetType = UNSET
 
 
 class BaselineRecord(Record, frozen=True, tag_field="schema", tag="cutline/baseline/1"):

@@ -275,10 +275,12 @@ def read_unfinished(
 ) -> UnfinishedCopy:
     """Read what an interrupted base copy has copied, except on the standbys `without`.
 
-    What a task has stored is left out if it can't be read.
+    What a task has stored is left out if it can't be read. If a standby was read in the place of its primary, only
+    tables that have been read on the primary since it failed are left of the shard.
     """
     base = structs.replace(
         base,
+        readers={primary: reader for primary, reader in base.readers.items() if reader not in without},
         baseline=tuple(identity for identity in base.baseline if identity.node not in without),
         positions={node: position for node, position in base.positions.items() if node not in without},
     )
@@ -311,9 +313,11 @@ def read_copied_share(store: ObjectStore, operation: str, names: Collection[str]
 
 def complete_tables(base: UnfinishedBase, parts: Iterable[CopiedRanges]) -> UnfinishedCopy:
     """Return the tables that are copied completely on all nodes on which their shard is read."""
-    by_node: dict[str, list[CopiedRanges]] = defaultdict(list)
+    by_node: dict[str, list[CopiedRanges]] = {node: [] for sources in base.sources.values() for node in sources}
     for part in parts:
-        by_node[part.node].append(part)
+        # If the standby that is read in the place of a primary failed, the primary was read as well.
+        if part.node in by_node:
+            by_node[part.node].append(part)
     numbers: dict[str, set[int]] = {}
     for shard, sources in base.sources.items():
         complete = {group.number for group in base.groups[shard]}

@@ -24,15 +24,19 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError, find_node
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
-from cutline.snapshots.create.restore_point import create_restore_point
+from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
+from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
+from cutline.storage.errors import SnapshotError
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, run_command
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, run_command
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -476,6 +480,75 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
     assert "does not continue timeline 2" in place.increment().renewed[PRIMARY].reason
     place.check_restores(max(place.states))
+
+
+KINDS = ["full", "dry-run", "only-primary", "only-cut", "only-cut dry-run", "another chain"]
+
+
+def create(place: ChangingFleet, kind: str, name: str) -> object:
+    """Run a create of this kind that does not continue `chain`."""
+    request = CreateRequest(name, only_primary=kind == "only-primary", only_cut=kind.startswith("only-cut"))
+    if kind == "another chain":
+        return create_increment(place.fleet, CreateRequest("other"), place.runs.spark, Silent())
+    if kind == "dry-run":
+        return preview_full(place.fleet, request, Silent())
+    if kind == "only-cut dry-run":
+        return preview_restore_point(place.fleet, request, Silent())
+    if request.only_cut:
+        return create_restore_point(place.fleet, request, Silent())
+    return create_full(place.fleet, request, place.runs.spark, Silent())
+
+
+def test_no_create_uses_the_old_primary_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
+    place.runs.full("other")
+    take_replayed_increment(place)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.write()
+    place.increment()
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+
+    def check_refused(error: type[SnapshotError], text: str) -> None:
+        for kind in KINDS:
+            with pytest.raises(error, match=text):
+                create(place, kind, f"wrong-{kind.replace(' ', '-')}")
+
+    check_refused(NodeUnreachableError, "it may be the old primary from before a failover, and s1-b1 can't be")
+    # Commands that lock the fleet on the old primary do not forget the promoted server.
+    store = place.fleet.store.open()
+    with open_sessions(place.fleet, place.fleet.primaries) as sessions, exclusive(sessions, store, "delete", "chain"):
+        pass
+    check_refused(NodeUnreachableError, "it may be the old primary")
+    assert names_of_snapshots(place.fleet) == ["chain", "other"]
+    # Now both accept writes.
+    place.servers.start_node(place.servers.node(STANDBY))
+    check_refused(FleetTopologyError, "both accept writes")
+    assert names_of_snapshots(place.fleet) == ["chain", "other"]
+    place.stop(PRIMARY)
+    place.runs.full("right")
+    # The promoted server is gone for good, and so no longer in fleet.toml.
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    listed = place.runs
+    place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
+    place.runs.full("without")
+    # From then on, it is the primary, also if a standby that is rebuilt is away.
+    place.runs = listed
+    for kind in KINDS[:-1]:
+        create(place, kind, f"more-{kind.replace(' ', '-')}")
+
+
+def test_a_server_that_was_restored_to_a_point_in_time_is_copied(place: ChangingFleet) -> None:
+    """It begins a later timeline than any that is known, so that it is taken for no old primary."""
+    place.stop(STANDBY)
+    stop_server(place.servers.node(PRIMARY))
+    become_standby(place, PRIMARY)
+    promote(place, PRIMARY)
+    place.promoted.clear()
+    assert shown_timeline(place, PRIMARY) == 2
+    for kind in KINDS[:-2]:
+        create(place, kind, f"restored-{kind.replace(' ', '-')}")
 
 
 def test_a_server_of_another_cluster_does_not_take_the_primarys_place(place: ChangingFleet) -> None:

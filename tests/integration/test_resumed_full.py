@@ -34,7 +34,7 @@ from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.listing.name_templates import new_name, resumable_name
-from cutline.snapshots.records.commit import FullSnapshot
+from cutline.snapshots.records.commit import BASE, FullSnapshot
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.unfinished_records import (
     UnfinishedCopy,
@@ -286,6 +286,50 @@ def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) ->
     assert place.restored("nightly") == place.live()
     code, document = run_command(place.fleet, "check", "nightly")
     assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
+
+
+@pytest.mark.parametrize("how", ["away", "without its slot", "removed"])
+def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place: Place, how: str) -> None:
+    """With `base = "prefer-standby"`: what was copied on other shards is kept."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace("[copies]", '[copies]\nbase = "prefer-standby"'))
+    place.interrupt("nightly", signal.SIGKILL)
+    ((operation, copied),) = place.unfinished().items()
+    assert copied.base.readers == {"s1": "s1-b1", "s2": "s2-b1"}
+    assert all(copied.groups.values()), copied.groups
+    change(place)
+    standby = place.servers.node("s1-b1")
+    if how == "away":
+        stop_server(standby)
+    elif how == "without its slot":
+        (slot,) = slots_of(place.fleet.node("s1-b1").dsn)
+        with psycopg.connect(place.fleet.node("s1-b1").dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    else:
+        text = path.read_text()
+        path.write_text(re.sub(r'(?m)^\[\[node\]\]\nid = "s1-b1"\n(?:[^\[\n].*\n|\n)*', "", text))
+    watching = Watching()
+    try:
+        preview_full(load_fleet(path), CreateRequest("nightly"), watching)
+        document = place.run("create", "nightly")
+    finally:
+        if how == "away":
+            place.servers.start_node(standby)
+
+    assert "the tables of s1 are copied again: they were read on a standby that is left out" in watching.notes
+    assert document["operation"] == operation
+    commit = committed(place, "nightly")
+    assert commit.parts.keys() == {"s1", "s2", "s2-b1"}
+    assert commit.shared_bases.keys() == {"s2"}
+    assert {one.key for one in copied.entries if one.node == "s2"} <= {one.key for one in commit.copied}
+    assert not {one.key for one in copied.entries if one.node == "s1" and one.kind == BASE} & {
+        one.key for one in commit.copied
+    }
+    assert place.restored("nightly") == place.live()
+    if how != "removed":
+        assert [one["node"] for one in place.run("create", "nightly", "--incremental")["renewed"]] == ["s1-b1"]
+    code, checked = run_command(place.fleet, "check", "nightly")
+    assert (code, checked["snapshots"][0]["conflicts"]) == (4, []), checked
 
 
 def test_a_snapshot_is_alive_as_soon_as_it_is_resumed(place: Place) -> None:

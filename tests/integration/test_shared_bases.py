@@ -587,6 +587,72 @@ def test_a_reader_that_fails_is_left_out_and_another_one_read(two: ChangingFleet
     two.check_restores_without("s1", 2)
 
 
+@dataclass
+class StoppingAt(Notes):
+    """Stops a standby once, at this step or crash point."""
+
+    place: ChangingFleet | None = None
+    at: str = ""
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        if self.place is not None and name == self.at:
+            place, self.place = self.place, None
+            place.stop("s1-b1")
+
+    def reached(self, point: CrashPoint, *, node: str = "") -> None:
+        self.step(point)
+
+
+READ_ON_PRIMARY = "the tables of s1 are read on the primary, because s1-b1 is left out"
+COPIED_AGAIN = "the tables of s1 are copied again: they were read on a standby that is left out"
+
+
+@pytest.mark.parametrize(
+    ("at", "note"),
+    [
+        (CrashPoint.SLOT_MADE, ""),
+        ("copy", READ_ON_PRIMARY),
+        (CrashPoint.BASE_COPIED, COPIED_AGAIN),
+        ("archive WAL", COPIED_AGAIN),
+    ],
+)
+def test_a_full_snapshot_goes_on_if_the_standby_that_it_reads_fails(two: ChangingFleet, at: str, note: str) -> None:
+    notes = StoppingAt(place=two, at=at)
+    commit = create_full(two.fleet, CreateRequest("chain", retries=0), two.runs.spark, notes)
+    assert notes.place is None
+    two.states[0] = two.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert commit.parts.keys() == {"s1", "s1-b2"}
+    found = [line for line in notes.lines if line in (READ_ON_PRIMARY, COPIED_AGAIN)]
+    assert found == ([note] if note else []), notes.lines
+    # Only if nothing was copied yet, another standby is read in the place of the primary.
+    assert set(commit.shared_bases) == (set() if note else {"s1"})
+    if note == COPIED_AGAIN:
+        assert readers_of(commit) == {"s1": "s1-b2"}
+    two.write()
+    two.increment()
+    two.start("s1-b1")
+    two.write()
+    commit = two.increment()
+    assert isinstance(commit, Increment)
+    assert commit.renewed.keys() == {"s1-b1"}
+    assert not two.check().conflicts
+    two.check_restores(0, 1, 2)
+    two.check_restores_without("s1", 2)
+
+
+def test_a_full_snapshot_reads_the_primary_if_its_only_standby_fails(two: ChangingFleet) -> None:
+    nodes = tuple(node for node in two.fleet.nodes if node.id != "s1-b2")
+    two.runs = Runs(replace(two.fleet, nodes=nodes), two.runs.spark)
+    for number, at in enumerate((CrashPoint.SLOT_MADE, "copy", CrashPoint.BASE_COPIED)):
+        name = f"chain{number}"
+        commit = create_full(two.fleet, CreateRequest(name, retries=0), two.runs.spark, StoppingAt(place=two, at=at))
+        assert commit.parts.keys() == {"s1"}  # type: ignore[attr-defined]
+        two.runs.restore(name, two.target)
+        assert [sorted_copies(node.dsn) for node in two.target.primaries] == two.live_state()
+        two.start("s1-b1")
+
+
 DYING = """
 import os, signal, sys
 from pathlib import Path

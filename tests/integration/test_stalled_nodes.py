@@ -36,6 +36,8 @@ from cutline.snapshots.create.restore_point import create_restore_point
 from cutline.snapshots.operations.open_operations import document_names, open_operation_ids
 from cutline.snapshots.records.commit import Commit
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
+from tests.commands.changing_fleet import absent_names
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import (
     Ready,
     Runs,
@@ -154,15 +156,15 @@ def assert_ends_in_time(network: Network, node: str, trigger: bytes, command: Ca
     network.assert_nothing_is_left()
 
 
-def goes_on(network: Network, trigger: bytes) -> Commit:
-    """Take an increment during which the standby falls silent; return its commit."""
+def goes_on(network: Network, trigger: bytes, name: str = "chain", *, full: bool = False) -> Commit:
+    """Take an increment or full snapshot during which the standby falls silent; return its commit."""
     proxy = network.proxies[STANDBY]
     ended = threading.Event()
     proxy.stall_after = trigger
     with ThreadPoolExecutor(1) as threads:
         stalling = threads.submit(stalled_seconds, proxy, ended)
         try:
-            commit, _ = network.create("chain", full=False)
+            commit, _ = network.create(name, full=full)
         finally:
             ended.set()
     assert 0 < stalling.result() < SILENCE_SECONDS + END_SECONDS_MAX
@@ -191,6 +193,14 @@ def test_a_stalled_full_create_ends_and_the_next_create_settles_it(
 ) -> None:
     before = {one.id: slots_of(one.dsn) for one in network.direct.nodes}
     working = network if by_spark else network.working_in_driver()
+    if node == STANDBY:
+        # The snapshot goes on without it, and keeps what it has copied on the others.
+        name = f"without-{'copy' if trigger == b'COPY (' else 'slot'}-{by_spark}".lower()
+        commit = goes_on(working, trigger, name, full=True)
+        assert absent_names(commit) == {STANDBY}
+        code, document = run_here(network.direct, "delete", name, "--yes")
+        assert code == 0, document
+        return
     assert_ends_in_time(network, node, trigger, lambda: working.create("stalled", full=True))
     assert names_of_snapshots(network.direct) == ["chain"]
     # The slots that it left are dropped by the next command, an increment of another chain.

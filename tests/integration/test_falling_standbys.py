@@ -1,0 +1,301 @@
+"""Full snapshots go on if a standby fails in the middle, and keep what they have copied on all other nodes.
+
+Servers are stopped at crash points. Expected rows come from the live servers (COPY).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.crash_points import CrashPoint
+from cutline.nodes.baseline import FleetTopologyError
+from cutline.nodes.connections import database_name, with_database
+from cutline.nodes.problems import NodeUnfitError
+from cutline.nodes.read_only import resume_fleet
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full, preview_full
+from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.records.commit import BASE, FullSnapshot
+from cutline.snapshots.records.operation_records import VALID
+from cutline.storage.errors import UnreachableError
+from cutline.wal.drain.slots import slot_name
+from tests.commands.changing_fleet import ChangingFleet, absent_names
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.commands.watching import Watching
+from tests.faults.awaited import await_none
+from tests.run.by_spark import in_driver
+from tests.servers.dealt import start_fleet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STANDBY, OTHER = "s1-b1", "s2-b1"
+COPYING, ARCHIVING = "copy", "archive WAL"
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    folder = tmp_path_factory.mktemp("falling")
+    try:
+        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
+        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
+        yield fleet, target
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+        stop_fleet(folder / "target", delete=True)
+
+
+@pytest.fixture
+def place(
+    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> Iterator[ChangingFleet]:
+    source, target = servers
+    fleet = configure_fleet(
+        source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=getattr(request, "param", "")
+    )
+    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
+    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+    for standby in (STANDBY, OTHER):
+        found.start(standby)
+    for node in ("s1", "s2"):
+        found.execute(
+            node,
+            "DROP TABLE IF EXISTS seen, added",
+            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+        )
+    for standby in (STANDBY, OTHER):
+        found.await_replay(standby)
+    with dropping_slots(fleet):
+        found.runs.init()
+        try:
+            yield found
+        finally:
+            for standby in (STANDBY, OTHER):
+                found.servers.start_node(found.servers.node(standby))
+                resume_replay(found, standby)
+                found.await_replay(standby)
+
+
+def resume_replay(place: ChangingFleet, standby: str) -> None:
+    with psycopg.connect(with_database(place.fleet.node(standby), "postgres").dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_wal_replay_resume()")
+
+
+@dataclass(slots=True)
+class Stopping(Watching):
+    """Calls `act` once, when a step or a crash point is reached for the first time."""
+
+    at: str = ""
+    act: Callable[[], object] = lambda: None
+    is_over: bool = field(default=False)
+
+    def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        self._see(name)
+
+    def reached(self, point: str, *, node: str = "") -> None:
+        # Named: a dataclass with slots has no zero-argument super().
+        Watching.reached(self, point, node=node)
+        self._see(str(point))
+
+    def _see(self, name: str) -> None:
+        if name == self.at and not self.is_over:
+            self.is_over = True
+            self.act()
+
+
+def take_full(place: ChangingFleet, at: str, **options: object) -> tuple[FullSnapshot, Stopping]:
+    """Take the full snapshot `chain` while the standby stops at this step or crash point."""
+    progress = Stopping(at=at, act=lambda: place.stop(STANDBY))
+    request = replace(CreateRequest("chain", retries=0), **options)  # type: ignore[arg-type]
+    commit = create_full(place.fleet, request, place.runs.spark, progress)
+    assert progress.is_over
+    assert isinstance(commit, FullSnapshot)
+    return commit, progress
+
+
+def unlisted_objects(place: ChangingFleet, commit: FullSnapshot) -> set[str]:
+    """The nodes with base objects in the store that the commit does not list."""
+    listed = {entry.key for entry in (*commit.copied, *commit.lists) if entry.kind == BASE}
+    root = place.folder / "store"
+    found = {str(path.relative_to(root)): path for path in (root / "snapshots/chain/base").rglob("*.parquet")}
+    return {path.parent.parent.name for key, path in found.items() if key not in listed}
+
+
+POINTS = [CrashPoint.LOCKED, CrashPoint.SLOT_MADE, COPYING, CrashPoint.BASE_COPIED, CrashPoint.PREPARED_OVER, ARCHIVING]
+
+
+@pytest.mark.parametrize(("at", "is_here"), [*((at, True) for at in POINTS), (COPYING, False), (ARCHIVING, False)])
+def test_a_full_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFleet, at: str, *, is_here: bool) -> None:
+    if is_here:
+        place.runs = Runs(place.fleet, Ready(in_driver(place.runs.spark.session())))
+    commit, progress = take_full(place, at)
+    place.states[0] = place.live_state()
+    assert absent_names(commit) == {STANDBY}
+    assert commit.parts.keys() == {"s1", "s2", OTHER}
+    assert any(note.startswith(f"standby {STANDBY} is left out: ") for note in progress.notes), progress.notes
+    # What the other nodes had copied was not copied again.
+    assert unlisted_objects(place, commit) <= {STANDBY}
+    place.write()
+    assert absent_names(place.increment()) == {STANDBY}
+    place.start(STANDBY)
+    place.write()
+    increment = place.increment()
+    assert not absent_names(increment)
+    assert slots_of(place.fleet.node(STANDBY).dsn) == [slot_name(commit.operation)]
+    assert place.check().result == VALID
+    place.check_restores(0, 1, 2)
+
+
+@pytest.mark.parametrize("at", [CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.CHECKED])
+def test_an_increment_goes_on_without_a_standby_that_fails_in_the_checks(place: ChangingFleet, at: str) -> None:
+    place.runs.full("chain")
+    place.write()
+    progress = Stopping(at=at, act=lambda: place.stop(STANDBY))
+    commit = create_increment(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, progress)
+    assert absent_names(commit) == {STANDBY}
+
+
+def test_a_standby_that_falls_after_the_cut_has_a_copy(place: ChangingFleet) -> None:
+    commit, _ = take_full(place, CrashPoint.SEQUENCES_READ)
+    assert absent_names(commit) == set()
+    assert STANDBY in commit.parts
+    place.start(STANDBY)
+    place.write()
+    assert not place.increment().absent
+    assert place.check().result == VALID
+
+
+@pytest.mark.parametrize("at", [CrashPoint.SLOT_MADE, COPYING, ARCHIVING])
+@pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n'], indirect=True)
+def test_a_required_standby_that_fails_ends_the_full_snapshot(place: ChangingFleet, at: str) -> None:
+    with pytest.raises(UnreachableError, match=STANDBY):
+        take_full(place, at)
+
+
+def test_a_standby_whose_replay_is_paused_in_the_middle_is_left_out(place: ChangingFleet) -> None:
+    def pause() -> None:
+        place.execute(STANDBY, "SELECT pg_wal_replay_pause()")
+        place.execute("s1", "INSERT INTO seen VALUES (7000, 'paused')")
+
+    progress = Stopping(at=CrashPoint.STARTS_WRITTEN, act=pause)
+    commit = create_full(place.fleet, CreateRequest("chain", wait_seconds=3), place.runs.spark, progress)
+    assert absent_names(commit) == {STANDBY}
+    place.states[0] = place.live_state()
+    place.check_restores(0)
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "increment"])
+def test_a_terminal_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFleet, *, is_full: bool) -> None:
+    try:
+        if is_full:
+            commit, _ = take_full(place, ARCHIVING, terminal=True)
+            number = 0
+        else:
+            place.runs.full("chain")
+            place.write()
+            progress = Stopping(at=ARCHIVING, act=lambda: place.stop(STANDBY))
+            request = CreateRequest("chain", terminal=True, retries=0)
+            commit, number = create_increment(place.fleet, request, place.runs.spark, progress), 1
+        assert absent_names(commit) == {STANDBY}
+        place.states[number] = place.live_state()
+        place.check_restores(number)
+    finally:
+        place.start(STANDBY)
+        resume_fleet(place.fleet, Watching())
+
+
+@pytest.mark.parametrize("place", ["", '[copies]\nrequire = "all"\n'], indirect=True, ids=["spared", "required"])
+def test_a_standby_whose_settings_do_not_fit_is_left_out(place: ChangingFleet, request: pytest.FixtureRequest) -> None:
+    """It receives no WAL, and its primary has written none since, so it is not late."""
+
+    def follow(conninfo: str) -> None:
+        place.execute(STANDBY, f"ALTER SYSTEM SET primary_conninfo = '{conninfo}'", "SELECT pg_reload_conf()")
+
+    with psycopg.connect(place.fleet.node(STANDBY).dsn, autocommit=True) as standby:
+        ((conninfo,),) = standby.execute("SHOW primary_conninfo").fetchall()
+        follow("")
+        try:
+            await_none(lambda: standby.execute("SELECT FROM pg_stat_wal_receiver").fetchall())
+            if "required" in request.node.name:
+                with pytest.raises(NodeUnfitError, match=f"{STANDBY}: it is not streaming"):
+                    place.runs.full("chain")
+                return
+            progress = Watching()
+            preview_full(place.fleet, CreateRequest("chain"), progress)
+            assert f"standby {STANDBY} is left out: it is not streaming from its primary" in progress.notes
+            assert absent_names(place.runs.full("chain")) == {STANDBY}
+        finally:
+            follow(conninfo.replace("'", "''"))
+
+
+def await_late(place: ChangingFleet) -> None:
+    """Wait until the standby has replayed what s1 has written, also if its database is gone."""
+    with psycopg.connect(with_database(place.fleet.node("s1"), "postgres").dsn, autocommit=True) as primary:
+        (position,) = primary.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+    with psycopg.connect(with_database(place.fleet.node(STANDBY), "postgres").dsn, autocommit=True) as standby:
+        query = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        await_none(lambda: standby.execute(query, (position,)).fetchone() != (True,))
+
+
+@pytest.mark.parametrize("has_old", [True, False], ids=["has the old one", "has none"])
+def test_a_standby_without_the_database_that_was_created_again_is_late(place: ChangingFleet, *, has_old: bool) -> None:
+    """Every create leaves it out until it has replayed the new database, and then copies it."""
+    place.runs.full("chain")
+    name = database_name(place.fleet.node("s1").dsn)
+    (slot,) = slots_of(place.fleet.node("s1").dsn)
+    standby = with_database(place.fleet.node(STANDBY), "postgres").dsn
+
+    def pause() -> None:
+        await_late(place)
+        with psycopg.connect(standby, autocommit=True) as connection:
+            connection.execute("SELECT pg_wal_replay_pause()")
+
+    with psycopg.connect(with_database(place.fleet.node("s1"), "postgres").dsn, autocommit=True) as primary:
+        if has_old:
+            pause()
+        primary.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        primary.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        if not has_old:
+            pause()
+        primary.execute(f'CREATE DATABASE "{name}" TEMPLATE template0'.encode())
+    place.execute(
+        "s1",
+        "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+        "INSERT INTO seen SELECT n, 'again ' || n FROM generate_series(1, 50) n",
+    )
+    place.runs.init()
+    preview_increment(place.fleet, CreateRequest("chain"), Watching())
+    first = place.increment()
+    assert absent_names(first) == {STANDBY}
+    assert first.renewed.keys() == {"s1"}
+    preview_full(place.fleet, CreateRequest("second"), Watching())
+    assert absent_names(place.runs.full("second")) == {STANDBY}
+
+    resume_replay(place, STANDBY)
+    await_late(place)
+    place.write()
+    second = place.increment()
+    assert second.renewed.keys() == {STANDBY}
+    assert absent_names(second) == set()
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
+
+
+@pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n'], indirect=True)
+def test_a_required_standby_without_the_database_is_named(place: ChangingFleet) -> None:
+    name = database_name(place.fleet.node("s1").dsn)
+    await_late(place)
+    place.execute(STANDBY, "SELECT pg_wal_replay_pause()")
+    with psycopg.connect(with_database(place.fleet.node("s1"), "postgres").dsn, autocommit=True) as primary:
+        primary.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+        primary.execute(f'CREATE DATABASE "{name}" TEMPLATE template0'.encode())
+    with pytest.raises(FleetTopologyError, match="is not a copy of s1's"):
+        place.runs.full("chain")

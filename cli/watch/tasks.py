@@ -97,11 +97,12 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check, a drill, a merge or a copy that runs while increments are taken; `what` describes it."""
+    """A check, drill, merge, copy or gc that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
     running: RunningCommand
+    begun_at: datetime
 
 
 def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
@@ -169,7 +170,7 @@ def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
     }.get(kind, (name, f"{kind} of {name}"))
     with _raising_not_started(kind):
         running = start_command(source.copy, [kind, word])
-    return Beside(kind, what, running)
+    return Beside(kind, what, running, utc_now())
 
 
 def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:

@@ -86,6 +86,22 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     assert ended.code == -9
 
 
+def test_several_commands_that_do_not_end_are_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor of a watch gives it two minutes, however many commands it runs."""
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
+    )
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", deaf))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "CLEAN_UP_SECONDS_MAX", 2.0)
+    running = [start_command(tmp_path, []) for _ in range(3)]
+    while not all(os.fstat(one.output.fileno()).st_size for one in running):
+        time.sleep(0.01)
+    began = time.monotonic()
+    stop_commands()
+    assert time.monotonic() - began < 4
+    assert [one.process.returncode for one in running] == [-9, -9, -9]
+
+
 def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutline.spark.session_folder._outside", [str(tmp_path)])
     monkeypatch.setenv("TMPDIR", str(tmp_path / "of-the-watch"))

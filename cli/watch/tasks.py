@@ -298,11 +298,13 @@ def _found_in(document: dict[str, Any]) -> str:
 def prune(source: FleetSource) -> TaskResult:
     """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding.
 
-    Raises CommandFailedError, which names the removals that the store or a node has prevented.
+    Raises CommandFailedError, which names the removals that the store or a node has prevented, and SnapshotReadError if
+    a snapshot was left out because another operation is reading it.
     """
     with _raising_not_started("prune"):
         ended = run_command(source.copy, ["prune", "--yes"])
     quota, left = ended.document.get("quota") or {}, _unfinished_in(ended.document)
+    in_use = [str(one["message"]) for one in ended.document.get("in_use", ())]
     if left and ended.code in (REFUSED, UNREACHABLE):
         names = list_some(list(left), NAMES_SHOWN_MAX)
         text = f"prune could not finish removing {names}; the first problem: {next(iter(left.values()))}"
@@ -310,10 +312,11 @@ def prune(source: FleetSource) -> TaskResult:
         failure = CommandFailure(ended.code, "removal-unfinished", text, hint)
         if ended.code == REFUSED:
             # A lock may last for weeks: the next attempt is that of the next day.
-            return TaskResult("", tuple(ended.document["warnings"]), failure)
+            return TaskResult("", (*ended.document["warnings"], *in_use), failure)
         raise CommandFailedError(failure)
     is_over = bool(quota.get("exceeded_by"))
-    document = _document(ended, (REFUSED,) if is_over else ())
+    verdicts = [code for code, is_told in ((REFUSED, is_over), (BusyError.exit_code, in_use)) if is_told]
+    document = _document(ended, verdicts)
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
         (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
@@ -325,6 +328,8 @@ def prune(source: FleetSource) -> TaskResult:
         f" increment {dropped['begins_at']}"
         for dropped in document.get("given_up", ())
     ]
+    if ended.code == BusyError.exit_code:
+        raise SnapshotReadError("; ".join([*parts, *in_use]), hint="see: snapshot status")
     finding = None
     if is_over:
         problem = (
@@ -332,7 +337,7 @@ def prune(source: FleetSource) -> TaskResult:
             f" quota of {size_text(quota['bytes'])}"
         )
         finding = CommandFailure(REFUSED, "quota-exceeded", problem, "see: snapshot prune --dry-run")
-    return TaskResult("; ".join(parts), tuple(document["warnings"]), finding)
+    return TaskResult("; ".join(parts), (*document["warnings"], *in_use), finding)
 
 
 def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
@@ -372,7 +377,7 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
     Raises BusyError if another operation was running, SnapshotReadError if it was reading a snapshot that the command
     was to change, and CommandFailedError if the command failed otherwise.
     """
-    if ended.code == BusyError.exit_code:
+    if ended.code == BusyError.exit_code and ended.code not in verdicts:
         is_read = ended.document.get("error") == SNAPSHOT_IN_USE
         raise (SnapshotReadError if is_read else BusyError)(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:

@@ -197,13 +197,28 @@ def _result_of_merge(beside: Beside, ended: CommandResult) -> TaskResult:
 
 
 def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
-    document = _document(ended, (CONFLICTS,))
+    try:
+        document = _document(ended, (CONFLICTS,))
+    except CommandFailedError as error:
+        # It may have found damage before, or in another store.
+        problems = _problems_of_copy(error.details)
+        if not problems:
+            raise
+        text = f"{error.message}; besides, {quantity_text(len(problems), 'problems')}, the first: {problems[0]}"
+        failure = CommandFailure(error.exit_code, error.slug, text, error.hint, error.details)
+        raise CommandFailedError(failure) from None
     text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
-    problems = [problem for store in document["stores"] for one in store["snapshots"] for problem in one["problems"]]
+    problems = _problems_of_copy(document)
     if not problems:
         return TaskResult(text)
-    hint = f"object {problems[0]['object']}: {problems[0]['detail']}; to see all: snapshot copy --all --dry-run"
+    hint = f"{problems[0]}; to see all: snapshot copy --all --dry-run"
     return finding_of(ended.code, "not-copied", f"{text}; {quantity_text(len(problems), 'problems')}", hint)
+
+
+def _problems_of_copy(document: dict[str, Any]) -> list[str]:
+    """Describe the objects that a copy has not copied."""
+    snapshots = [one for store in document.get("stores", ()) for one in store["snapshots"]]
+    return [f"object {problem['object']}: {problem['detail']}" for one in snapshots for problem in one["problems"]]
 
 
 def _result_of_gc(ended: CommandResult) -> TaskResult:

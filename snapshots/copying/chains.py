@@ -328,17 +328,17 @@ def _missing_repairs(pair: StorePair, name: str) -> tuple[int, ...] | None:
     return None if own > len(numbers) else tuple(missing)
 
 
-def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool = False) -> SnapshotCopy:
-    """Copy what the second store lacks of the snapshot, or with `is_dry` only count it.
+def _copy_chain(pair: StorePair, result: SnapshotCopy, progress: Progress, *, is_dry: bool) -> None:
+    """Copy what the second store lacks of the result's snapshot, or with `is_dry` only count it.
 
-    Problems with objects are in the result. Raises SnapshotDeletedError, SnapshotMissingError, OtherChainError, and the
-    errors of both stores, such as StoreUnreachableError.
+    What was done, and problems with objects, are in the result, however this ends. Raises SnapshotDeletedError,
+    SnapshotMissingError, OtherChainError, and the errors of both stores, such as StoreUnreachableError.
     """
-    result = SnapshotCopy(name)
+    name = result.name
     try:
         if not pair.is_new and is_deleted(pair.second, name):
             result.left_out = f"it was deleted in {pair.second.url}"
-            return result
+            return
         plan = plan_chain(pair, name)
         _note_state(plan, result)
         result.problems.extend(plan.problems)
@@ -352,7 +352,6 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
         result.problems.append(CopyProblem(key, kind or "document", node, result.next_increment, detail))
     if result.problems and _is_gone(pair, result):
         result.problems.clear()
-    return result
 
 
 def _note_state(plan: ChainPlan, result: SnapshotCopy) -> None:
@@ -688,12 +687,17 @@ def names_to_copy(pair: StorePair) -> list[str]:
 
 @dataclass(slots=True)
 class StoreCopy:
-    """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`)."""
+    """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`).
+
+    If the copy ends with an error, it contains what was done before. `damaged_record` describes a damaged record of the
+    primaries; "" if there is none.
+    """
 
     url: str
     is_dry: bool
     snapshots: list[SnapshotCopy] = field(default_factory=list)
     seconds: float = 0.0
+    damaged_record: str = ""
 
     @property
     def problems(self) -> list[CopyProblem]:
@@ -720,13 +724,15 @@ def copy_snapshots(
         check_name(name)
     pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
     damage = None if report.is_dry else _copy_primaries(pair)
+    report.damaged_record = damage.message if damage is not None else ""
     for each in [name] if name is not None else names_to_copy(pair):
+        report.snapshots.append(SnapshotCopy(each))
         try:
-            report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))
+            _copy_chain(pair, report.snapshots[-1], progress, is_dry=report.is_dry)
         except (OtherChainError, SnapshotDeletedError, SnapshotMissingError) as error:
             if name is not None:
                 raise
-            report.snapshots.append(_not_copied(each, error))
+            report.snapshots[-1] = _not_copied(each, error)
     report.seconds = time.monotonic() - began
     if damage is not None:
         raise damage

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -51,7 +53,7 @@ from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_here, run_with_stderr
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet
 from tests.unit.made_garbage import StoreBuilder
@@ -638,6 +640,69 @@ def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_pa
     assert (code, document["error"]) == (3, "not-a-copy")
     assert str(tmp_path / "other") in document["message"]
     assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]
+
+
+def test_damage_is_told_although_the_copy_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another snapshot, and on the way to another store."""
+    fleet = copying_fleet(tmp_path, "second", "third", "other")
+    store, other = fleet.store.open(), LocalStore(tmp_path / "other")
+    other.create(FLEET_KEY, store.read(FLEET_KEY))
+    builder = StoreBuilder(store)
+    builder.take_full("daily")
+    segment = builder.take_increment("daily").last.segments["a"][-1].key
+    store.delete(segment)
+    store.create(segment, b"damaged")
+    create, is_away = LocalStore.create, False
+
+    def refuse(there: LocalStore, key: str, body: bytes) -> None:
+        if is_away and "third" in there.url:
+            raise StoreUnreachableError(url=there.url, reason="gone")
+        create(there, key, body)
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    run_here(fleet, "copy", "--all")
+    is_away = True
+    builder.take_full("later")
+    err = io.StringIO()
+    code, out = run_with_stderr(err, fleet, "copy", "--all", "--json")
+    document = json.loads(out)
+    assert (code, document["error"]) == (6, "store-unreachable")
+    assert [
+        [(one["snapshot"], [problem["object"] for problem in one["problems"]]) for one in each["snapshots"]]
+        for each in document["details"]["stores"]
+    ] == [[("daily", [segment]), ("later", [])]] * 2 + [[]]
+    warned = err.getvalue()
+    assert f"object {segment} of a:" in warned
+    # The error of the next store, too.
+    assert "is a store in which snapshots are taken, not a copy" in warned
+    (last,) = [
+        one for one in read_states(store, document_names(store), {"daily": 2, "later": 1}, 9) if "second" in one.url
+    ]
+    assert last.points.keys() == {"daily", "later"}
+
+
+def test_what_a_copy_has_done_and_found_before_an_error_is_in_its_report(
+    fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    builder.store.create("baselines/0000000000000001.json", b"{}")
+    create = InMemoryStore.create
+
+    def refuse(store: InMemoryStore, key: str, body: bytes) -> None:
+        if key == commit_key("daily", 1):
+            raise StoreUnreachableError(url=store.url, reason="gone")
+        create(store, key, body)
+
+    report = StoreCopy(second.url, is_dry=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(InMemoryStore, "create", refuse)
+        with pytest.raises(StoreUnreachableError):
+            copy_snapshots(fleet, second, None, Silent(), report)
+    (copied,) = report.snapshots
+    assert (copied.name, copied.increments, copied.through, copied.behind) == ("daily", [0], 0, 1)
+    assert "baselines/0000000000000001.json" in report.damaged_record
 
 
 def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> None:

@@ -281,6 +281,19 @@ def test_what_could_not_be_copied_is_a_finding_that_is_not_repeated_soon(
     assert watched.notices() == [("failed", "copy"), ("recovered", "copy")]
 
 
+def test_damage_that_a_copy_found_before_it_failed_is_told_with_the_failure(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = AWAY.document | {"details": {"stores": NOT_COPIED.document["stores"] * 2}}
+    let_run(monkeypatch, CommandResult(6, document))
+    do(watched, TaskKind.COPY)
+    problem = watched.watcher.tasks[TaskKind.COPY].problem
+    assert problem == (
+        "the second store is away; besides, 2 problems, the first: object snapshots/a/base/x: it is damaged"
+    )
+    assert watched.notices() == [("failed", "copy")]
+
+
 def test_a_task_that_fleet_toml_switches_off_does_not_fail_any_more(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from cutline.snapshots.records.operation_records import (
     CONFLICTS,
     INCONCLUSIVE,
     ONE_COPY,
+    SPANS_MAX,
     VALID,
     CheckFigures,
     CheckResult,
@@ -114,13 +115,14 @@ class UncomparedPoints:
     """A part of the restore points from increment `first` to `last` (0 is the full snapshot) that was not compared.
 
     It had no second copy there, and `why` says why. Later restore points don't lack it, so it does not change the
-    result; a check of one of these restore points is inconclusive.
+    result; a check of one of these restore points is inconclusive, unless it `is_one_copy` and that is allowed.
     """
 
     first: int
     last: int
     what: str
     why: str
+    is_one_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -231,6 +233,22 @@ class SnapshotReport:
         """Whether all copies that reach the cut were compared and agree; there may be only one of a shard."""
         is_compared = bool(self.compared.objects) or self.rests_on is not None
         return not self.conflicts and is_compared and all(part.is_one_copy or part.is_absent for part in self.skipped)
+
+    @property
+    def uncompared_spans(self) -> tuple[tuple[int, int], ...]:
+        """The earlier restore points of which a check would be inconclusive, as first and last increments, in order.
+
+        If there are more than SPANS_MAX spans, the last spans are one.
+        """
+        spans: list[tuple[int, int]] = []
+        for points in sorted(self.uncompared_points, key=lambda points: points.first):
+            if points.is_one_copy and self.allows_one_copy:
+                continue
+            if spans and (points.first <= spans[-1][1] + 1 or len(spans) == SPANS_MAX):
+                spans[-1] = (spans[-1][0], max(spans[-1][1], points.last))
+            else:
+                spans.append((points.first, points.last))
+        return tuple(spans)
 
     @property
     def figures(self) -> CheckFigures:

@@ -148,7 +148,9 @@ def _without_second_copy(chain: Chain) -> Iterator[UncomparedPoints]:
             now = {part.key: part for part in _uncompared(Copies.of(chain.up_to(commit.increment)))}
             for key in began.keys() - now.keys():
                 first, part = began.pop(key)
-                yield UncomparedPoints(first, commit.increment - 1, part.skipped.what, part.reason)
+                yield UncomparedPoints(
+                    first, commit.increment - 1, part.skipped.what, part.reason, part.skipped.is_one_copy
+                )
             began |= {key: (commit.increment, part) for key, part in now.items() if key not in began}
         before = commit
 

@@ -366,7 +366,7 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, re
                 add_problems(report.snapshots[0], built)
                 report = replace(report, seconds=time.monotonic() - began)
         recorded.code, recorded.reason, recorded.volumes = report.exit_code, reason_of(report), volumes_of(report)
-        recorded.checked = checked_points(report, request)
+        recorded.checked = checked_points(report, request, built)
     return CheckRun(report, built, recorded.warnings)
 
 
@@ -396,13 +396,20 @@ def volumes_of(report: CheckReport) -> dict[str, int]:
     return dict(volumes)
 
 
-def checked_points(report: CheckReport, request: CheckRequest) -> tuple[CheckedPoint, ...]:
-    """Return the result for each restore point, in the format used in the operation's outcome."""
+def checked_points(
+    report: CheckReport, request: CheckRequest, built: RestorableReport | None = None
+) -> tuple[CheckedPoint, ...]:
+    """Return the result for each restore point, in the format used in the operation's outcome.
+
+    `built` is the report on the rows that a restore of the only snapshot would load, if any.
+    """
     is_full = request.increment is None and request.at is None and not request.metadata_only
-    return tuple(_checked_point(snapshot, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots)
+    return tuple(
+        _checked_point(snapshot, built, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots
+    )
 
 
-def _checked_point(snapshot: SnapshotReport, *, is_full: bool) -> CheckedPoint:
+def _checked_point(snapshot: SnapshotReport, built: RestorableReport | None, *, is_full: bool) -> CheckedPoint:
     return CheckedPoint(
         snapshot.name,
         snapshot.increment,
@@ -411,6 +418,8 @@ def _checked_point(snapshot: SnapshotReport, *, is_full: bool) -> CheckedPoint:
         snapshot.figures,
         snapshot.rests_on.operation if snapshot.rests_on else UNSET,
         snapshot.read or UNSET,
+        snapshot.uncompared_spans or UNSET,
+        not built.problems if built else UNSET,
     )
 
 

@@ -14,7 +14,7 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import CONFLICTS, DONE
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.results import answer, emit, progress
+from cutline.cli.output.results import WARNING, answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
@@ -67,7 +67,7 @@ def copy(
     with leaving_metrics(context, fleet, "copy", metrics, is_dry=dry_run):
         if dry_run:
             with progress(context) as shown:
-                reports = list(_copy(fleet, places, name, shown, is_dry=True))
+                reports = _copy(fleet, places, name, shown, [], is_dry=True)
             document = document_of(reports, name, "", time.monotonic() - began)
             answer(context, document, [*lines_of(reports), "nothing was changed"])
             raise typer.Exit(_code(reports))
@@ -102,8 +102,7 @@ def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) 
 def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: RecordedCommand) -> list[StoreCopy]:
     reports: list[StoreCopy] = []
     try:
-        for report in _copy(fleet, places, name, recorded.activity, is_dry=False):
-            reports.append(report)
+        _copy(fleet, places, name, recorded.activity, reports, is_dry=False)
     finally:
         # What has been copied stays copied, however the command ends.
         recorded.copied = tuple(_copied_points(reports))
@@ -115,22 +114,46 @@ def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: Reco
 
 
 def _copy(
-    fleet: Fleet, places: Iterable[CopyPlace], name: str | None, shown: Progress, *, is_dry: bool
-) -> Iterator[StoreCopy]:
-    """Yield the report of each store; raise the first error after the other stores: each is to be kept up to date."""
+    fleet: Fleet,
+    places: Iterable[CopyPlace],
+    name: str | None,
+    shown: Progress,
+    reports: list[StoreCopy],
+    *,
+    is_dry: bool,
+) -> list[StoreCopy]:
+    """Add the report of each store to `reports`, and return them.
+
+    Raises the first error after the other stores: each is to be kept up to date. The error then has the reports in its
+    details, and what they found is shown as warnings: nobody would see the damage otherwise.
+    """
     first: SnapshotError | None = None
     for place in places:
-        report = StoreCopy(place.url, is_dry)
+        reports.append(StoreCopy(place.url, is_dry))
         try:
-            copy_snapshots(fleet, place, name, shown, report)
+            copy_snapshots(fleet, place, name, shown, reports[-1])
         except SnapshotError as error:
             if find_behind(error, KeyboardInterrupt) is not None:
                 raise
+            if first is not None:
+                shown.note(f"copy to {place.url}: {error.message}")
             first = first or error
-        finally:
-            yield report
-    if first is not None:
-        raise first
+    if first is None:
+        return reports
+    for report in reports:
+        for text in _found_texts(report):
+            shown.note(text)
+    first.details["stores"] = _stores_document(reports)
+    raise first
+
+
+def _found_texts(report: StoreCopy) -> Iterator[str]:
+    """Describe the damage that a copy found before it, or the copy to another store, ended with an error."""
+    if report.damaged_record:
+        yield report.damaged_record
+    for one in report.snapshots:
+        for line in _problem_lines(one):
+            yield line.removeprefix(WARNING)
 
 
 def _copied_points(reports: Iterable[StoreCopy]) -> Iterator[CopiedPoint]:
@@ -160,16 +183,20 @@ def document_of(reports: list[StoreCopy], name: str | None, operation: str, seco
         "objects": _sum(reports, lambda one: one.copied.objects),
         "bytes": _sum(reports, lambda one: one.copied.size_bytes),
         "skipped": _sum(reports, lambda one: one.present.objects),
-        "stores": [
-            {
-                "to": report.url,
-                "snapshots": [_snapshot_document(one) for one in report.snapshots],
-                "seconds": round(report.seconds, 3),
-            }
-            for report in reports
-        ],
+        "stores": _stores_document(reports),
         "seconds": round(seconds, 3),
     }
+
+
+def _stores_document(reports: Iterable[StoreCopy]) -> list[dict[str, Any]]:
+    return [
+        {
+            "to": report.url,
+            "snapshots": [_snapshot_document(one) for one in report.snapshots],
+            "seconds": round(report.seconds, 3),
+        }
+        for report in reports
+    ]
 
 
 def _snapshot_document(one: SnapshotCopy) -> dict[str, Any]:
@@ -229,7 +256,7 @@ def _store_lines(report: StoreCopy) -> Iterator[str]:
 
 def _problem_lines(one: SnapshotCopy) -> Iterator[str]:
     for problem in one.problems[:SHOWN_MAX]:
-        yield f"warning: {_problem_text(problem)}"
+        yield f"{WARNING}{_problem_text(problem)}"
     if len(one.problems) > SHOWN_MAX:
         yield f"… {len(one.problems) - SHOWN_MAX:,} more problems; --json lists all of them"
     if one.problems:

@@ -22,7 +22,7 @@ from cutline.cli.commands.delete import (
 from cutline.cli.output.activity import recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.confirmation import Yes, require_confirmation
-from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.failure import BUSY, DONE, REFUSED, UNREACHABLE
 from cutline.cli.output.given_up import code_of_drop, drop_document, drop_text, dropped_document, dropped_lines
 from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
@@ -40,6 +40,7 @@ from cutline.cli.output.tables import (
 from cutline.fleet.config import ALL, KeepCount
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
+from cutline.snapshots.operations.leases import SnapshotInUseError, in_use_error
 from cutline.snapshots.records.operation_records import DELETE
 from cutline.snapshots.removal.deletion import RemovalResult
 from cutline.snapshots.removal.earlier_objects import DropResult
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "cutline/prune/1"
 NAMES_SHOWN_MAX = 10
+LEFT_HINT = (
+    "to remove what was left out, when the operation has ended or, if its process is gone, its lease has expired"
+)
 QUOTA_HINT = "prune deletes nothing because of a quota: keep less, release pins, or raise [retention] quota"
 # The columns of what stays and goes.
 DRAWN = ("snapshot", "increment", "cut made", "fate", "why")
@@ -113,6 +117,7 @@ def prune(
     A restore point that is kept keeps its full snapshot and its whole chain. Hours, days, weeks, months and years are
     those of UTC. An option overrides the same rule of fleet.toml; without any rule, the default is
     --keep-last 2 --keep-daily 7 --keep-weekly 4 --keep-monthly 12. Pinned restore points (`snapshot keep`) always stay.
+    A snapshot that a restore, repair or merge is reading is left out (exit code 7).
     """
     confirmation = require_confirmation(context, "prune", yes=yes or dry_run)
     fleet = command_context(context).load_fleet()
@@ -158,7 +163,7 @@ def prune(
                     volumes.update(objects=one.objects, bytes=one.bytes)
 
             pruned = prune_store(fleet, rules, recorded.activity, begin, force=force, ended=count)
-            recorded.code = _code_of_all(pruned) or (REFUSED if pruned.plan.excess_bytes else DONE)
+            recorded.code = code_of_all(pruned)
             recorded.reason = _unfinished_text(pruned) or pruned.plan.quota_problem
         # With --quiet the plan was not printed.
         unseen = _warnings(pruned.plan) if command_context(context).quiet else []
@@ -170,8 +175,12 @@ def prune(
             raise typer.Exit(recorded.code)
 
 
-def _code_of_all(pruned: PruneResult) -> int:
+def code_of_all(pruned: PruneResult) -> int:
+    """Return the exit code of a prune."""
     codes = {code_of(result) for result in pruned.removed} | {code_of_drop(result) for result in pruned.dropped}
+    codes |= {REFUSED} if pruned.plan.excess_bytes else set()
+    # What the operator has to do something about is more important than what ends by itself.
+    codes |= {BUSY} if pruned.left else set()
     codes -= {DONE}
     return UNREACHABLE if UNREACHABLE in codes else min(codes, default=DONE)
 
@@ -179,7 +188,10 @@ def _code_of_all(pruned: PruneResult) -> int:
 def _unfinished_text(pruned: PruneResult) -> str:
     left = [result.mark.snapshot for result in pruned.removed if not result.is_done]
     left += [result.plan.snapshot for result in pruned.dropped if result.refused]
-    return f"unfinished: {list_some(left, NAMES_SHOWN_MAX)}" if left else ""
+    in_use = [str(error.details["snapshot"]) for error in pruned.left]
+    texts = [f"unfinished: {list_some(left, NAMES_SHOWN_MAX)}"] if left else []
+    texts += [f"left out, because in use: {list_some(in_use, NAMES_SHOWN_MAX)}"] if in_use else []
+    return "; ".join(texts)
 
 
 def plan_document(plan: PrunePlan) -> dict[str, Any]:
@@ -188,7 +200,8 @@ def plan_document(plan: PrunePlan) -> dict[str, Any]:
     `begins_at` is the merge at which a chain that is kept will begin, or null, and `given_up` is what then goes.
     `checked` is the check whose result applies to a snapshot; null if no such check is known. Each restore point in
     `points` stays for the reasons in `why`, or because `needed_by`, an increment, needs it, or with the rest of its
-    chain. `quota` is null if no quota is set.
+    chain. `quota` is null if no quota is set. `in_use` are the snapshots that are left out, because an operation is
+    reading them: the details of the error that `delete` would end with, and its message.
     """
     quota = plan.rules.quota_bytes
     return {
@@ -201,8 +214,13 @@ def plan_document(plan: PrunePlan) -> dict[str, Any]:
         "bytes": plan.bytes,
         "bytes_left": plan.left_bytes,
         "quota": None if quota is None else {"bytes": quota, "exceeded_by": plan.excess_bytes},
+        "in_use": [_in_use_document(in_use_error(lease)) for lease in plan.in_use.values()],
         "warnings": _warnings(plan),
     }
+
+
+def _in_use_document(error: SnapshotInUseError) -> dict[str, Any]:
+    return {**error.details, "message": error.message}
 
 
 def _warnings(plan: PrunePlan) -> list[str]:
@@ -255,10 +273,14 @@ def document_of(pruned: PruneResult) -> dict[str, Any]:
             **mark_document(result.mark),
             **removed_document(result),
         }
-        for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
+        for step, result in zip(pruned.steps, pruned.removed, strict=True)
     ]
-    given_up = [dropped_document(result) for result in pruned.dropped]
-    return plan_document(pruned.plan) | {"dry_run": False, "done": done, "given_up": given_up}
+    results = {
+        "done": done,
+        "given_up": [dropped_document(result) for result in pruned.dropped],
+        "in_use": [_in_use_document(error) for error in pruned.left],
+    }
+    return plan_document(pruned.plan) | {"dry_run": False, **results}
 
 
 def plan_lines(plan: PrunePlan) -> list[str]:
@@ -284,6 +306,7 @@ def plan_lines(plan: PrunePlan) -> list[str]:
             lines += [f"  {line}" for line in slot_lines(going.mark, going.slots, going.left_behind)]
         if verdict.name in drops:
             lines.append(f"  given up: {drop_text(drops[verdict.name])}")
+    lines += [f"warning: left out: {in_use_error(lease).message}" for lease in plan.in_use.values()]
     lines += [f"warning: {text}" for text in _warnings(plan)]
     if plan.is_empty:
         return [*lines, "nothing to prune"]
@@ -360,12 +383,15 @@ def losses_of(plan: PrunePlan) -> list[str]:
 def lines_of(pruned: PruneResult) -> list[str]:
     """Return the human-readable output."""
     dropped = [f"{result.plan.snapshot}: {line}" for result in pruned.dropped for line in dropped_lines(result)]
-    return dropped + [
+    in_use = [f"warning: left out: {error.message}" for error in pruned.left]
+    in_use += [f"{LEFT_HINT}: snapshot prune"] if in_use else []
+    removed = [
         line
-        for step, result in zip(pruned.plan.steps, pruned.removed, strict=True)
+        for step, result in zip(pruned.steps, pruned.removed, strict=True)
         for line in removed_lines(
             result,
             f"{result.mark.snapshot} {'is deleted' if step.kind == DELETE else 'keeps only its full snapshot'}",
             "snapshot prune",
         )
     ]
+    return [*dropped, *removed, *in_use]

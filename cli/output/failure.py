@@ -55,7 +55,7 @@ MEANINGS: dict[int, str] = {
     UNREACHABLE: "a node or the store can't be reached, or a node can't do its work now (for example, its disk is full)"
     ", or the command or an executor ran out of memory, threads, open files or space for temporary"
     " files",
-    BUSY: "another operation is running",
+    BUSY: "another operation is running; for prune: also if it left out a snapshot that another operation is reading",
     CANCELLED: "cancelled by `snapshot cancel`, SIGTERM or SIGHUP",
     INCONSISTENT_CUT: "the cut stayed inconsistent after all retries",
     DDL_REFUSED: "restored, but the target refused some DDL statements; the databases get their real names only"

@@ -28,7 +28,7 @@ from cutline.snapshots.operations.ended_operations import EndedCheck, newest_cov
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.documents import shortened
-from cutline.snapshots.records.operation_records import CONFLICTS, PASSED, VALID
+from cutline.snapshots.records.operation_records import CONFLICTS, VALID
 from cutline.snapshots.records.proven_chains import cut_time, safe_time
 
 FULL, INCREMENTAL, ONLY_CUT = "full", "incremental", "only-cut"
@@ -101,7 +101,8 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
     groups, names = dict[tuple[str, int], str](), list[str]()
     summaries = [summary_of(of.full), *entry.summaries]
     newest = newest_covering(checks, len(summaries))
-    newest_valid = newest_covering([check for check in checks if check.point.result in PASSED], len(summaries))
+    passed = newest_covering([check for check in checks if check.point.has_passed], len(summaries))
+    newest_valid = [check if check and check.point.has_passed else None for check in passed]
     for one, check, valid in zip(summaries, newest, newest_valid, strict=True):
         # Commits that were not read did not change any definitions.
         if (commit := commits.get(one.increment)) and _redefine(groups, commit):

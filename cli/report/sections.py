@@ -583,7 +583,10 @@ def _checks(figures: StoreFigures) -> Section:
 def _coverage(snapshot: SnapshotFigures, checks: Iterable[EndedCheck]) -> Bar:
     count = len(snapshot.points)
     own = [check for check in checks if check.point.snapshot == snapshot.name]
-    results = [check.point.result if check else "" for check in newest_covering(own, count)]
+    # A merged chain may begin at an increment.
+    covering = newest_covering(own, snapshot.points[-1].increment + 1 if snapshot.points else 0)
+    covered_by = [covering[point.increment] for point in snapshot.points]
+    results = [check.point.result if check else "" for check in covered_by]
     parts: list[BarPart] = []
     for result in results:
         kind = RESULTS[result]

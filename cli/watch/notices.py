@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,9 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
 
 NOTIFY_SCHEMA = "cutline/notify/1"
 NOTIFY_SECONDS_MAX = 30.0
+# The pause before a notice is sent again doubles with each failure of the command. A notice that is a day old is given
+# up, and so is the oldest if there are too many.
+RESEND_SECONDS_FIRST, RESEND_SECONDS_MAX, NOTICE_SECONDS_MAX, NOTICES_MAX = 60.0, 3600.0, 86400.0, 100
 
 
 def notify(command: Sequence[str], event: dict[str, object]) -> str:
@@ -152,24 +156,70 @@ def _recorded(outcomes: Iterable[Outcome | None]) -> Iterator[WatchState]:
             yield outcome.watch
 
 
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """A notice that the command has not accepted yet, and the time.monotonic since which it has been there."""
+
+    event: dict[str, object]
+    since_seconds: float
+
+
 @dataclass(slots=True)
 class Notices:
-    """Sends notices to the command in the fleet file; problems with that command are logged."""
+    """Sends notices to the command in the fleet file, in order; problems with that command are logged.
+
+    A notice counts as sent once the command has ended with 0. Until then it is sent again, for up to a day.
+    """
 
     source: FleetSource
     log: Callable[..., None]
     # Whether another watch is active. If so, it reports problems with the file, because both watches use it.
     is_beside: bool = False
     _troubles: dict[TaskKind, Task] = field(default_factory=dict)
+    _unsent: list[_Notice] = field(default_factory=list)
+    _resend_at: float = 0.0
+    _pause_seconds: float = RESEND_SECONDS_FIRST
+    _problem: str = ""
 
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Send a notice that a task has `failed` or `recovered`."""
         fleet = self.source.fleet
         # Who reads the notice is in another folder, with another environment.
         failure = replace(failure, hint=hint_in_watch(failure.hint, str(self.source.path.absolute())))
-        problem = notify(fleet.notify, event_of(event, fleet.name, snapshot, task, failure))
-        if problem:
-            self.log(problem, hint="run it by hand, with the event on stdin")
+        self._unsent.append(_Notice(event_of(event, fleet.name, snapshot, task, failure), time.monotonic()))
+        self._send_unsent()
+
+    def send_again(self) -> None:
+        """Send the notices that the command has not accepted, if its pause is over."""
+        if self._unsent and time.monotonic() >= self._resend_at:
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """Send the notices up to the first failure: a recovery must not be read before the failure."""
+        while self._unsent:
+            problem = notify(self.source.fleet.notify, self._unsent[0].event)
+            if problem:
+                self._postpone(problem)
+                return
+            del self._unsent[0]
+            self._pause_seconds, self._problem = RESEND_SECONDS_FIRST, ""
+
+    def _postpone(self, problem: str) -> None:
+        now = time.monotonic()
+        kept = [one for one in self._unsent[-NOTICES_MAX:] if now < one.since_seconds + NOTICE_SECONDS_MAX]
+        for one in self._unsent[: len(self._unsent) - len(kept)]:
+            what = f"{one.event['task']} {one.event['event']} at {one.event['at']}"
+            self.log(f"a notice was given up, because the [notify] command did not accept it: {what}")
+        self._unsent = kept
+        if problem != self._problem:
+            self.log(
+                problem, hint="run it by hand, with the event on stdin; the watch sends the notice again for a day"
+            )
+        self._problem = problem
+        self._resend_at, self._pause_seconds = (
+            now + self._pause_seconds,
+            min(2 * self._pause_seconds, RESEND_SECONDS_MAX),
+        )
 
     @property
     def failures(self) -> int:

@@ -24,8 +24,9 @@ from typing import IO, Any
 from cutline.cli.process.detaching import PROGRAM
 from cutline.spark.session_folder import lasting_folder
 
-# Long enough to undo a command, for example to wait for a slot or to drop databases. The watch may wait for two
-# commands, one after the other, and its supervisor gives it two minutes (docs/systemd, docs/kubernetes).
+# Long enough to undo a command, for example to wait for a slot or to drop databases. The watch may wait for the command
+# of its task and then for those that run concurrently, and its supervisor gives it two minutes (docs/systemd,
+# docs/kubernetes).
 CLEAN_UP_SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
 
@@ -70,10 +71,18 @@ class RunningCommand:
 
     def stop(self) -> None:
         """Stop the command with SIGTERM, and wait until it has cleaned up; kill it if that takes too long."""
+        self.ask_to_stop()
+        self.end_by(time.monotonic() + CLEAN_UP_SECONDS_MAX)
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM to the command, if it is running."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
+
+    def end_by(self, deadline: float) -> None:
+        """Wait for the end of the command; kill it if it is still running at this time.monotonic."""
         try:
-            self.process.wait(CLEAN_UP_SECONDS_MAX)
+            self.process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             # Kill the process group, which includes the JVM.
             with contextlib.suppress(ProcessLookupError):
@@ -99,11 +108,14 @@ def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
 
 
 def stop_commands() -> None:
-    """Stop all commands that are running."""
-    for start in list(_starts):
-        # A start that could be cancelled will never run.
-        if not start.cancel() and _runs(start):
-            start.result().stop()
+    """Stop all commands that are running; together they have as much time to clean up as one of them."""
+    # A start that could be cancelled will never run.
+    running = [start.result() for start in list(_starts) if not start.cancel() and _runs(start)]
+    for command in running:
+        command.ask_to_stop()
+    deadline = time.monotonic() + CLEAN_UP_SECONDS_MAX
+    for command in running:
+        command.end_by(deadline)
 
 
 def _runs(start: Future[RunningCommand]) -> bool:

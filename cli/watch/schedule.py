@@ -22,6 +22,9 @@ FINAL_FAILURES, FINAL_SECONDS = 5, 3600.0
 # A chain that ends within this time after it began is young.
 YOUNG_SECONDS = 3600.0
 PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX = 60.0, 3600.0
+# For how long a task waits for another one of its lane, which may be hanging: this many of its intervals, and at least
+# this many seconds.
+LANE_INTERVALS_MAX, LANE_SECONDS_MAX = 3, 86400.0
 
 
 class TaskKind(StrEnum):
@@ -53,9 +56,11 @@ class TaskKind(StrEnum):
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)
 # The tasks of all snapshots in the store.
 OF_STORE = (TaskKind.COPY, TaskKind.GC)
-# The tasks that run concurrently with others, the tasks that need a continuing chain, and the tasks that need any
-# snapshot at all.
-BESIDE = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, *OF_STORE)
+# The tasks that run concurrently with others, one of each lane at a time. Those of the first lane need Spark, and much
+# memory; those of the second need little, and a second store must not fall behind during a check of many hours.
+LANES = ((TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE), OF_STORE)
+BESIDE = (*LANES[0], *LANES[1])
+# The tasks that need a continuing chain, and the tasks that need any snapshot at all.
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY, TaskKind.REPLACE, TaskKind.PRUNE)
 # The tasks whose result is a verdict on a snapshot, which their records in the store show.
@@ -127,6 +132,15 @@ class Task:
         """Whether another operation has been blocking the task for several of these intervals and several minutes."""
         seconds = max(WAITING_INTERVALS_MAX * interval_seconds, WAITING_SECONDS_MAX)
         return self.waiting_since is not None and now >= self.waiting_since + timedelta(seconds=seconds)
+
+    def is_overdue(self, begun_at: datetime, now: datetime, since: datetime) -> bool:
+        """Whether the task is due, and the task that has had its lane since then has kept it from beginning too long.
+
+        The same applies to the next turn of that task itself.
+        """
+        due = self.due_at(begun_at, now)
+        seconds = max(LANE_INTERVALS_MAX * self.interval_seconds, LANE_SECONDS_MAX)
+        return due is not None and now >= max(due, since) + timedelta(seconds=seconds)
 
 
 def next_task(

@@ -97,11 +97,12 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A check, a drill, a merge or a copy that runs while increments are taken; `what` describes it."""
+    """A check, drill, merge, copy or gc that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
     running: RunningCommand
+    begun_at: datetime
 
 
 def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
@@ -169,7 +170,7 @@ def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
     }.get(kind, (name, f"{kind} of {name}"))
     with _raising_not_started(kind):
         running = start_command(source.copy, [kind, word])
-    return Beside(kind, what, running)
+    return Beside(kind, what, running, utc_now())
 
 
 def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
@@ -196,13 +197,28 @@ def _result_of_merge(beside: Beside, ended: CommandResult) -> TaskResult:
 
 
 def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
-    document = _document(ended, (CONFLICTS,))
+    try:
+        document = _document(ended, (CONFLICTS,))
+    except CommandFailedError as error:
+        # It may have found damage before, or in another store.
+        problems = _problems_of_copy(error.details)
+        if not problems:
+            raise
+        text = f"{error.message}; besides, {quantity_text(len(problems), 'problems')}, the first: {problems[0]}"
+        failure = CommandFailure(error.exit_code, error.slug, text, error.hint, error.details)
+        raise CommandFailedError(failure) from None
     text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
-    problems = [problem for store in document["stores"] for one in store["snapshots"] for problem in one["problems"]]
+    problems = _problems_of_copy(document)
     if not problems:
         return TaskResult(text)
-    hint = f"object {problems[0]['object']}: {problems[0]['detail']}; to see all: snapshot copy --all --dry-run"
+    hint = f"{problems[0]}; to see all: snapshot copy --all --dry-run"
     return finding_of(ended.code, "not-copied", f"{text}; {quantity_text(len(problems), 'problems')}", hint)
+
+
+def _problems_of_copy(document: dict[str, Any]) -> list[str]:
+    """Describe the objects that a copy has not copied."""
+    snapshots = [one for store in document.get("stores", ()) for one in store["snapshots"]]
+    return [f"object {problem['object']}: {problem['detail']}" for one in snapshots for problem in one["problems"]]
 
 
 def _result_of_gc(ended: CommandResult) -> TaskResult:
@@ -297,11 +313,13 @@ def _found_in(document: dict[str, Any]) -> str:
 def prune(source: FleetSource) -> TaskResult:
     """Delete everything that no retention rule keeps. Snapshots that exceed the quota are a finding.
 
-    Raises CommandFailedError, which names the removals that the store or a node has prevented.
+    Raises CommandFailedError, which names the removals that the store or a node has prevented, and SnapshotReadError if
+    a snapshot was left out because another operation is reading it.
     """
     with _raising_not_started("prune"):
         ended = run_command(source.copy, ["prune", "--yes"])
     quota, left = ended.document.get("quota") or {}, _unfinished_in(ended.document)
+    in_use = [str(one["message"]) for one in ended.document.get("in_use", ())]
     if left and ended.code in (REFUSED, UNREACHABLE):
         names = list_some(list(left), NAMES_SHOWN_MAX)
         text = f"prune could not finish removing {names}; the first problem: {next(iter(left.values()))}"
@@ -309,10 +327,11 @@ def prune(source: FleetSource) -> TaskResult:
         failure = CommandFailure(ended.code, "removal-unfinished", text, hint)
         if ended.code == REFUSED:
             # A lock may last for weeks: the next attempt is that of the next day.
-            return TaskResult("", tuple(ended.document["warnings"]), failure)
+            return TaskResult("", (*ended.document["warnings"], *in_use), failure)
         raise CommandFailedError(failure)
     is_over = bool(quota.get("exceeded_by"))
-    document = _document(ended, (REFUSED,) if is_over else ())
+    verdicts = [code for code, is_told in ((REFUSED, is_over), (BusyError.exit_code, in_use)) if is_told]
+    document = _document(ended, verdicts)
     texts = {"delete": "deleted", "prune": "removed the increments of"}
     done = [
         (text, [deleted["snapshot"] for deleted in document["done"] if deleted["kind"] == kind])
@@ -324,6 +343,8 @@ def prune(source: FleetSource) -> TaskResult:
         f" increment {dropped['begins_at']}"
         for dropped in document.get("given_up", ())
     ]
+    if ended.code == BusyError.exit_code:
+        raise SnapshotReadError("; ".join([*parts, *in_use]), hint="see: snapshot status")
     finding = None
     if is_over:
         problem = (
@@ -331,7 +352,7 @@ def prune(source: FleetSource) -> TaskResult:
             f" quota of {size_text(quota['bytes'])}"
         )
         finding = CommandFailure(REFUSED, "quota-exceeded", problem, "see: snapshot prune --dry-run")
-    return TaskResult("; ".join(parts), tuple(document["warnings"]), finding)
+    return TaskResult("; ".join(parts), (*document["warnings"], *in_use), finding)
 
 
 def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
@@ -371,7 +392,7 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
     Raises BusyError if another operation was running, SnapshotReadError if it was reading a snapshot that the command
     was to change, and CommandFailedError if the command failed otherwise.
     """
-    if ended.code == BusyError.exit_code:
+    if ended.code == BusyError.exit_code and ended.code not in verdicts:
         is_read = ended.document.get("error") == SNAPSHOT_IN_USE
         raise (SnapshotReadError if is_read else BusyError)(ended.text, hint=ended.hint)
     if ended.code and ended.code not in verdicts:

@@ -8,9 +8,10 @@ the loop at once between two tasks, and during a task as soon as the task has cl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from cutline.cli.output.failure import CANCELLED, REFUSED, CommandFailure, failure_of
 from cutline.cli.process.stopping import cancel_request, forget_requests, is_asked_to_stop, is_signalled
@@ -21,6 +22,7 @@ from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state
 from cutline.cli.watch.schedule import (
     BESIDE,
     JUDGING,
+    LANES,
     OF_CHAIN,
     OF_STORE,
     Task,
@@ -52,6 +54,7 @@ READ_SECONDS = 300.0
 CANCELLED_SECONDS = 300.0
 
 TOO_OLD_HINT = "see: snapshot status   and: snapshot history"
+SLOW_HINT = "see: snapshot status   to stop it: snapshot cancel OPERATION"
 
 Log = Callable[..., None]
 
@@ -80,7 +83,9 @@ class Watcher:
     had_turn: bool = False
     _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
-    _beside: Beside | None = None
+    # The tasks that run concurrently, and those of them that were reported because they take too long.
+    _beside: dict[TaskKind, Beside] = field(default_factory=dict)
+    _slow: set[TaskKind] = field(default_factory=set)
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
     _age_problem: str = ""
@@ -114,10 +119,12 @@ class Watcher:
         """Take the intervals of tasks from the rules; keep the times when they were last done."""
         for kind, seconds in intervals_of(self.source.fleet).items():
             task = self.tasks.get(kind, Task(kind, seconds))
-            if seconds <= 0 and task.failing_since is not None:
-                # It will never be done, so it could not recover.
-                self.notices.is_not_needed(task, self.chain.name if self.chain else None)
+            if seconds <= 0:
+                # It will never be done, so it could not recover, and its wait could not end.
+                if task.failing_since is not None:
+                    self.notices.is_not_needed(task, self.chain.name if self.chain else None)
                 task = Task(kind, seconds, task.done_at)
+                self._busy_texts.pop(kind, None)
             self.tasks[kind] = replace(task, interval_seconds=seconds)
 
     def step(self) -> None:
@@ -126,7 +133,8 @@ class Watcher:
         self.look_beside()
         now = utc_now()
         self._look_at_age(now)
-        possible, hours = self.following.possible(BESIDE if self._beside else ()), self.source.fleet.hours
+        self.look_at_slow(now)
+        possible, hours = self.following.possible(self.kept_back(now)), self.source.fleet.hours
         task, next_at = next_task(possible, self.begun_at, now, hours)
         if task is None:
             self._say_idle(next_at, hours_texts(possible, self.begun_at, now, hours))
@@ -139,9 +147,10 @@ class Watcher:
         self._do(task)
 
     def read_file(self) -> None:
-        """Read fleet.toml again if it has changed, and retry failed tasks at once."""
+        """Read fleet.toml again if it has changed, and retry failed tasks at once; send unsent notices again."""
         is_new = self.source.reload(self.log)
         self.notices.refuses_file(self.source.problem)
+        self.notices.send_again()
         # Before `begin`, there are no tasks to plan.
         if is_new and self.tasks:
             self.plan()
@@ -150,13 +159,51 @@ class Watcher:
             self.following.rules_changed()
 
     def look_beside(self) -> None:
-        """Settle the concurrent check, drill, merge, copy or gc if it has ended."""
-        if self._beside is None:
-            return
-        beside, ended = self._beside, self._beside.running.result()
-        if ended is not None:
-            self._beside = None
-            self._settle(self.tasks[beside.kind], lambda: work.result_of(beside, ended, self.source.fleet))
+        """Settle the concurrent checks, drills, merges, copies and gc runs that have ended."""
+        for kind, beside in list(self._beside.items()):
+            if (ended := beside.running.result()) is None:
+                continue
+            del self._beside[kind]
+            self._slow.discard(kind)
+            self._settle(self.tasks[kind], partial(work.result_of, beside, ended, self.source.fleet))
+            if self.tasks[kind].interval_seconds <= 0:
+                # It was switched off while it ran: a failure that was just reported can't be followed by a success.
+                self.plan()
+
+    def kept_back(self, now: datetime) -> set[TaskKind]:
+        """Return the tasks that can't begin because they, or another task of their lane, are running.
+
+        A task that has waited too long does not wait any more: the other one may be hanging.
+        """
+        kept = set(self._beside)
+        for lane, since in self._taken_lanes():
+            kept |= {kind for kind in lane if not self.tasks[kind].is_overdue(self.begun_at, now, since)}
+        return kept
+
+    def _taken_lanes(self) -> Iterator[tuple[tuple[TaskKind, ...], datetime]]:
+        """Yield each lane in which a task is running, with the time when the last one began."""
+        for lane in LANES:
+            if begun := [self._beside[kind].begun_at for kind in lane if kind in self._beside]:
+                yield lane, max(begun)
+
+    def look_at_slow(self, now: datetime) -> None:
+        """Report concurrent tasks that have kept others, or their own next turn, waiting for too long."""
+        for lane, since in self._taken_lanes():
+            late = [kind for kind in lane if self.tasks[kind].is_overdue(self.begun_at, now, since)]
+            for kind in lane if late else ():
+                if kind in self._beside and kind not in self._slow:
+                    self._slow.add(kind)
+                    self._report_slow(self._beside[kind], [other for other in late if other not in self._beside], now)
+
+    def _report_slow(self, beside: Beside, overtaking: list[TaskKind], now: datetime) -> None:
+        text = f"{beside.what} has been running since {clock_text(beside.begun_at)}"
+        waiting = f"; {' and '.join(overtaking)} does not wait for it any more" if overtaking else ""
+        self.log(f"{text}{waiting}", hint=SLOW_HINT, task=beside.kind)
+        task = self.tasks[beside.kind]
+        if task.failing_since is None:
+            self.tasks[beside.kind] = replace(task, failing_since=now, problem=text)
+            failure = CommandFailure(BusyError.exit_code, "task-slow", text, SLOW_HINT)
+            self._tell("failed", self.tasks[beside.kind], failure)
 
     def _look_at_age(self, now: datetime) -> None:
         """Report a newest restore point that is older than fleet.toml allows, or that it is young enough again."""
@@ -188,8 +235,8 @@ class Watcher:
         work.check_not_running(self.source, kind, name)
         if kind in JUDGING and (verdict := newer_verdict(self.source.fleet, name, self.tasks[kind])):
             return verdict
-        self._beside = work.start_beside(self.source, kind, name)
-        self.log(f"{self._beside.what} begins", task=kind)
+        self._beside[kind] = beside = work.start_beside(self.source, kind, name)
+        self.log(f"{beside.what} begins", task=kind)
         return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:
@@ -298,7 +345,8 @@ class Watcher:
         if self.following.is_over(task.kind, ends_chain):
             self._end_chain(task, failed, failure)
             return
-        again = f"; next attempt at {clock_text(failed.retry_at)}" if failed.retry_at else ""
+        is_repeated = failed.retry_at is not None and failed.interval_seconds > 0
+        again = f"; next attempt at {clock_text(failed.retry_at)}" if is_repeated else ""
         text = f"{task.kind}: {failure.message}{again}"
         self.log(text, task=task.kind, hint=failure.hint, code=failure.code, error=failure.slug)
         if task.failing_since is None and not is_cancelled:

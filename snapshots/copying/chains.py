@@ -1,7 +1,8 @@
 """Copy what a second store lacks of one snapshot with its increments, in this order.
 
 1. All objects that a commit lists, each verified by its digest as it is read.
-2. The repairs of the chain. A reader ignores those of commits that are not there.
+2. The repairs of the chain. A reader ignores those of commits that are not there. If both stores were repaired by
+   themselves, the second keeps its own, and gets what the others replace in the restore points that it lacks.
 3. The commit. From here on, the restore point exists in the second store.
 4. The merges at the increment, each after the objects that it lists. A merge that the second store has made itself at
    the same increment stays.
@@ -20,12 +21,14 @@ at the same time store the same objects. A damaged object ends the copy of its c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
+
+from msgspec import structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
@@ -34,7 +37,7 @@ from cutline.snapshots.copying.second_store import CopyPlace, StorePair, open_pa
 from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
-from cutline.snapshots.records.documents import ManifestError, unseal
+from cutline.snapshots.records.documents import ManifestError, seal, unseal
 from cutline.snapshots.records.lost_chains import is_lost, lost_key
 from cutline.snapshots.records.merge_records import (
     Merge,
@@ -63,8 +66,15 @@ from cutline.snapshots.records.proven_chains import (
     read_readable_part,
     snapshot_names,
 )
-from cutline.snapshots.records.repair_records import next_repair_number, read_repair, repair_key
-from cutline.snapshots.records.repaired_chain import with_repairs
+from cutline.snapshots.records.repair_records import (
+    Repair,
+    Replacement,
+    next_repair_number,
+    read_repair,
+    read_repairs,
+    repair_key,
+)
+from cutline.snapshots.records.repaired_chain import apply_repairs, with_repairs
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted, is_known_only_full, is_only_full
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.errors import RefusedError, SnapshotError
@@ -160,16 +170,20 @@ class SnapshotCopy:
 class ChainPlan:
     """The missing restore points of a chain, oldest first, and the repairs that the second store lacks, by number.
 
-    The commits of `chain` list the objects that readers need once the repairs are applied, unless the second store was
-    repaired by itself. `merges` are the increments whose merges the second store lacks. If `begins` is set, the second
-    store has nothing of the snapshot, and begins with the merge of increment `first`, before which the first store has
-    given up all restore points. If `is_blocked`, nothing can be copied.
+    The commits of `chain` that are missing list the objects that readers need once the repairs are applied.
+    `operations` are those of the first store's repairs. If the second store was repaired by itself, `own_repairs` are
+    those, and `repairs` are the numbers of `added`, which are put behind them. `merges` are the increments whose merges
+    the second store lacks. If `begins` is set, the second store has nothing of the snapshot, and begins with the merge
+    of increment `first`, before which the first store has given up all restore points. If `is_blocked`, nothing can be
+    copied.
     """
 
     chain: Chain
     missing: tuple[Commit, ...]
     repairs: tuple[int, ...]
-    is_repaired_itself: bool = False
+    operations: tuple[str, ...] = ()
+    own_repairs: tuple[Repair, ...] = ()
+    added: tuple[Repair, ...] = ()
     merges: tuple[int, ...] = ()
     first: int = 0
     begins: bool = False
@@ -188,7 +202,10 @@ class ChainPlan:
     def wanted_by_merge(self, pair: StorePair, merge: Merge) -> Iterator[WantedObject]:
         """Yield the objects with which the merged chain begins; raise ObjectDamagedError or ManifestError."""
         chain = begin_with(read_part_at(pair.first, merge.snapshot, merge.increment), merge)
-        chain = chain if self.is_repaired_itself else with_repairs(pair.first, chain)
+        if self.own_repairs:
+            chain = apply_repairs(chain, (*self.own_repairs, *self.added))
+        else:
+            chain = with_repairs(pair.first, chain)
         return self.wanted(pair, read_chain_lists(pair.first, chain).full)
 
     def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
@@ -233,22 +250,28 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
             there = []
         _check_same(pair, chain, there)
         repairs = _missing_repairs(pair, name)
+        own_repairs = read_repairs(pair.second, name) if repairs is None else ()
     except ManifestError as error:
         raise OtherChainError(
             f"store {pair.second.url} can't be compared with {pair.first.url}: {error.message}",
             hint="check the snapshot with the second store's fleet file, and put the object back from the first store",
             details={**error.details, "snapshot": name, "store": pair.second.url},
         ) from error
-    # Without their repairs, commits in the second store list the objects that the first store's operations stored.
-    chain = read_chain_lists(pair.first, chain if repairs is None else with_repairs(pair.first, chain))
+    applied = read_repairs(pair.first, name)
+    operations, added = tuple(repair.operation for repair in applied), tuple[Repair, ...]()
+    merges, damaged = _missing_merges(pair, chain, first)
+    if repairs is None:
+        lacking = {commit.increment for commit in chain.commits}.difference(there)
+        applied = added = _repairs_to_add(pair, name, own_repairs, applied, lacking, merges)
+        repairs = tuple(repair.number for repair in added)
+    chain = read_chain_lists(pair.first, apply_repairs(chain, applied))
     missing = tuple(commit for commit in chain.commits if commit.increment not in there)
-    plan = ChainPlan(chain, missing, repairs or (), is_repaired_itself=repairs is None, first=first)
+    plan = ChainPlan(chain, missing, repairs, operations, own_repairs, added, first=first)
     if there and there[-1] < first:
         problems = [_gap_problem(pair, name, there[-1], first)]
         return replace(plan, is_blocked=True, problems=tuple(problems))
     if not there and chain.last.increment < first:
         return replace(plan, is_blocked=True, problems=tuple(problems))
-    merges, damaged = _missing_merges(pair, chain, first)
     return replace(plan, merges=merges, begins=bool(first) and not there, problems=(*problems, *damaged))
 
 
@@ -328,17 +351,48 @@ def _missing_repairs(pair: StorePair, name: str) -> tuple[int, ...] | None:
     return None if own > len(numbers) else tuple(missing)
 
 
-def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool = False) -> SnapshotCopy:
-    """Copy what the second store lacks of the snapshot, or with `is_dry` only count it.
+def _repairs_to_add(
+    pair: StorePair,
+    name: str,
+    own: Sequence[Repair],
+    of_first: Iterable[Repair],
+    missing: Set[int],
+    merges: Collection[int],
+) -> tuple[Repair, ...]:
+    """Return the first store's repairs as they follow the second store's `own`, without those that it does not need.
 
-    Problems with objects are in the result. Raises SnapshotDeletedError, SnapshotMissingError, OtherChainError, and the
-    errors of both stores, such as StoreUnreachableError.
+    It needs what they replace in the `missing` commits and `merges`; of the others it has the objects, or has repaired
+    them itself. The repairs keep their operations, to which their objects belong.
     """
-    result = SnapshotCopy(name)
+
+    def is_needed(replacement: Replacement) -> bool:
+        return replacement.increment in (merges if replacement.merge else missing)
+
+    known, number = {one.operation for one in own}, next_repair_number(pair.second, name)
+    previous = own[-1].digest if own else ""
+    added: list[Repair] = []
+    for repair in of_first:
+        replacements = tuple(filter(is_needed, repair.replacements))
+        if repair.operation in known or not replacements:
+            continue
+        new = structs.replace(repair, number=number, previous=previous, replacements=replacements, digest="")
+        _, previous = unseal(repair_key(name, number), seal(new))
+        added.append(structs.replace(new, digest=previous))
+        number += 1
+    return tuple(added)
+
+
+def _copy_chain(pair: StorePair, result: SnapshotCopy, progress: Progress, *, is_dry: bool) -> None:
+    """Copy what the second store lacks of the result's snapshot, or with `is_dry` only count it.
+
+    What was done, and problems with objects, are in the result, however this ends. Raises SnapshotDeletedError,
+    SnapshotMissingError, OtherChainError, and the errors of both stores, such as StoreUnreachableError.
+    """
+    name = result.name
     try:
         if not pair.is_new and is_deleted(pair.second, name):
             result.left_out = f"it was deleted in {pair.second.url}"
-            return result
+            return
         plan = plan_chain(pair, name)
         _note_state(plan, result)
         result.problems.extend(plan.problems)
@@ -352,7 +406,6 @@ def copy_chain(pair: StorePair, name: str, progress: Progress, *, is_dry: bool =
         result.problems.append(CopyProblem(key, kind or "document", node, result.next_increment, detail))
     if result.problems and _is_gone(pair, result):
         result.problems.clear()
-    return result
 
 
 def _note_state(plan: ChainPlan, result: SnapshotCopy) -> None:
@@ -575,8 +628,13 @@ class _ChainCopy:
     def _copy_repairs(self) -> None:
         if self.is_dry:
             return
+        added = {repair.number: repair for repair in self.plan.added}
         for number in self.plan.repairs:
-            _copy_document(self.pair, repair_key(self.plan.chain.name, number))
+            key = repair_key(self.plan.chain.name, number)
+            if number in added:
+                create_or_find(self.pair.second, key, seal(added[number]))
+            else:
+                _copy_document(self.pair, key)
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
@@ -599,7 +657,7 @@ class _ChainCopy:
         """
         chain, through = self.plan.chain, self.result.next_increment
         commits = [one for one in chain.commits if one.increment < through and (not one.increment or one.entries)]
-        repairs = [one.operation for one in chain.applied.repairs]
+        repairs = self.plan.operations
         merges = [one.operation for one in self._merges_there()]
         # The newest of each comes last, so if it is there, all are.
         newest = [*(one.operation for one in commits[-1:]), *repairs[-1:], *merges]
@@ -688,12 +746,17 @@ def names_to_copy(pair: StorePair) -> list[str]:
 
 @dataclass(slots=True)
 class StoreCopy:
-    """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`)."""
+    """The result of a copy: for each snapshot, what was copied, or would be (`is_dry`).
+
+    If the copy ends with an error, it contains what was done before. `damaged_record` describes a damaged record of the
+    primaries; "" if there is none.
+    """
 
     url: str
     is_dry: bool
     snapshots: list[SnapshotCopy] = field(default_factory=list)
     seconds: float = 0.0
+    damaged_record: str = ""
 
     @property
     def problems(self) -> list[CopyProblem]:
@@ -720,13 +783,15 @@ def copy_snapshots(
         check_name(name)
     pair = (preview_pair if report.is_dry else open_pair)(fleet, place)
     damage = None if report.is_dry else _copy_primaries(pair)
+    report.damaged_record = damage.message if damage is not None else ""
     for each in [name] if name is not None else names_to_copy(pair):
+        report.snapshots.append(SnapshotCopy(each))
         try:
-            report.snapshots.append(copy_chain(pair, each, progress, is_dry=report.is_dry))
+            _copy_chain(pair, report.snapshots[-1], progress, is_dry=report.is_dry)
         except (OtherChainError, SnapshotDeletedError, SnapshotMissingError) as error:
             if name is not None:
                 raise
-            report.snapshots.append(_not_copied(each, error))
+            report.snapshots[-1] = _not_copied(each, error)
     report.seconds = time.monotonic() - began
     if damage is not None:
         raise damage

@@ -522,6 +522,6 @@ def find_doubts(
         doubts.append(
             f"a check of {chain.name} up to increment {standing.point.increment}, which ended at {standing.ended_at},"
             f" found conflicts; to check whether they affect increment {last}: snapshot check"
-            f" {chain.name} --increment {last}"
+            f" {chain.name} --increment {last}{' --restorable' * (standing.point.restorable is False)}"
         )
     return tuple(doubts)

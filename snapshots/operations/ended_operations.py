@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain, groupby, islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from msgspec import UnsetType
+from msgspec import UnsetType, structs
 
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Time, to_builtins
@@ -393,11 +393,16 @@ class NewestChecks:
             for check in checks:
                 if check.point.result == CONFLICTS:
                     _keep_newest(newest, str(check.point.increment), check)
-            passed = [check for check in checks if newest and check.point.full and check.point.result in PASSED]
+            full = [check for check in checks if newest and check.point.full]
             found += [
                 check
                 for check in newest.values()
-                if not any(one.moment > check.moment and one.point.increment >= check.point.increment for one in passed)
+                if not any(
+                    one.moment > check.moment
+                    and one.point.increment >= check.point.increment
+                    and one.point.settles(check.point)
+                    for one in full
+                )
             ]
         return found
 
@@ -439,34 +444,82 @@ def newest_covering(checks: Iterable[EndedCheck], count: int) -> list[EndedCheck
     An inconclusive check counts only if no other check covers the restore point. A check up to an increment also covers
     the earlier restore points, because it reads all their objects. Later restore points need the objects that it read.
     So if it found conflicts, it counts for the later restore points too, unless a newer check covers them or found the
-    increment itself valid.
+    increment itself valid. A check that passes is inconclusive about the earlier restore points at which it did not
+    compare everything. Conflicts that would keep a restore from loading the rows count until a newer check that has
+    built them passes.
     """
-    covering: list[EndedCheck | None] = []
+    return _cover(checks, count, lambda check: check.point.compared_spans)
+
+
+Spans: TypeAlias = Callable[[EndedCheck], Iterable[tuple[int, int]]]
+
+
+def _up_to_increment(check: EndedCheck) -> Iterable[tuple[int, int]]:
+    return ((0, check.point.increment),)
+
+
+def _cover(checks: Iterable[EndedCheck], count: int, spans_of: Spans) -> list[EndedCheck | None]:
+    """Like `newest_covering`, where a conclusive check covers the restore points in its spans."""
     newest_first = sorted(checks, key=lambda check: check.moment, reverse=True)
-    for check in sorted(newest_first, key=lambda one: one.point.result == INCONCLUSIVE):
-        covering += [check] * (min(check.point.increment + 1, count) - len(covering))
-    covering += [None] * (count - len(covering))
+    conclusive = [check for check in newest_first if check.point.result != INCONCLUSIVE]
+    covering = _first_of_each(conclusive, count, spans_of)
+    building = [check for check in conclusive if isinstance(check.point.restorable, bool)]
+    for number, check in enumerate(_first_of_each(building, count, _up_to_increment)):
+        found = covering[number]
+        if check and check.point.restorable is False and found and found.point.result != CONFLICTS:
+            covering[number] = check
+    for number, check in enumerate(_first_of_each(newest_first, count, _up_to_increment)):
+        if covering[number] is None and check is not None:
+            is_sure = check.point.result != INCONCLUSIVE
+            unsure = replace(check, point=structs.replace(check.point, result=INCONCLUSIVE)) if is_sure else check
+            covering[number] = unsure
     carried: EndedCheck | None = None
     for increment, own in enumerate(covering):
-        if carried and (own is None or own.point.result == INCONCLUSIVE or own.moment < carried.moment):
+        if carried and (own is None or own.moment < carried.moment or not _is_verdict_after(carried, own)):
             covering[increment] = carried
         elif own and (own.point.increment, own.point.result) == (increment, CONFLICTS):
             carried = own
     return covering
 
 
+def _is_verdict_after(conflicts: EndedCheck, newer: EndedCheck) -> bool:
+    """Whether a newer check of a later restore point has found conflicts itself, or shows that there are none."""
+    return newer.point.result == CONFLICTS or newer.point.settles(conflicts.point)
+
+
+def _first_of_each(checks: Iterable[EndedCheck], count: int, spans_of: Spans) -> list[EndedCheck | None]:
+    """Return, for each of the `count` restore points, the first of the checks that has it in one of its spans."""
+    found: list[EndedCheck | None] = [None] * count
+    # From each restore point, the next one that has no check yet may be found there, or from there on.
+    further = list(range(count + 1))
+
+    def next_free(number: int) -> int:
+        while further[number] != number:
+            further[number] = further[further[number]]
+            number = further[number]
+        return number
+
+    for check in checks:
+        for first, last in spans_of(check):
+            number = next_free(min(first, count))
+            while number <= min(last, count - 1):
+                found[number], further[number] = check, number + 1
+                number = next_free(number)
+    return found
+
+
 def standing_check(checks: Iterable[EndedCheck], count: int) -> EndedCheck | None:
     """Return the check that determines the state of a snapshot with `count` restore points; None if there is none.
 
-    A check that found conflicts stands until a later full check covers the same restore points and finds all of them
-    valid. A smaller or inconclusive check may have missed the damage.
+    A check that found conflicts stands until a later full check covers the same restore points and finds nothing
+    wrong. A smaller or inconclusive check may have missed the damage, and a check that did not build the rows does not
+    know whether a restore can load them. Earlier restore points at which a full check could not compare everything
+    don't change its result, so it settles what was found there.
     """
     settling = [
-        check
-        for check in checks
-        if check.point.result == CONFLICTS or (check.point.full and check.point.result in PASSED)
+        check for check in checks if check.point.result == CONFLICTS or (check.point.full and check.point.has_passed)
     ]
-    covering = [check for check in newest_covering(settling, count) if check is not None]
+    covering = [check for check in _cover(settling, count, _up_to_increment) if check is not None]
     conflicts = [check for check in covering if check.point.result == CONFLICTS]
     return max(conflicts or covering, key=lambda one: one.moment, default=None)
 

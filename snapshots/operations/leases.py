@@ -230,8 +230,8 @@ def _renewing(store: ObjectStore, intent: Intent, progress: Progress, number: in
         thread.join(END_SECONDS_MAX)
 
 
-def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
-    """Return the leases of operations without an outcome, on `snapshot` or on all, oldest first.
+def open_leases(store: ObjectStore, *snapshots: str) -> list[Lease]:
+    """Return the leases of operations without an outcome, oldest first: on these snapshots, or on all if none is named.
 
     Some may have expired.
 
@@ -240,7 +240,7 @@ def open_leases(store: ObjectStore, snapshot: str | None = None) -> list[Lease]:
     return [
         read_lease(store, operation)
         for operation in read_open_intents(store, skips_unreadable=True)
-        if operation.kind in LEASED and snapshot in (None, operation.snapshot)
+        if operation.kind in LEASED and (not snapshots or operation.snapshot in snapshots)
     ]
 
 

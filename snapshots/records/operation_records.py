@@ -176,6 +176,10 @@ class ReadIncrement(Record, frozen=True):
     at: Time
 
 
+# The longest list of spans of restore points in the result of a check.
+SPANS_MAX = 1000
+
+
 class ReadTimes(Record, frozen=True, kw_only=True):
     """When the objects of a chain were last read, so that a later check can rest on this check.
 
@@ -205,7 +209,9 @@ class CheckedPoint(Record, frozen=True):
     """A check's findings on a restore point. If `full`, it read and compared all data up to the newest restore point.
 
     `rests_on` is the operation of the earlier check whose record stands for the objects that this check did not read;
-    UNSET if it used no record. `read` is set if later checks can rest on this check.
+    UNSET if it used no record. `read` is set if later checks can rest on this check. `uncompared` are spans of earlier
+    restore points, as the first and the last increment, at which the check did not compare everything. `restorable`
+    says whether a restore could load the rows; UNSET if the check did not build them (`--restorable`).
     """
 
     snapshot: str
@@ -215,6 +221,28 @@ class CheckedPoint(Record, frozen=True):
     figures: CheckFigures | UnsetType = UNSET
     rests_on: str | UnsetType = UNSET
     read: ReadTimes | UnsetType = UNSET
+    uncompared: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=SPANS_MAX)] | UnsetType = UNSET
+    restorable: bool | UnsetType = UNSET
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the check found nothing wrong, and compared everything."""
+        return self.result in PASSED
+
+    def settles(self, conflicts: CheckedPoint) -> bool:
+        """Whether this result of a later check of the same restore points shows that these conflicts are gone.
+
+        Only building the rows again shows that a restore can load them.
+        """
+        return self.has_passed and (conflicts.restorable is not False or self.restorable is True)
+
+    @property
+    def compared_spans(self) -> list[tuple[int, int]]:
+        """The spans of restore points about which the result says something, in order."""
+        spans, begin = list[tuple[int, int]](), 0
+        for first, last in () if isinstance(self.uncompared, UnsetType) or not self.has_passed else self.uncompared:
+            spans, begin = [*spans, (begin, first - 1)], last + 1
+        return [(first, last) for first, last in (*spans, (begin, self.increment)) if first <= last]
 
     @property
     def rests_on_records(self) -> bool:

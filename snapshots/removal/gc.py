@@ -244,16 +244,20 @@ class GarbageRules:
 
         The outcome is read before the document. Objects stay even if a later repair replaces them again.
         """
-        has_ended = read_outcome(self.store, intent.operation) is not None
+        outcome = read_outcome(self.store, intent.operation)
         repair: RepairTurn | None = None
         with suppress(ObjectMissingError):
             if isinstance(intent.repair, int):
                 repair = read_repair(self.store, self.snapshot, intent.repair)
-        if repair is None and not has_ended:
+        if repair is None and outcome is None:
             verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {intent.operation} has no outcome")
             return lambda _key, _parsed: verdict
         if not isinstance(repair, Repair) or repair.operation != intent.operation:
-            return lambda _key, _parsed: GarbageVerdict(GarbageReason.FAILED)
+            # In a second store that was repaired by itself, repairs of the first store have other numbers, or none: if
+            # only merges list their objects.
+            is_copied = outcome is not None and outcome.state == DONE
+            verdict = NEEDED if is_copied else GarbageVerdict(GarbageReason.FAILED)
+            return lambda _key, _parsed: verdict
         new = {entry.key for one in repair.replacements for entry in one.new}
         of_full = set[str]()
         if self.is_only_full:

@@ -7,7 +7,7 @@ completed as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,7 +20,7 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.fleet.units import size_text
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
-from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, open_leases
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.operation_records import DELETE, PRUNE
@@ -92,7 +92,8 @@ class PrunePlan:
     checks had found no conflicts in newer snapshots. `unread` are operations that may be checks, but whose outcome
     can't be read or has an end time in the future. `ahead` are the snapshots with a cut in the future. `damaged_merges`
     says why chains can't begin at a merge. `unreduced` are the chains for which nodes keep WAL although only their
-    beginning is wanted. `used_bytes` is the size of all objects of snapshots before the removals.
+    beginning is wanted. `used_bytes` is the size of all objects of snapshots before the removals. `in_use` maps names
+    of snapshots with removals to the lease of an operation that is reading them: a prune leaves them out.
     """
 
     rules: Retention
@@ -108,6 +109,7 @@ class PrunePlan:
     drops: tuple[DropPlan, ...] = ()
     damaged_merges: Mapping[str, str] = field(default_factory=dict)
     unreduced: tuple[str, ...] = ()
+    in_use: Mapping[str, Lease] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -193,11 +195,16 @@ class PrunePlan:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """The result of a prune: a RemovalResult for each step in the plan, and a DropResult for each drop."""
+    """The result of a prune: the steps of the plan that were done, with a RemovalResult for each, and its drops.
+
+    `left` are the errors about snapshots of the plan that were left out, because an operation is reading them.
+    """
 
     plan: PrunePlan
+    steps: tuple[PruneStep, ...]
     removed: tuple[RemovalResult, ...]
     dropped: tuple[DropResult, ...] = ()
+    left: tuple[SnapshotInUseError, ...] = ()
 
 
 def preview_prune(fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
@@ -218,7 +225,8 @@ def prune_store(
 ) -> PruneResult:
     """Remove everything that no rule keeps; calls `announce` with the plan first, and `ended` with each result.
 
-    Raises SnapshotInUseError, and PinnedError if a restore point was pinned after the plan was made.
+    Snapshots that an operation is reading are left out; if nothing else is to be removed, raises SnapshotInUseError.
+    Raises PinnedError if a restore point was pinned after the plan was made.
     """
     store = fleet.store.open()
     identity = read_identity(store, fleet)
@@ -237,22 +245,33 @@ def prune_locked(
     store = run.store
     run.progress.step("read snapshots")
     plan = plan_prune(store, run.fleet, rules, force=run.force)
-    for step in plan.steps:
-        check_not_in_use(store, step.mark.snapshot)
-    for drop in plan.drops:
-        check_not_in_use(store, drop.snapshot)
+    left = [in_use_error(lease) for lease in plan.in_use.values()]
+    steps = [step for step in plan.steps if step.mark.snapshot not in plan.in_use]
+    drops = [drop for drop in plan.drops if drop.snapshot not in plan.in_use]
+    if left and not (steps or drops):
+        raise left[0]
     announce(plan)
-    removed: list[RemovalResult] = []
-    for step in plan.steps:
+    removed: list[tuple[PruneStep, RemovalResult]] = []
+    for step in steps:
         operation = new_operation(step.kind, step.mark.snapshot, 0, step.mark.nodes)
         removal = (snapshot_removal if step.kind == DELETE else increments_removal)(step.mark, operation.id)
-        removed.append(remove_recorded(store, operation, removal, run.nodes, run.progress))
-        ended(removed[-1])
+        # An operation may have begun to read the snapshot since the plan was made; the next prune then continues.
+        try:
+            removed.append((step, remove_recorded(store, operation, removal, run.nodes, run.progress)))
+        except SnapshotInUseError as error:
+            left.append(error)
+        else:
+            ended(removed[-1][1])
     dropped: list[DropResult] = []
-    for drop in plan.drops:
-        dropped.append(drop_earlier_objects(store, drop, run.progress))
-        ended(dropped[-1])
-    return PruneResult(plan, tuple(removed), tuple(dropped))
+    for drop in drops:
+        try:
+            dropped.append(drop_earlier_objects(store, drop, run.progress))
+        except SnapshotInUseError as error:
+            left.append(error)
+        else:
+            ended(dropped[-1])
+    done, results = [step for step, _ in removed], [result for _, result in removed]
+    return PruneResult(plan, tuple(done), tuple(results), tuple(dropped), tuple(left))
 
 
 def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: bool) -> PrunePlan:
@@ -293,7 +312,15 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         damaged_merges=judged.damaged_merges,
         # No node keeps WAL for a copy of a store.
         unreduced=() if is_copy(store) else tuple(verdict.name for verdict in verdicts if verdict.is_unreduced),
+        in_use=_running_leases(store, {step.mark.snapshot for step in steps} | {drop.snapshot for drop in drops}),
     )
+
+
+def _running_leases(store: ObjectStore, names: Set[str]) -> dict[str, Lease]:
+    """Return a lease of an operation that is reading each of these snapshots, by snapshot."""
+    now = utc_now()
+    leases = open_leases(store, *names) if names else ()
+    return {lease.operation.snapshot: lease for lease in leases if lease.is_running(now)}
 
 
 def _plan_drops(store: ObjectStore, judged: JudgedStore) -> tuple[DropPlan, ...]:

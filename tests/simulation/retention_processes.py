@@ -112,6 +112,8 @@ def prune(process: Process, rules: Retention) -> None:
     for removed in done.removed:
         if not removed.is_done:
             raise RemovalIncompleteError(f"the removal of {removed.mark.snapshot} is incomplete")
+    for error in done.left:
+        raise error
 
 
 def prune_some(process: Process) -> None:

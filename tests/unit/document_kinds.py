@@ -127,7 +127,17 @@ READ = ReadTimes(
 
 def write_check(store: ObjectStore) -> None:
     figures = CheckFigures({"rows": 3}, 0, 1, (SkippedPart("contents", "--metadata-only"),))
-    checked = CheckedPoint("daily", 1, "inconclusive", full=False, figures=figures, rests_on="op-1", read=READ)
+    checked = CheckedPoint(
+        "daily",
+        1,
+        "inconclusive",
+        full=False,
+        figures=figures,
+        rests_on="op-1",
+        read=READ,
+        uncompared=((0, 0),),
+        restorable=True,
+    )
     ending = Ending("done", "inconclusive", 4, {"rows": 3}, (checked,), {"check daily": 1.5})
     command = Command("check", "daily", OPERATION.id)
     record_without_intent(store, command, OPERATION.began_at, "cutline check daily ops@db7:1", ending)

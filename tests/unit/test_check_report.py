@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from cutline.check.report import (
     CheckReport,
@@ -18,9 +19,18 @@ from cutline.check.report import (
     SnapshotReport,
     UncomparedPoints,
 )
-from cutline.cli.commands.check import CONFLICTS_SHOWN_MAX, REPAIRABLE, lines_of, volumes_of
+from cutline.check.verify import CheckRequest
+from cutline.cli.commands.check import (
+    CONFLICTS_SHOWN_MAX,
+    REPAIRABLE,
+    add_problems,
+    checked_points,
+    lines_of,
+    volumes_of,
+)
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 from cutline.fleet.record import Time
+from cutline.restore.drill.restorable import RestorableReport, RestoreProblem
 from cutline.storage.errors import report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -221,7 +231,13 @@ def test_what_earlier_restore_points_lack_is_named_and_changes_nothing() -> None
     ]
     assert [line for line in lines if line.endswith("snapshot merge a --drop-earlier")]
     document = report.to_json()["snapshots"][0]
-    assert document["uncompared_points"][1] == {"first": 3, "last": 4, "what": "the copy of s1-b1", "why": away}
+    assert document["uncompared_points"][1] == {
+        "first": 3,
+        "last": 4,
+        "what": "the copy of s1-b1",
+        "why": away,
+        "is_one_copy": False,
+    }
     assert "--drop-earlier" not in "\n".join(lines_of(CheckReport((valid_report(),), 1.0)))
 
 
@@ -258,3 +274,18 @@ def test_a_damaged_object_is_reported_once_without_a_search_of_all_conflicts() -
     assert findings.damaged == {f"s{number}" for number in range(100)}
     # Each of the about 200 conflicts once, and all of them in the line above.
     assert conflicts.looked_at < 3 * len(conflicts)
+
+
+def test_the_record_of_a_check_has_what_it_did_not_compare_and_whether_a_restore_could_load_the_rows() -> None:
+    away = UncomparedPoints(3, 4, "the copy of s1-b1", "it was left out")
+    report = SnapshotReport("a", 9, SOMETHING, uncompared_points=(away,))
+    (plain,) = checked_points(CheckReport((report,), 1.0), CheckRequest("a"))
+    assert (plain.uncompared, plain.restorable, plain.result) == (((3, 4),), UNSET, "valid")
+    (built,) = checked_points(CheckReport((report,), 1.0), CheckRequest("a"), RestorableReport())
+    assert built.restorable is True
+    refused = RestorableReport(problems=[RestoreProblem("s1", "public.a", "two rows have the key 1")])
+    add_problems(report, refused)
+    (record,) = checked_points(CheckReport((report,), 1.0), CheckRequest("a"), refused)
+    assert (record.restorable, record.result) == (False, "conflicts")
+    (without,) = checked_points(CheckReport((valid_report(),), 1.0), CheckRequest("a"))
+    assert without.uncompared is UNSET

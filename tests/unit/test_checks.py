@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET, UnsetType, structs
 
 import cutline.snapshots.operations.ended_operations as checks
 import cutline.snapshots.operations.ended_operations as ended_operations
@@ -123,36 +124,115 @@ def test_conflicts_of_any_restore_point_stand_for_the_snapshot() -> None:
     assert standing(1, (point("a", 3, "conflicts"), 1), (point("a", 0), 2)) == "2"
 
 
+def test_a_check_that_passes_is_inconclusive_about_what_it_did_not_compare() -> None:
+    """Restore points that it names as not compared are those of which a check of their own would be inconclusive."""
+    partial = structs.replace(point("a", 5), uncompared=((0, 1), (3, 3)))
+    checks = [
+        EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), one)
+        for minute, one in enumerate((point("a", 1), point("a", 3, "inconclusive"), partial))
+    ]
+    found = [one and (one.operation, one.point.result) for one in newest_covering(checks, 7)]
+    valid, unsure = ("2", "valid"), ("2", "inconclusive")
+    # An earlier check has compared the first two.
+    assert found == [("0", "valid"), ("0", "valid"), valid, unsure, valid, valid, None]
+    # Conflicts that it found are there, whatever it did not compare.
+    conflicts = structs.replace(partial, result="conflicts")
+    assert {one and one.point.result for one in newest_covering([replace(checks[2], point=conflicts)], 6)} == {
+        "conflicts"
+    }
+    # It does not change the result on the snapshot.
+    assert standing(6, (point("a", 3, "conflicts"), 1), (partial, 2)) == "2"
+
+
+def building(increment: int, *, restorable: bool, full: bool = True) -> CheckedPoint:
+    """The result of a check with --restorable, which found only what keeps a restore from loading the rows, if that."""
+    found = point("a", increment, "valid" if restorable else "conflicts", full=full)
+    return structs.replace(found, restorable=restorable)
+
+
+def test_only_building_the_rows_again_settles_what_would_keep_a_restore_from_loading_them() -> None:
+    refused = (building(2, restorable=False), 1)
+    assert standing(3, refused, (point("a", 2), 2)) == "1"
+    assert standing(3, refused, (point("a", 2), 2), (building(2, restorable=True), 3)) == "3"
+    assert standing(3, refused, (building(1, restorable=True), 2)) == "1"
+    assert standing(3, refused, (building(2, restorable=True, full=False), 2)) == "1"
+    # Newer conflicts count, of any kind; and building the rows again settles those, too.
+    assert standing(3, refused, (point("a", 2, "conflicts"), 2), (point("a", 2), 3)) == "1"
+    assert standing(3, (point("a", 2, "conflicts"), 1), (building(2, restorable=True), 2)) == "2"
+    # The rows of later restore points are the same, as far as anybody knows.
+    checks = [
+        EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), one)
+        for minute, one in enumerate((building(1, restorable=False), point("a", 3), building(3, restorable=True)))
+    ]
+    assert [one and one.operation for one in newest_covering(checks[:2], 5)] == ["0", "0", "0", "0", "0"]
+    assert [one and one.operation for one in newest_covering(checks, 5)] == ["2", "2", "2", "2", None]
+
+
+def test_conflicts_that_keep_a_restore_from_loading_rows_stand_until_they_are_built_again() -> None:
+    """Also if many checks have ended since: those that may settle them are read."""
+    store = InMemoryStore(unused_url())
+    ended(store, 1, building(2, restorable=False))
+    for minute in range(2, 8):
+        ended(store, minute, point("a", 2))
+    assert read(store, "a").standing_conflicts("a", 3) is not None
+    ended(store, 8, building(2, restorable=True))
+    assert read(store, "a").standing_conflicts("a", 3) is None
+
+
 RESULTS = st.sampled_from(["valid", "conflicts", "inconclusive"])
+SPANS = st.sampled_from([(), ((0, 0),), ((0, 1), (3, 3)), ((1, 4),)])
+DRAWN = st.tuples(st.integers(0, 5), RESULTS, SPANS, st.sampled_from([UNSET, True, False]))
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), RESULTS), max_size=8), st.integers(1, 6))
+@given(st.lists(DRAWN, max_size=8), st.integers(1, 6))
 def test_conflicts_count_for_what_follows_until_a_newer_check_shows_them_to_be_gone(
-    drawn: list[tuple[int, CheckResult]], count: int
+    drawn: list[tuple[int, CheckResult, tuple[tuple[int, int], ...], bool | UnsetType]], count: int
 ) -> None:
     """The same rule, asked of each restore point by itself."""
     ends = [
-        EndedCheck(str(minute), Time(f"2026-11-24T10:{minute:02}:00.000Z"), point("a", increment, result))
-        for minute, (increment, result) in enumerate(drawn)
+        EndedCheck(
+            str(minute),
+            Time(f"2026-11-24T10:{minute:02}:00.000Z"),
+            structs.replace(
+                point("a", increment, result),
+                uncompared=spans or UNSET,
+                # Only conflicts say that a restore could not load the rows.
+                restorable=True if restorable is False and result != "conflicts" else restorable,
+            ),
+        )
+        for minute, (increment, result, spans, restorable) in enumerate(drawn)
     ]
 
-    def own(increment: int) -> EndedCheck | None:
+    def says(one: EndedCheck, increment: int) -> str:
+        spans = one.point.uncompared or ()
+        is_named = any(first <= increment <= last for first, last in spans)  # type: ignore[union-attr]
+        return "inconclusive" if one.point.result == "valid" and is_named else one.point.result
+
+    def own(increment: int) -> tuple[EndedCheck, str] | None:
         reaching = [one for one in ends if one.point.increment >= increment]
-        conclusive = [one for one in reaching if one.point.result != "inconclusive"]
-        return (conclusive or reaching or [None])[-1]
+        conclusive = [one for one in reaching if says(one, increment) != "inconclusive"]
+        built = [one for one in reaching if one.point.restorable is not UNSET and one.point.result != "inconclusive"]
+        if built and built[-1].point.restorable is False and says(conclusive[-1], increment) != "conflicts":
+            return built[-1], "conflicts"
+        if conclusive:
+            return conclusive[-1], says(conclusive[-1], increment)
+        return (reaching[-1], "inconclusive") if reaching else None
 
-    def expected(increment: int) -> EndedCheck | None:
-        standing = [
-            one
-            for one in ends
-            if one.point.result == "conflicts" and one.point.increment < increment and own(one.point.increment) is one
-        ]
-        found, last = own(increment), standing[-1] if standing else None
-        if found is None or last is None:
-            return found or last
-        return last if found.point.result == "inconclusive" or last.moment > found.moment else found
+    def expected(increment: int) -> tuple[EndedCheck, str] | None:
+        found = own(increment)
+        for before in range(increment):
+            match own(before):
+                case (carried, "conflicts") if carried.point.increment == before:
+                    if found is None or found[1] == "inconclusive" or found[0].moment < carried.moment:
+                        found = carried, "conflicts"
+                    elif carried.point.restorable is False and found[1] == "valid":
+                        found = (carried, "conflicts") if found[0].point.restorable is not True else found
+        return found
 
-    assert newest_covering(ends, count) == [expected(increment) for increment in range(count)]
+    covering = newest_covering(ends, count)
+    assert [one and (one.operation, one.point.result) for one in covering] == [
+        one and (one[0].operation, one[1]) for one in map(expected, range(count))
+    ]
 
 
 def test_of_two_checks_the_one_that_ended_later_is_the_newest() -> None:

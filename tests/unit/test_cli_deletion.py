@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from cutline.cli.commands.delete import LAST_RESTORABLE, code_of, document_of, lines_of, plan_document, plan_lines
 from cutline.cli.commands.delete import losses_of as confirmed_deletion
+from cutline.cli.commands.prune import code_of_all as code_of_prune
 from cutline.cli.commands.prune import document_of as prune_document
 from cutline.cli.commands.prune import lines_of as prune_result_lines
 from cutline.cli.commands.prune import losses_of as confirmed_prune
 from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
 from cutline.fleet.config import RULES, Retention
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.leases import SnapshotInUseError, hold_lease, lease_expiry
 from cutline.snapshots.operations.majority import claim_majority, forget_nodes
+from cutline.snapshots.operations.operation import begin as begin_operation
+from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.removal.deletion import DeletionResult, delete_locked, plan_deletion
 from cutline.snapshots.removal.pruning import plan_prune, prune_locked
@@ -171,6 +177,61 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("old", "done")]
     assert prune_result_lines(pruned)[0].startswith("old is deleted: ")
     assert prune_plan_lines(plan_prune(store, FLEET, rules, force=False))[-1] == "nothing to prune"
+
+
+def test_a_prune_leaves_out_what_is_being_read_and_removes_the_rest() -> None:
+    store, nodes = new_store_of_two_chains()
+    store_chain(store, "newer", "2020-03-01T10:00:00Z")
+    rules = Retention(last=1)
+    with hold_lease(store, new_operation("restore", "old", 0, ("a",)), Silent()):
+        plan = plan_prune(store, FLEET, rules, force=False)
+        planned = [line for line in prune_plan_lines(plan) if "left out" in line]
+        pruned = prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
+        assert snapshot_names(store) == ["newer", "old"]
+        # Nothing else is to be removed now, and then nothing is.
+        with pytest.raises(SnapshotInUseError, match="snapshot old is being restored"):
+            prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)
+    assert len(planned) == 1
+    assert planned[0].startswith("warning: left out: snapshot old is being restored: operation ")
+    assert code_of_prune(pruned) == 7
+    document = prune_document(pruned)
+    assert [(one["snapshot"], one["state"]) for one in document["done"]] == [("new", "done")]
+    assert [one["snapshot"] for one in document["in_use"]] == ["old"]
+    assert prune_plan_document(plan)["in_use"] == document["in_use"]
+    lines = prune_result_lines(pruned)
+    assert [line.split(": ")[0] for line in lines[:1]] == ["new is deleted"]
+    assert lines[-2] == planned[0]
+    assert lines[-1].endswith(": snapshot prune")
+    assert code_of_prune(prune_locked(new_removal_run(store, nodes), rules, lambda _plan: None)) == 0
+    assert snapshot_names(store) == ["newer"]
+
+
+def test_a_restore_that_begins_during_a_prune_keeps_it_from_its_snapshot_only() -> None:
+    store, nodes = new_store_of_two_chains()
+    store_chain(store, "newer", "2020-03-01T10:00:00Z")
+    rules = Retention(last=1)
+
+    def begin(_plan: object) -> None:
+        begin_operation(store, structs.replace(new_operation("restore", "old", 0, ("a",)), expires_at=lease_expiry()))
+
+    pruned = prune_locked(new_removal_run(store, nodes), rules, begin)
+    # Its mark is stored, and the next prune resumes it.
+    assert snapshot_names(store) == ["newer"]
+    assert [str(error.details["snapshot"]) for error in pruned.left] == ["old"]
+    assert [step.mark.snapshot for step in pruned.steps] == ["new"]
+    assert store.list("snapshots/old") != []
+    assert code_of_prune(pruned) == 7
+
+
+def test_what_somebody_must_do_something_about_counts_before_a_snapshot_in_use() -> None:
+    store, nodes = new_store_of_two_chains()
+    store_chain(store, "newer", "2020-03-01T10:00:00Z")
+    with hold_lease(store, new_operation("restore", "old", 0, ("a",)), Silent()):
+        pruned = prune_locked(new_removal_run(store, nodes), Retention(last=1, quota_bytes=1), lambda _plan: None)
+    assert (code_of_prune(pruned), len(pruned.left)) == (3, 1)
+    assert code_of_prune(replace(pruned, left=())) == 3
+    unreachable = replace(pruned.removed[0], slots_left=["a slot"])
+    assert code_of_prune(replace(pruned, removed=(unreachable,))) == 6
 
 
 def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -11,10 +13,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.config import Fleet, Retention, load_fleet
 from cutline.fleet.progress import Reading, Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.copying.chains import OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
+from cutline.snapshots.copying.chains import (
+    CopyCrashPoint,
+    OtherChainError,
+    SnapshotCopy,
+    StoreCopy,
+    copy_snapshots,
+)
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
@@ -27,6 +36,7 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import is_lost
 from cutline.snapshots.records.operation_records import DELETE, MERGE, CopiedPoint, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
+from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     StoreIsCopyError,
@@ -51,7 +61,7 @@ from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore, StoreUnreachableError
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_here, run_with_stderr
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet
 from tests.unit.made_garbage import StoreBuilder
@@ -373,6 +383,56 @@ def test_a_copy_that_was_repaired_by_itself_keeps_its_repairs() -> None:
     check_restores(shard, second)
 
 
+def copied_up_to(shard: MadeShard, second: CopyPlace, commits: int) -> None:
+    """Copy the first commits of the chain, and then let the copy die."""
+    left = [commits]
+
+    class Dying(Silent):
+        def reached(self, point: str, *, node: str = "") -> None:
+            left[0] -= point == CopyCrashPoint.COMMITTED
+            if not left[0]:
+                raise KilledError
+
+    with pytest.raises(KilledError):
+        copy_snapshots(shard.fleet, second, NAME, Dying(), StoreCopy(second.url, is_dry=False))
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_copy_goes_on_if_both_stores_were_repaired_by_themselves(tmp_path: Path, *, is_encrypted: bool) -> None:
+    shard, second = new_shard(), place(key_file(tmp_path, "key", "11") if is_encrypted else None)
+    chain = shard.take()
+    copied_up_to(shard, second, 2)
+    there, second_fleet = replace_store(shard, second), fleet_of(shard.fleet, second)
+    for key in (chain.full.segments["a"][0].key, chain.increments[0].segments["a"][0].key):
+        damage(there, key)
+        assert repair(second_fleet).unrepaired == []
+    # The first is of a restore point that the second store has, and the others are of one that it lacks.
+    for key in (chain.full.segments["b"][1].key, chain.last.segments["a"][-1].key):
+        damage(shard, key)
+        assert repair(shard.fleet).unrepaired == []
+    damage(shard, read_chain(shard.store, NAME).last.segments["a"][-1].key)
+    assert repair(shard.fleet).number == 3
+    preview = copy(shard.fleet, second, is_dry=True)
+    assert (preview.problems, preview.increments) == ([], [2])
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.increments, copied.behind) == ([], [2], 0)
+    check_restores(shard, second)
+    # Its own repairs come first, and it needs nothing of what it has itself.
+    repairs = read_repairs(there.store, NAME)
+    assert [[one.increment for one in each.replacements] for each in repairs] == [[0], [1], [2], [2]]
+    assert [one.operation for one in repairs[2:]] == [one.operation for one in read_repairs(shard.store, NAME)[1:]]
+    assert collect_garbage(second_fleet, 0.0, Silent()).garbage == []
+    check_restores(shard, second)
+    request = CheckRequest(NAME, metadata_only=True)
+    (checked,) = check_snapshots(second_fleet, request, NoSpark(), Silent()).snapshots  # type: ignore[arg-type]
+    # The made commits are wrong in other ways.
+    told = " ".join(f"{one.object} {one.detail}" for one in checked.conflicts)
+    assert not [one.operation for one in repairs if one.operation in told or f"repairs/{one.number:016d}" in told]
+    stored = {key: there.store.read(key) for key in there.store.list("snapshots")}
+    assert copy(shard.fleet, second).increments == []
+    assert {key: there.store.read(key) for key in there.store.list("snapshots")} == stored
+
+
 def test_an_object_changed_in_the_copy_is_found_there_and_repaired_from_the_first_store() -> None:
     shard, second = new_shard(), place()
     chain = shard.take()
@@ -638,6 +698,69 @@ def test_a_second_store_that_refuses_does_not_keep_the_copy_from_the_next(tmp_pa
     assert (code, document["error"]) == (3, "not-a-copy")
     assert str(tmp_path / "other") in document["message"]
     assert snapshot_names(LocalStore(tmp_path / "second")) == ["daily"]
+
+
+def test_damage_is_told_although_the_copy_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another snapshot, and on the way to another store."""
+    fleet = copying_fleet(tmp_path, "second", "third", "other")
+    store, other = fleet.store.open(), LocalStore(tmp_path / "other")
+    other.create(FLEET_KEY, store.read(FLEET_KEY))
+    builder = StoreBuilder(store)
+    builder.take_full("daily")
+    segment = builder.take_increment("daily").last.segments["a"][-1].key
+    store.delete(segment)
+    store.create(segment, b"damaged")
+    create, is_away = LocalStore.create, False
+
+    def refuse(there: LocalStore, key: str, body: bytes) -> None:
+        if is_away and "third" in there.url:
+            raise StoreUnreachableError(url=there.url, reason="gone")
+        create(there, key, body)
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    run_here(fleet, "copy", "--all")
+    is_away = True
+    builder.take_full("later")
+    err = io.StringIO()
+    code, out = run_with_stderr(err, fleet, "copy", "--all", "--json")
+    document = json.loads(out)
+    assert (code, document["error"]) == (6, "store-unreachable")
+    assert [
+        [(one["snapshot"], [problem["object"] for problem in one["problems"]]) for one in each["snapshots"]]
+        for each in document["details"]["stores"]
+    ] == [[("daily", [segment]), ("later", [])]] * 2 + [[]]
+    warned = err.getvalue()
+    assert f"object {segment} of a:" in warned
+    # The error of the next store, too.
+    assert "is a store in which snapshots are taken, not a copy" in warned
+    (last,) = [
+        one for one in read_states(store, document_names(store), {"daily": 2, "later": 1}, 9) if "second" in one.url
+    ]
+    assert last.points.keys() == {"daily", "later"}
+
+
+def test_what_a_copy_has_done_and_found_before_an_error_is_in_its_report(
+    fleet: Fleet, builder: StoreBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = place()
+    builder.take_full("daily")
+    builder.take_increment("daily")
+    builder.store.create("baselines/0000000000000001.json", b"{}")
+    create = InMemoryStore.create
+
+    def refuse(store: InMemoryStore, key: str, body: bytes) -> None:
+        if key == commit_key("daily", 1):
+            raise StoreUnreachableError(url=store.url, reason="gone")
+        create(store, key, body)
+
+    report = StoreCopy(second.url, is_dry=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(InMemoryStore, "create", refuse)
+        with pytest.raises(StoreUnreachableError):
+            copy_snapshots(fleet, second, None, Silent(), report)
+    (copied,) = report.snapshots
+    assert (copied.name, copied.increments, copied.through, copied.behind) == ("daily", [0], 0, 1)
+    assert "baselines/0000000000000001.json" in report.damaged_record
 
 
 def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> None:

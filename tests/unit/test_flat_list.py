@@ -112,6 +112,20 @@ def test_conflicts_of_an_earlier_increment_are_told_with_where_they_were_found()
     assert "conflicts at increment 1, 40 min ago, valid 50 min ago" in list(table.lines(None))[1]
 
 
+def test_a_restore_point_that_a_check_names_as_not_compared_is_not_valid_by_that_check() -> None:
+    chain, checks = commented("", "b", "c"), NewestChecks()
+    earlier = CheckedPoint("daily", 0, "valid", full=False)
+    later = CheckedPoint("daily", 2, "valid", full=True, uncompared=((0, 1),))
+    for minute, point in ((10, earlier), (30, later)):
+        checks.add(EndedCheck("op", Time(f"2026-11-20T11:{minute}:00.000Z"), point))
+    rows = list(flat_rows(listing_of(chain, checks)))
+    first, second = "2026-11-20T11:10:00.000Z", "2026-11-20T11:30:00.000Z"
+    assert [(row["checked_at"], row["check_result"], row["valid_at"]) for row in rows] == [
+        (first, "valid", first), (second, "inconclusive", None), (second, "valid", second),
+    ]  # fmt: skip
+    assert "inconclusive 30 min ago" in list(flat_table(rows, NOW).lines(None))[2]
+
+
 def test_the_last_full_check_stands_alone_if_nothing_speaks_against_it() -> None:
     chain, checks = commented("", "b"), NewestChecks()
     for minute, increment, result, text in (

@@ -41,7 +41,8 @@ from tests.unit.made_repairs import (
     restored,
     upserts,
 )
-from tests.unit.test_copying import KilledError, copy, place
+from tests.unit.test_copying import KilledError, copied_up_to, copy, fleet_of, place, replace_store
+from tests.unit.test_copying import repair as repair_fleet
 from tests.unit.test_repair import copy_of
 
 ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
@@ -259,6 +260,45 @@ def test_a_copy_that_dies_has_the_objects_of_its_repairs() -> None:
     assert full.applied.repairs
     assert all(there.exists(entry.key) for entry in full.full.named)
     assert copy(shard.fleet, second).problems == []
+
+
+def test_a_merge_is_copied_although_the_second_store_has_repaired_what_it_lists() -> None:
+    """A damaged object stays where it is, and is not to be copied again."""
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copied_up_to(shard, second, 2)
+    there = replace_store(shard, second)
+    damage(there, chain.full.segments["a"][1].key)
+    assert repair_fleet(fleet_of(shard.fleet, second)).unrepaired == []
+    merge(shard, 1)
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.merges, copied.increments, copied.behind) == ([], [1], [2, 3], 0)
+    begins = read_from_merge(there.store, NAME)
+    assert begins.full.increment == 1
+    assert restored(there, begins, "a") == shard.state_at(4000)
+    assert preview_gc(there.store).garbage == []
+
+
+def test_a_merge_keeps_the_objects_of_a_repair_that_the_second_store_does_not_have() -> None:
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copy(shard.fleet, second)
+    there = replace_store(shard, second)
+    damage(there, chain.increments[0].segments["a"][0].key)
+    assert repair_fleet(fleet_of(shard.fleet, second)).unrepaired == []
+    for entry in chain.base_entries("a"):
+        damage(shard, entry.key)
+    repaired = repair(shard, second.location.url)
+    assert repaired.unrepaired == []
+    merge(shard, 1)
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.merges) == ([], [1])
+    begins = read_from_merge(there.store, NAME)
+    # The merge carries some of them.
+    assert {entry.key for one in repaired.replaced for entry in one.new} & {entry.key for entry in begins.full.named}
+    report = preview_gc(there.store)
+    assert (report.garbage, {kept.reason.value for kept in report.kept if kept.snapshot == NAME}) == ([], {"needed"})
+    assert restored(there, begins, "a") == shard.state_at(4000)
 
 
 def with_older_definition(shard: MadeShard, node: str) -> Chain:

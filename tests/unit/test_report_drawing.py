@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 
@@ -105,6 +106,16 @@ def test_restore_points_have_the_result_of_the_newest_check_that_covers_them() -
     assert bar.parts == (BarPart(0.5, PartKind.VALID), BarPart(0.5, PartKind.UNKNOWN))
     assert bar.text == "4 valid, 4 unknown"
     assert coverage(check_run(1, "conflicts", 9), check_run(3, "valid", 8)).text == "8 conflicts"
+
+
+def test_the_bar_of_a_merged_chain_begins_where_the_chain_begins() -> None:
+    """The restore points before its merge were given up."""
+    whole = made_snapshot(7)
+    figures = made_figures(
+        replace(whole, points=whole.points[4:]), operations=OperationFigures(checks=(check_run(5, "valid", 9),))
+    )
+    _, checks = operation_sections(figures)
+    assert checks.bars[0].text == "2 valid, 2 unknown"
 
 
 def test_an_inconclusive_check_hides_no_conclusive_one() -> None:

@@ -49,7 +49,7 @@ def test_a_shard_that_has_left_is_named_at_the_restore_points_that_have_it() -> 
     chain = chain_of(full(has_other=True), 4, {3: {"retired": ("c",)}})
     report = checked(chain)
     assert (report.result, report.skipped) == ("valid", [])
-    assert report.uncompared_points == (UncomparedPoints(0, 2, "rows of shard c", NO_BACKUP),)
+    assert report.uncompared_points == (UncomparedPoints(0, 2, "rows of shard c", NO_BACKUP, is_one_copy=True),)
     # One of these restore points is still checked as before.
     earlier = checked(chain.up_to(2))
     assert (earlier.result, [part.what for part in earlier.skipped]) == ("inconclusive", ["rows of shard c"])
@@ -92,8 +92,28 @@ def test_a_shard_whose_standby_was_added_later_is_named_until_then() -> None:
     alone = structs.replace(full_commit(), baseline=(identity("a"),), base={"a": ORIGIN})
     added = Renewal(identity("b", "a"), ORIGIN, "no commit of the chain has a copy of it", is_new=True)
     report = checked(chain_of(alone, 4, {2: {"renewed": {"b": added}}}))
-    assert report.uncompared_points == (UncomparedPoints(0, 1, "rows of shard a", NO_BACKUP),)
+    assert report.uncompared_points == (UncomparedPoints(0, 1, "rows of shard a", NO_BACKUP, is_one_copy=True),)
     assert report.result == "valid"
+
+
+def test_the_restore_points_of_which_a_check_would_be_inconclusive_are_recorded() -> None:
+    chain = chain_of(full(), 9, {3: absent(3), 4: absent(3), 7: absent(7)})
+    for allows_one_copy in (False, True):
+        report = checked(chain, allows_one_copy=allows_one_copy)
+        for number in range(10):
+            is_named = any(first <= number <= last for first, last in report.uncompared_spans)
+            own = checked(chain.up_to(number), allows_one_copy=allows_one_copy)
+            assert is_named == (own.result == "inconclusive")
+        assert report.uncompared_spans == ((3, 4), (7, 7))
+    left = chain_of(full(has_other=True), 4, {3: {"retired": ("c",)}})
+    assert checked(left).uncompared_spans == ((0, 2),)
+    assert checked(left, allows_one_copy=True).uncompared_spans == ()
+
+
+def test_a_record_has_no_more_than_a_thousand_spans() -> None:
+    points = tuple(UncomparedPoints(2 * number, 2 * number, "the copy of b", "why") for number in range(1500))
+    spans = SnapshotReport("daily", 4000, uncompared_points=points[::-1]).uncompared_spans
+    assert (len(spans), spans[:2], spans[-1]) == (1000, ((0, 0), (2, 2)), (1998, 2998))
 
 
 def test_a_copy_that_began_again_is_named_where_no_pass_compared_it() -> None:

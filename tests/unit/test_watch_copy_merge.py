@@ -19,7 +19,7 @@ import pytest
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import intervals_of
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
-from cutline.cli.watch.schedule import BESIDE, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task
+from cutline.cli.watch.schedule import BESIDE, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task, trouble_texts
 from cutline.cli.watch.tasks import Beside, CommandFailedError, result_of
 from cutline.fleet.config import NEVER, HooksTable, Retention, WatchTable
 from cutline.fleet.hours import Hours
@@ -117,20 +117,77 @@ def test_a_chain_is_due_for_a_merge_an_interval_after_it_began_or_was_merged(
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [(TaskKind.MERGE, ["merge", NAME]), (TaskKind.COPY, ["copy", "--all"]), (TaskKind.GC, ["gc", "--yes"])],
+    ("kind", "words", "others"),
+    [
+        (TaskKind.MERGE, ["merge", NAME], {TaskKind.COPY, TaskKind.GC}),
+        (TaskKind.COPY, ["copy", "--all"], {TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE}),
+        (TaskKind.GC, ["gc", "--yes"], {TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE}),
+    ],
 )
-def test_they_run_beside_increments_and_one_at_a_time(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind, words: list[str]
+def test_they_run_beside_increments_and_one_at_a_time_of_those_that_need_the_same(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: TaskKind, words: list[str], others: set[TaskKind]
 ) -> None:
+    """A copy, which keeps the second store up to date, does not wait for a check of many hours."""
     started = let_run(monkeypatch, None)
     do(watched, kind)
     assert started == [words]
     assert watched.said[-1].endswith("begins")
     watcher = watched.watcher
-    possible = watcher.following.possible(BESIDE if watcher._beside else ())
+    possible = watcher.following.possible(watcher.kept_back(utc_now()))
     assert TaskKind.INCREMENT in possible
-    assert not possible.keys() & {*BESIDE}
+    assert possible.keys() & {*BESIDE} == others
+
+
+def test_a_check_that_hangs_is_told_and_keeps_no_other_from_beginning_for_ever(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valid = CommandResult(0, {"result": "valid"})
+    hanging = Ended(None)
+    watcher, source = watched.watcher, watched.watcher.source
+    rules = WatchTable(every=Interval(60), check=Interval(2 * DAY), drill=Interval(WEEK))
+    source.fleet = replace(source.fleet, watch=rules, retention=Retention(merge_seconds=DAY / 4))
+    watcher.plan()
+    monkeypatch.setattr(work, "start_command", lambda *_: cast(RunningCommand, hanging))
+    do(watched, TaskKind.CHECK)
+    began_at = watcher._beside[TaskKind.CHECK].begun_at
+
+    def after(days: float) -> set[TaskKind]:
+        """Which of the three may begin then."""
+        now = began_at + timedelta(days=days)
+        watcher.look_at_slow(now)
+        return {TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE} - watcher.kept_back(now)
+
+    # A merge has been due all the time: three of its intervals are less than a day.
+    assert (after(0), after(0.9), watched.notices()) == (set(), set(), [])
+    assert after(1.1) == {TaskKind.MERGE}
+    assert watched.notices() == [("failed", "check")]
+    assert f"check of {NAME} has been running since" in watched.said[-1]
+    assert "merge does not wait for it any more" in watched.said[-1]
+    assert "snapshot cancel" in watched.hints[-1]
+    said = len(watched.said)
+    assert (after(20), after(22)) == ({TaskKind.MERGE}, {TaskKind.MERGE, TaskKind.DRILL})
+    assert len(watched.said) == said
+    assert "check fails: check of" in trouble_texts(watcher.tasks.values())[0]
+    hanging.answer = valid
+    watcher.look_beside()
+    assert watched.notices() == [("failed", "check"), ("recovered", "check")]
+
+
+def test_a_drill_that_hangs_is_told_though_nothing_waits_for_it(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, source = watched.watcher, watched.watcher.source
+    source.fleet = replace(
+        source.fleet,
+        watch=WatchTable(every=Interval(60), check=NEVER, drill=Interval(WEEK)),
+        retention=Retention(merge_seconds=0),
+    )
+    watcher.plan()
+    let_run(monkeypatch, None)
+    do(watched, TaskKind.DRILL)
+    for days, notices in ((20, []), (22, [("failed", "drill")])):
+        watcher.look_at_slow(watcher._beside[TaskKind.DRILL].begun_at + timedelta(days=days))
+        assert watched.notices() == notices
 
 
 @pytest.mark.parametrize(
@@ -162,7 +219,7 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
     fleet = watched.watcher.source.fleet
 
     def text_of(kind: TaskKind, answer: CommandResult) -> str:
-        return result_of(Beside(kind, f"{kind} of a", cast(RunningCommand, None)), answer, fleet).text
+        return result_of(Beside(kind, f"{kind} of a", cast(RunningCommand, None), utc_now()), answer, fleet).text
 
     assert text_of(TaskKind.MERGE, MERGED) == "merge of a: it begins at increment 7 now, 3.0 MiB, 12.0 s"
     assert text_of(TaskKind.MERGE, NOT_NEW) == text_of(TaskKind.MERGE, NOTHING) == ""
@@ -224,6 +281,19 @@ def test_what_could_not_be_copied_is_a_finding_that_is_not_repeated_soon(
     assert watched.notices() == [("failed", "copy"), ("recovered", "copy")]
 
 
+def test_damage_that_a_copy_found_before_it_failed_is_told_with_the_failure(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = AWAY.document | {"details": {"stores": NOT_COPIED.document["stores"] * 2}}
+    let_run(monkeypatch, CommandResult(6, document))
+    do(watched, TaskKind.COPY)
+    problem = watched.watcher.tasks[TaskKind.COPY].problem
+    assert problem == (
+        "the second store is away; besides, 2 problems, the first: object snapshots/a/base/x: it is damaged"
+    )
+    assert watched.notices() == [("failed", "copy")]
+
+
 def test_a_task_that_fleet_toml_switches_off_does_not_fail_any_more(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +311,7 @@ def test_garbage_is_removed_at_any_hour_and_without_a_snapshot(watched: Watched)
 
 
 def test_a_copy_without_a_document_has_failed() -> None:
-    beside = Beside(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None))
+    beside = Beside(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None), utc_now())
     with pytest.raises(CommandFailedError, match="ended by signal 9"):
         result_of(beside, CommandResult(-9, {}), new_fleet())
 

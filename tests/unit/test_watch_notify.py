@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -57,6 +58,80 @@ def test_a_command_that_hangs_ends_with_an_interrupted_watch(tmp_path: Path, mon
         notify(python("import time; time.sleep(60)"), EVENT)
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
+
+
+@dataclass
+class Pager:
+    """A [notify] command that fails while it is away, what it got, and a clock for the pauses."""
+
+    is_away: bool = True
+    seconds: float = 1000.0
+    got: list[tuple[str, str]] = field(default_factory=list)
+    tries: int = 0
+    said: list[str] = field(default_factory=list)
+
+    def take(self, _command: object, event: dict[str, object]) -> str:
+        self.tries += 1
+        if self.is_away:
+            return "[notify] command x ended with exit code 3"
+        self.got.append((str(event["event"]), str(event["task"])))
+        return ""
+
+    def wait(self, notices: Notices, seconds: float) -> int:
+        """Let the rounds of a watch pass, one a second or less often; return how many times the command has run."""
+        before, until = self.tries, self.seconds + seconds
+        while self.seconds < until:
+            self.seconds += min(seconds / 100, until - self.seconds)
+            notices.send_again()
+        return self.tries - before
+
+
+@pytest.fixture
+def pager(monkeypatch: pytest.MonkeyPatch) -> Pager:
+    found = Pager()
+    monkeypatch.setattr(cutline.cli.watch.notices, "notify", found.take)
+    monkeypatch.setattr(cutline.cli.watch.notices, "time", SimpleNamespace(monotonic=lambda: found.seconds))
+    return found
+
+
+def notices_to(pager: Pager) -> Notices:
+    source = SimpleNamespace(path=Path("fleet.toml"), fleet=SimpleNamespace(name="shop", notify=("x",)))
+    return Notices(cast(FleetSource, source), lambda text, **_: pager.said.append(text))
+
+
+def test_notices_that_the_command_did_not_accept_are_sent_again_in_order(pager: Pager) -> None:
+    notices = notices_to(pager)
+    notices.waits(UnreachableError("node s1 is away"))
+    notices.waits(None)
+    assert (pager.got, pager.tries) == ([], 2)
+    # The pauses double: 2, 4, … minutes.
+    assert pager.wait(notices, 3600) == 4
+    pager.is_away = False
+    notices.ages(UnreachableError("too old"))
+    assert pager.got == [("failed", "watch"), ("recovered", "watch"), ("failed", "max-age")]
+    # It was named once, however often it was tried.
+    assert pager.said == ["[notify] command x ended with exit code 3"]
+    assert pager.wait(notices, 90000) == 0
+
+
+def test_a_notice_is_given_up_after_a_day(pager: Pager) -> None:
+    notices = notices_to(pager)
+    notices.waits(UnreachableError("node s1 is away"))
+    assert 20 < pager.wait(notices, 100_000) < 40
+    assert pager.said[-1].startswith("a notice was given up, because the [notify] command did not accept it: watch")
+    pager.is_away = False
+    assert (pager.wait(notices, 100_000), pager.got) == (0, [])
+
+
+def test_only_the_newest_notices_wait_for_the_command(pager: Pager) -> None:
+    notices = notices_to(pager)
+    for _ in range(70):
+        notices.waits(UnreachableError("node s1 is away"))
+        notices.waits(None)
+    assert sum("given up" in text for text in pager.said) == 40
+    pager.is_away = False
+    pager.wait(notices, 7200)
+    assert len(pager.got) == 100
 
 
 def test_absent_copies_are_reported_when_they_change_and_when_they_are_back(monkeypatch: pytest.MonkeyPatch) -> None:

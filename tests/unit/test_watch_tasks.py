@@ -19,7 +19,7 @@ from cutline.cli.output.failure import REFUSED, failure_of
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command, stop_commands
-from cutline.cli.watch.tasks import CommandFailedError, prune, take_full, verdict_of
+from cutline.cli.watch.tasks import CommandFailedError, SnapshotReadError, prune, take_full, verdict_of
 from cutline.fleet.config import WatchTable
 from cutline.fleet.record import to_builtins
 from cutline.fleet.units import Interval
@@ -84,6 +84,22 @@ def test_a_command_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytes
     ended = running.result()
     assert ended is not None
     assert ended.code == -9
+
+
+def test_several_commands_that_do_not_end_are_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor of a watch gives it two minutes, however many commands it runs."""
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(600)"
+    )
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", deaf))
+    monkeypatch.setattr(cutline.cli.watch.running_command, "CLEAN_UP_SECONDS_MAX", 2.0)
+    running = [start_command(tmp_path, []) for _ in range(3)]
+    while not all(os.fstat(one.output.fileno()).st_size for one in running):
+        time.sleep(0.01)
+    began = time.monotonic()
+    stop_commands()
+    assert time.monotonic() - began < 4
+    assert [one.process.returncode for one in running] == [-9, -9, -9]
 
 
 def test_a_command_has_no_folder_that_goes_with_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +183,31 @@ def test_a_prune_that_is_unfinished_says_which_removal_and_why(
             prune(source)
         assert raised.value.exit_code == code
         assert why in raised.value.message
+
+
+@pytest.mark.parametrize("code", [3, 7])
+def test_a_prune_that_left_out_what_is_being_read_follows_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Unless somebody has to do something before: then it follows a day later, and says both."""
+    document = {
+        "done": [{"snapshot": "a", "kind": "delete", "state": "done"}],
+        "in_use": [{"snapshot": "b", "message": "snapshot b is being restored"}],
+        "quota": {"bytes": 1, "exceeded_by": code == 3},
+        "bytes_left": 2,
+        "warnings": [],
+    }
+    program = f"import sys; print({json.dumps(json.dumps(document))}); sys.exit({code})"
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
+    source = FleetSource(tmp_path / "fleet.toml", new_fleet(), b"", b"")
+    if code == 7:
+        with pytest.raises(SnapshotReadError, match=r"^deleted a; snapshot b is being restored$"):
+            prune(source)
+        return
+    found = prune(source)
+    assert (found.text, found.notes) == ("deleted a", ("snapshot b is being restored",))
+    assert found.finding is not None
+    assert found.finding.slug == "quota-exceeded"
 
 
 def test_a_prune_that_leaves_more_than_the_quota_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -19,6 +19,7 @@ from cutline.fleet.config import NEVER, Retention
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import Interval
 from cutline.snapshots.operations.leases import SnapshotInUseError
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, UnreachableError, UsageError
 from tests.unit.watched import NAME, Watched, fails, follow, new_watched, works
 
@@ -88,6 +89,22 @@ def test_a_command_that_can_not_be_told_anything_is_said(watched: Watched) -> No
     assert "/nowhere" in watched.said[-1]
 
 
+def test_a_notice_that_was_not_accepted_is_sent_in_a_later_round(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cutline.cli.watch.notices.RESEND_SECONDS_FIRST", 0.0)
+    watched.watcher.notices._pause_seconds = 0.0
+    source = watched.watcher.source
+    notify = source.fleet.notify
+    source.fleet = replace(source.fleet, notify=("/nowhere",))
+    watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node a is away"))
+    watched.run(TaskKind.INCREMENT)
+    source.fleet = replace(source.fleet, notify=notify)
+    assert watched.notices() == []
+    watched.watcher.read_file()
+    assert watched.notices() == [("failed", "increment")]
+
+
 def test_a_bug_ends_no_watch(watched: Watched, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     watched.does[TaskKind.INCREMENT] = fails(ZeroDivisionError())
@@ -107,20 +124,54 @@ def test_what_has_failed_is_told_to_work_again_also_after_the_watch_has_begun_an
     assert watched.notices() == [("failed", "increment"), ("recovered", "increment")]
 
 
-class EndedCheck:
-    """A check in another process that has ended."""
+@dataclass
+class Ended:
+    """A command in another process that has ended."""
+
+    answer: CommandResult
 
     def result(self) -> CommandResult:
-        return CommandResult(0, {"result": "valid"})
+        return self.answer
 
 
 def test_rules_that_change_during_a_check_hold_after_it(watched: Watched) -> None:
     follow(watched, check=Interval(86400))
-    watched.watcher._beside = Beside(TaskKind.CHECK, "check", cast(RunningCommand, EndedCheck()))
+    valid = cast(RunningCommand, Ended(CommandResult(0, {"result": "valid"})))
+    watched.watcher._beside[TaskKind.CHECK] = Beside(TaskKind.CHECK, "check", valid, utc_now())
     follow(watched, check=NEVER)
     watched.watcher.look_beside()
     check = watched.watcher.tasks[TaskKind.CHECK]
     assert (check.interval_seconds, check.done_at is not None) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "answer", [CommandResult(1, {"result": "conflicts"}), CommandResult(6, {"message": "the store is away"})]
+)
+def test_a_check_that_ends_badly_after_it_was_switched_off_fails_for_a_moment(
+    watched: Watched, answer: CommandResult
+) -> None:
+    """It is told, since it was found, and told to be over, since no check follows that could find it gone."""
+    follow(watched, check=Interval(86400))
+    watched.watcher._beside[TaskKind.CHECK] = Beside(
+        TaskKind.CHECK, "check", cast(RunningCommand, Ended(answer)), utc_now()
+    )
+    follow(watched, check=NEVER)
+    watched.watcher.look_beside()
+    check = watched.watcher.tasks[TaskKind.CHECK]
+    assert (check.failing_since, check.problem, check.failures) == (None, "", 0)
+    assert watched.watcher.state().failing == ()
+    assert watched.notices() == [("failed", "check"), ("recovered", "check")]
+    assert not any("next attempt" in text for text in watched.said)
+
+
+def test_a_task_that_is_switched_off_while_it_waits_does_not_wait_for_ever(watched: Watched) -> None:
+    follow(watched, check=Interval(86400))
+    watched.does[TaskKind.CHECK] = fails(BusyError("operation x is a check"))
+    watched.watcher._settle(watched.watcher.tasks[TaskKind.CHECK], watched.does[TaskKind.CHECK])
+    assert any("check has been waiting" in text for text in idle_texts(watched.watcher.tasks.values(), None))
+    follow(watched, check=NEVER)
+    assert idle_texts(watched.watcher.tasks.values(), None) == ["idle"]
+    assert watched.notices() == []
 
 
 def test_a_check_that_can_not_be_begun_has_failed(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,9 @@ SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, um
   FROM pg_user_mappings
 """
 HASH_DIGITS = 32
+MOMENT_QUERY = """
+SELECT concat_ws(' ', pg_current_snapshot(), pid, backend_start) FROM pg_stat_get_activity(pg_backend_pid())
+"""
 READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 
 # The catalogs that everybody may read by default.
@@ -222,6 +225,16 @@ def read_again(connection: psycopg.Connection[Any], was: str) -> str:
     """Do the same as `read_fingerprint`, but read only the hash of all rows if it is still what it `was`."""
     rows = _read_hash(connection, ROWS_QUERIES)
     return was if rows == was[HASH_DIGITS:] else _read_hash(connection, OBJECTS_QUERIES) + rows
+
+
+def read_moment(connection: psycopg.Connection[Any]) -> str:
+    """Return which transactions the connection's statements see: while that is the same, so are all rows of catalogs.
+
+    It names the server's process as well. After a crash, the ids of transactions that were lost may be used again, but
+    no process has survived it.
+    """
+    (moment,) = connection.execute(MOMENT_QUERY).fetchone() or ("",)
+    return str(moment)
 
 
 def are_same_objects(one: str, other: str) -> bool:

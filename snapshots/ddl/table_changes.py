@@ -28,7 +28,7 @@ from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import ANY, is_included, table_name
 from cutline.nodes.connections import raising_unreachable
-from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, number_groups, qualify, read_tables
+from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, list_names, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
@@ -42,7 +42,7 @@ from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_er
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
-from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again, read_fingerprint
+from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again, read_fingerprint, read_moment
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
@@ -279,7 +279,8 @@ class TableSelection:
 class KnownTables:
     """The tables at the last commit, by shard; `highest` is the highest group number ever used.
 
-    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost.
+    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. The states of the
+    shards `of_fingerprint` were read together with their fingerprints (Chain.are_states_of_fingerprint).
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -287,6 +288,7 @@ class KnownTables:
     fingerprints: Mapping[str, str]
     highest: int
     lost: frozenset[str] = frozenset()
+    of_fingerprint: frozenset[str] = frozenset()
 
     def before(self, shard: str) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison."""
@@ -296,8 +298,8 @@ class KnownTables:
     def _before(self) -> Mapping[str, tuple[TableBefore, ...]]:
         found: dict[str, tuple[TableBefore, ...]] = {}
         for shard, groups in self.groups.items():
-            pairs = ((group, self.states[shard][group.name]) for group in groups)
-            is_lost = shard in self.lost
+            states, is_lost = self.states[shard], shard in self.lost
+            pairs = ((group, states[name]) for group, name in zip(groups, list_names(groups), strict=True))
             found[shard] = tuple(TableBefore(state.oid, group, state, is_lost=is_lost) for group, state in pairs)
         return found
 
@@ -310,28 +312,53 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
     shards, new = chain.primaries, tuple(joining)
     # No number is used again, not even one of a shard that has left the chain.
     ever = {chain.shard_of(node) for node in chain.all_nodes}
-    highest = max((number for shard in ever for number in chain.definitions(shard)), default=0)
+    highest = max((max(chain.definitions(shard), default=0) for shard in ever), default=0)
     return KnownTables(
         {**chain.all_groups, **dict.fromkeys(new, ())},
         {**{shard: chain.tables(shard) for shard in shards}, **{shard: {} for shard in new}},
         {**{shard: chain.fingerprint(shard) for shard in shards}, **dict.fromkeys(new, "")},
         highest,
         frozenset(shard for shard in shards if shard in lost),
+        frozenset(shard for shard in shards if chain.are_states_of_fingerprint(shard)),
     )
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: a cached property needs a dictionary.
+@dataclass(frozen=True)
 class NodeTables:
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 
-    If they are `as_committed`, the tables are those in the last commit, which lacks their sizes, and files and counters
-    were read after the fingerprint; `find_change` compares the fingerprint again at the end.
+    They were `read`, or are those of the last commit, which has the `committed` groups but lacks the sizes of their
+    tables; then files and counters were read after the fingerprint. `find_change` compares the fingerprint again at the
+    end. `moment` is as in read_moment, "" if it is unknown.
     """
 
-    tables: tuple[Table, ...]
+    read: tuple[Table, ...]
     states: Mapping[str, TableState]
     fingerprint: str
-    as_committed: bool = False
+    moment: str = ""
+    committed: tuple[Group, ...] | None = None
+
+    @property
+    def as_committed(self) -> bool:
+        """Whether the tables are those of the last commit."""
+        return self.committed is not None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the tables."""
+        return tuple(table.group for table in self.read) if self.committed is None else self.committed
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables; those of the last commit are made only now: few increments need any of the many thousands."""
+        if self.committed is None:
+            return self.read
+        oids = (self.states[name].oid for name in list_names(self.committed))
+        return tuple(
+            Table(oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
+            for oid, group in zip(oids, self.committed, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +394,7 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         tables = read_tables(connection, selection.rules)
         states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
-        return NodeTables(tuple(tables), states, read_fingerprint(connection))
+        return NodeTables(tuple(tables), states, read_fingerprint(connection), read_moment(connection))
 
 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
@@ -408,7 +435,8 @@ def read_tables_since_commit(
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
         # Another server may have the same fingerprint, if it was set up in the same way.
         was = None if node in known.lost else _as_committed(node, known)
-        same = _read_unchanged(connection, node, selection.fleet_id, was, is_stored=True) if was else None
+        is_stored = node not in known.of_fingerprint
+        same = _read_unchanged(connection, node, selection.fleet_id, was, is_stored=is_stored) if was else None
         now = _with_untraced(connection, same, selection.rules) if same else None
         return now or read_node_tables(connection, node, selection)
 
@@ -426,26 +454,23 @@ def _read_primaries(
 
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read_node, primaries), strict=True))
-    check_admissible({node: node_tables.tables for node, node_tables in found.items()})
-    if all(all(table.group.number for table in node_tables.tables) for node_tables in found.values()):
+    # The tables of a commit were admissible, which its rules prove, and have numbers.
+    tables = {node: node_tables.read for node, node_tables in found.items() if not node_tables.as_committed}
+    check_admissible(tables)
+    if all(all(table.group.number for table in some) for some in tables.values()):
         # All of them were numbered together before.
         return found
-    numbered = number_groups({node: list(node_tables.tables) for node, node_tables in found.items()}, PARTITION_ROWS)
-    return {node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in found.items()}
+    numbered = number_groups({node: list(some) for node, some in tables.items()}, PARTITION_ROWS)
+    return found | {node: replace(found[node], read=tuple(some)) for node, some in numbered.items()}
 
 
 def _as_committed(node: str, known: KnownTables) -> NodeTables | None:
     """Return the tables in the last commit; None if its states do not suffice to tell whether they have changed."""
     groups, states = known.groups[node], known.states[node]
-    found = [states.get(group.name) for group in groups]
-    if not all(found) or any(state.has_names for state in states.values() if state.types):
+    lacks_states = not states.keys() >= {*list_names(groups)}
+    if lacks_states or any(state.has_names for state in states.values() if state.types):
         return None
-    tables = tuple(
-        Table(state.oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
-        for state, group in zip(found, groups, strict=True)
-        if state
-    )
-    return NodeTables(tables, states, known.fingerprints[node], as_committed=True)
+    return NodeTables((), states, known.fingerprints[node], committed=groups)
 
 
 def _with_untraced(connection: psycopg.Connection[Any], was: NodeTables, rules: GroupRules) -> NodeTables | None:
@@ -569,6 +594,8 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
     def find_on(node: str) -> str:
         connection, was = sessions.connections[node], seen[node]
         with raising_unreachable(sessions.fleet.node(node)):
+            if read_moment(connection) == was.moment:
+                return ""
             now = read_again(connection, was.fingerprint)
             return _describe_change(connection, node, selection.fleet_id, was, now)
 
@@ -585,9 +612,11 @@ def _read_unchanged(
     with connection.transaction():
         # The fingerprint and the publications must be of the same moment: later readings compare only the former.
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if (moment := read_moment(connection)) == was.moment:
+            return was
         now = read_again(connection, was.fingerprint)
         changed = _describe_change(connection, node, fleet_id, was, now, is_stored=is_stored)
-    return None if changed else replace(was, fingerprint=now)
+    return None if changed else replace(was, fingerprint=now, moment=moment)
 
 
 def _describe_change(
@@ -613,8 +642,7 @@ def _describe_change(
     members = (TableStamps(state.oid, state.publication, state.membership) for state in states)
     if have_same_members(connection, fleet_id, members):
         return ""
-    groups = [table.group for table in was.tables]
-    published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
+    published = check_published(connection, node, fleet_id, was.groups, unpublished_too=True)
     for name, state in was.states.items():
         now = published.get(name, NOWHERE)
         if (now.publication, now.membership) != (state.publication, state.membership):

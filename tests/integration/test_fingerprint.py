@@ -22,13 +22,15 @@ from cutline.snapshots.ddl.fingerprint import (
     are_same_objects,
     read_again,
     read_fingerprint,
+    read_moment,
 )
-from cutline.snapshots.ddl.table_changes import TableSelection, read_node_tables
+from cutline.snapshots.ddl.table_changes import TableSelection, _read_unchanged, read_node_tables
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
 READER = "fingerprints_reader"
 OWN = "cutline_0123abcd"
+ATTEMPTS = 10
 
 SCHEMA = f"""
 CREATE TABLE t (id int PRIMARY KEY, v text DEFAULT 'x', n int);
@@ -211,8 +213,10 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         def change_by(statement: str) -> bool:
             """Run the statement; return whether the objects change. Compare what is read again with the whole."""
             nonlocal seen
+            moment = read_moment(reader)
             run(database, statement)
             was, seen = seen, read_fingerprint(reader)
+            assert read_moment(reader) != moment or seen == was, statement
             assert read_again(reader, was) == seen, statement
             return not are_same_objects(was, seen)
 
@@ -229,6 +233,28 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         for change, undo in CREATES_AND_DROPS:
             assert change_by(change), change
             assert change_by(undo), undo
+
+
+def test_what_was_read_is_not_read_again_before_another_transaction_ends(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    dsn, fleet_id = shared_fleet.primaries[0].dsn(DATABASE), OWN.removeprefix("cutline_")
+    with connect(Node("s1", dsn)) as reader, connect(Node("s1", dsn)) as other:
+        for _ in range(ATTEMPTS):
+            was = read_node_tables(reader, "s1", TableSelection(fleet_id, GroupRules()))
+            # The server's own processes may end a transaction, too.
+            if _read_unchanged(reader, "s1", fleet_id, was) is was:
+                break
+        else:
+            pytest.fail("the tables were read again each time")
+        assert read_moment(other) != read_moment(reader)
+        run(database, "SELECT pg_current_xact_id()")
+        now = _read_unchanged(reader, "s1", fleet_id, was)
+        assert now is not None
+        assert now is not was
+        assert now.fingerprint == was.fingerprint
+        run(database, "COMMENT ON TABLE t IS 'changed'")
+        assert _read_unchanged(reader, "s1", fleet_id, now) is None
 
 
 def test_a_server_that_refuses_md5_is_read(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:

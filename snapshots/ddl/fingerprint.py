@@ -221,9 +221,17 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
     return _read_hash(connection, OBJECTS_QUERIES) + _read_hash(connection, ROWS_QUERIES)
 
 
-def read_again(connection: psycopg.Connection[Any], was: str) -> str:
-    """Do the same as `read_fingerprint`, but read only the hash of all rows if it is still what it `was`."""
-    rows = _read_hash(connection, ROWS_QUERIES)
+def read_rows(connection: psycopg.Connection[Any]) -> str:
+    """Return the hash of all rows, the second half of the fingerprint."""
+    return _read_hash(connection, ROWS_QUERIES)
+
+
+def read_again(connection: psycopg.Connection[Any], was: str, rows: str = "") -> str:
+    """Do the same as `read_fingerprint`, but read only the hash of all `rows`, if needed, if it is still what it `was`.
+
+    Both hashes must be of the same moment.
+    """
+    rows = rows or read_rows(connection)
     return was if rows == was[HASH_DIGITS:] else _read_hash(connection, OBJECTS_QUERIES) + rows
 
 

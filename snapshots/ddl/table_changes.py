@@ -16,9 +16,10 @@ Planning works on plain values. Only `add_to_publications` changes a node: it ad
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from msgspec import structs
@@ -42,7 +43,13 @@ from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_er
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
-from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again, read_fingerprint, read_moment
+from cutline.snapshots.ddl.fingerprint import (
+    are_same_objects,
+    read_again,
+    read_fingerprint,
+    read_moment,
+    read_rows,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
@@ -261,6 +268,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, k.oid IS NOT NULL, file.node, may.re
                                         AND NOT row_security_active(c.oid)) AS may (read)
  WHERE {ORDINARY_TABLE} AND (k.oid IS NULL OR file.node <> k.file::bigint OR NOT may.read)
 """
+# The fingerprint and the publications must be of the same moment: later readings compare only the former.
+ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
 ALONE_MAX, TABLES_NAMED_MAX = 20, 5
@@ -391,7 +400,7 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
     changes the fingerprint, so a later comparison detects it.
     """
     with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute(ONE_SNAPSHOT)
         tables = read_tables(connection, selection.rules)
         states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
         return NodeTables(tuple(tables), states, read_fingerprint(connection), read_moment(connection))
@@ -428,19 +437,56 @@ def read_current_tables(
 
 
 def read_tables_since_commit(
-    sessions: Sessions, selection: TableSelection, known: KnownTables
-) -> dict[str, NodeTables]:
-    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
+    sessions: Sessions,
+    selection: TableSelection,
+    find_known: Callable[[], KnownTables],
+    unknown: Collection[str] = (),
+) -> tuple[KnownTables, dict[str, NodeTables]]:
+    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit.
+
+    Returns the tables at that commit, too: `find_known` finds them while the servers search their catalogs. It must use
+    no session. The tables of the nodes in `unknown` are read in any case.
+    """
+
+    def find() -> tuple[KnownTables, Mapping[str, _Committed]]:
+        known = find_known()
+        found = ((node, _as_committed(node, known)) for node in sessions.primaries if node not in unknown)
+        return known, {node: committed for node, committed in found if committed}
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        # Another server may have the same fingerprint, if it was set up in the same way.
-        was = None if node in known.lost else _as_committed(node, known)
-        is_stored = node not in known.of_fingerprint
-        same = _read_unchanged(connection, node, selection.fleet_id, was, is_stored=is_stored) if was else None
-        now = _with_untraced(connection, same, selection.rules) if same else None
+        now = None
+        if node not in unknown:
+            now = _read_as_committed(connection, node, selection, lambda: finding.result()[1].get(node))
         return now or read_node_tables(connection, node, selection)
 
-    return _read_primaries(sessions, read)
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        finding = threads.submit(find)
+        tables = _read_primaries(sessions, read)
+        return finding.result()[0], tables
+
+
+def _read_as_committed(
+    connection: psycopg.Connection[Any],
+    node: str,
+    selection: TableSelection,
+    find_committed: Callable[[], _Committed | None],
+) -> NodeTables | None:
+    """Return the node's tables as in the last commit, or None if they have changed, or this is not certain.
+
+    `find_committed` returns what the commit has of them. It is called after the server has searched its catalogs.
+    """
+    with connection.transaction():
+        connection.execute(ONE_SNAPSHOT)
+        moment, rows = read_moment(connection), read_rows(connection)
+        if (committed := find_committed()) is None:
+            return None
+        was = committed.tables
+        now = read_again(connection, was.fingerprint, rows)
+        is_stored = not committed.is_of_fingerprint
+        if _describe_change(connection, node, selection.fleet_id, was, now, is_stored=is_stored):
+            return None
+    same = replace(was, fingerprint=now, moment=moment)
+    return _with_untraced(connection, same, committed.files, selection.rules)
 
 
 def _read_primaries(
@@ -464,28 +510,42 @@ def _read_primaries(
     return found | {node: replace(found[node], read=tuple(some)) for node, some in numbered.items()}
 
 
-def _as_committed(node: str, known: KnownTables) -> NodeTables | None:
+class _Committed(NamedTuple):
+    """A node's tables in the last commit, their oids and `files` as UNTRACED_QUERY takes them.
+
+    `is_of_fingerprint` is as in KnownTables.
+    """
+
+    tables: NodeTables
+    files: Mapping[str, str]
+    is_of_fingerprint: bool
+
+
+def _as_committed(node: str, known: KnownTables) -> _Committed | None:
     """Return the tables in the last commit; None if its states do not suffice to tell whether they have changed."""
     groups, states = known.groups[node], known.states[node]
     lacks_states = not states.keys() >= {*list_names(groups)}
     if lacks_states or any(state.has_names for state in states.values() if state.types):
         return None
-    return NodeTables((), states, known.fingerprints[node], committed=groups)
+    # Texts: psycopg takes ten times as long for a list.
+    files = {
+        "oids": f"{{{','.join([str(state.oid) for state in states.values()])}}}",
+        "files": f"{{{','.join([str(state.file) for state in states.values()])}}}",
+    }
+    tables = NodeTables((), states, known.fingerprints[node], committed=groups)
+    return _Committed(tables, files, node in known.of_fingerprint)
 
 
-def _with_untraced(connection: psycopg.Connection[Any], was: NodeTables, rules: GroupRules) -> NodeTables | None:
-    """Return the tables with their files and counters as they are now.
+def _with_untraced(
+    connection: psycopg.Connection[Any], was: NodeTables, known: Mapping[str, str], rules: GroupRules
+) -> NodeTables | None:
+    """Return the tables with their files, which were the `known` ones, and counters as they are now.
 
     Returns None if `rules` include other tables than these, or if our role may not read all of their rows.
     """
     if (rules.exclude or ANY not in rules.include) and not all(is_included(name, rules) for name in was.states):
         return None
     states = was.states.values()
-    # Texts: psycopg takes ten times as long for a list.
-    known = {
-        "oids": f"{{{','.join([str(state.oid) for state in states])}}}",
-        "files": f"{{{','.join([str(state.file) for state in states])}}}",
-    }
     files: dict[int, int] = {}
     for oid, schema, name, is_known, file, is_readable in connection.execute(UNTRACED_QUERY, known):
         if not is_known and not is_included(table_name(schema, name), rules):
@@ -603,19 +663,15 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _read_unchanged(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables, *, is_stored: bool = False
+    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables
 ) -> NodeTables | None:
-    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None.
-
-    If the fingerprint `is_stored`, increments since then may have stored other states.
-    """
+    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
     with connection.transaction():
-        # The fingerprint and the publications must be of the same moment: later readings compare only the former.
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute(ONE_SNAPSHOT)
         if (moment := read_moment(connection)) == was.moment:
             return was
         now = read_again(connection, was.fingerprint)
-        changed = _describe_change(connection, node, fleet_id, was, now, is_stored=is_stored)
+        changed = _describe_change(connection, node, fleet_id, was, now)
     return None if changed else replace(was, fingerprint=now, moment=moment)
 
 
@@ -632,7 +688,7 @@ def _describe_change(
 
     The hash of the objects does not cover Cutline's publications. Unless no row of any catalog has changed since the
     states were read, these are compared separately. They may have other members, such as tables that fleet.toml has
-    excluded since. `is_stored` is as in `_read_unchanged`.
+    excluded since. If the fingerprint `is_stored`, increments since then may have stored other states.
     """
     if not are_same_objects(fingerprint, was.fingerprint):
         return f"node {node}: its catalogs changed"

@@ -455,12 +455,23 @@ class Chain:
         """Return the node's groups at the last commit, ordered by name."""
         shard = self.shard_of(node)
         if shard not in self._groups:
-            ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
-            if self.beginning is not None:
-                ended |= {group.number for group in self.beginning.ended.get(shard, ())}
-            groups = [group for number, group in self.definitions(node).items() if number not in ended]
+            definitions, ended = self.definitions(shard), self._ended(shard)
+            groups = [group for number, group in definitions.items() if number not in ended]
             self._groups[shard] = tuple(sorted(groups, key=attrgetter("schema", "table")))
         return self._groups[shard]
+
+    def count_groups(self, node: str) -> int:
+        """Return the number of the node's groups at the last commit, without putting them in order."""
+        shard = self.shard_of(node)
+        known = self._groups.get(shard)
+        return len(self.definitions(shard).keys() - self._ended(shard)) if known is None else len(known)
+
+    def _ended(self, shard: str) -> set[int]:
+        """Return the numbers of the shard's definitions that have ended."""
+        ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
+        if self.beginning is not None:
+            ended |= {group.number for group in self.beginning.ended.get(shard, ())}
+        return ended
 
     @cached_property
     def _groups(self) -> dict[str, tuple[Group, ...]]:

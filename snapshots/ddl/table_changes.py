@@ -44,9 +44,10 @@ from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
 from cutline.snapshots.ddl.fingerprint import (
+    Moment,
     are_same_objects,
+    is_unchanged,
     read_again,
-    read_fingerprint,
     read_moment,
     read_rows,
 )
@@ -339,13 +340,13 @@ class NodeTables:
 
     They were `read`, or are those of the last commit, which has the `committed` groups but lacks the sizes of their
     tables; then files and counters were read after the fingerprint. `find_change` compares the fingerprint again at the
-    end. `moment` is as in read_moment, "" if it is unknown.
+    end. `moment` is when the fingerprint was read.
     """
 
     read: tuple[Table, ...]
     states: Mapping[str, TableState]
     fingerprint: str
-    moment: str = ""
+    moment: Moment
     committed: tuple[Group, ...] | None = None
 
     @property
@@ -403,7 +404,8 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
         connection.execute(ONE_SNAPSHOT)
         tables = read_tables(connection, selection.rules)
         states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
-        return NodeTables(tuple(tables), states, read_fingerprint(connection), read_moment(connection))
+        rows, moment = read_rows(connection)
+        return NodeTables(tuple(tables), states, read_again(connection, "", rows), moment)
 
 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
@@ -477,16 +479,15 @@ def _read_as_committed(
     """
     with connection.transaction():
         connection.execute(ONE_SNAPSHOT)
-        moment, rows = read_moment(connection), read_rows(connection)
+        rows, moment = read_rows(connection)
         if (committed := find_committed()) is None:
             return None
-        was = committed.tables
+        was = NodeTables((), committed.states, committed.fingerprint, moment, committed.groups)
         now = read_again(connection, was.fingerprint, rows)
         is_stored = not committed.is_of_fingerprint
         if _describe_change(connection, node, selection.fleet_id, was, now, is_stored=is_stored):
             return None
-    same = replace(was, fingerprint=now, moment=moment)
-    return _with_untraced(connection, same, committed.files, selection.rules)
+    return _with_untraced(connection, replace(was, fingerprint=now), committed.files, selection.rules)
 
 
 def _read_primaries(
@@ -511,12 +512,14 @@ def _read_primaries(
 
 
 class _Committed(NamedTuple):
-    """A node's tables in the last commit, their oids and `files` as UNTRACED_QUERY takes them.
+    """A node's tables in the last commit, and their oids and `files` as UNTRACED_QUERY takes them.
 
     `is_of_fingerprint` is as in KnownTables.
     """
 
-    tables: NodeTables
+    groups: tuple[Group, ...]
+    states: Mapping[str, TableState]
+    fingerprint: str
     files: Mapping[str, str]
     is_of_fingerprint: bool
 
@@ -532,8 +535,7 @@ def _as_committed(node: str, known: KnownTables) -> _Committed | None:
         "oids": f"{{{','.join([str(state.oid) for state in states.values()])}}}",
         "files": f"{{{','.join([str(state.file) for state in states.values()])}}}",
     }
-    tables = NodeTables((), states, known.fingerprints[node], committed=groups)
-    return _Committed(tables, files, node in known.of_fingerprint)
+    return _Committed(groups, states, known.fingerprints[node], files, node in known.of_fingerprint)
 
 
 def _with_untraced(
@@ -653,8 +655,9 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
     def find_on(node: str) -> str:
         connection, was = sessions.connections[node], seen[node]
-        with raising_unreachable(sessions.fleet.node(node)):
-            if read_moment(connection) == was.moment:
+        with raising_unreachable(sessions.fleet.node(node)), connection.transaction():
+            connection.execute(ONE_SNAPSHOT)
+            if is_unchanged(connection, was.moment, read_moment(connection)):
                 return ""
             now = read_again(connection, was.fingerprint)
             return _describe_change(connection, node, selection.fleet_id, was, now)
@@ -668,9 +671,11 @@ def _read_unchanged(
     """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
     with connection.transaction():
         connection.execute(ONE_SNAPSHOT)
-        if (moment := read_moment(connection)) == was.moment:
-            return was
-        now = read_again(connection, was.fingerprint)
+        moment = read_moment(connection)
+        if is_unchanged(connection, was.moment, moment):
+            return replace(was, moment=replace(moment, counts=was.moment.counts))
+        rows, moment = read_rows(connection)
+        now = read_again(connection, was.fingerprint, rows)
         changed = _describe_change(connection, node, fleet_id, was, now)
     return None if changed else replace(was, fingerprint=now, moment=moment)
 

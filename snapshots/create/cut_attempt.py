@@ -201,7 +201,11 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
     groups = known.groups[node.shard]
     oids = [before[name].oid for name in list_names(groups)]
     gone = set(oids).difference([state.oid for state in plan.states.values()]) if plan.states is not before else ()
-    old = [Definition(oid, group, is_gone=oid in gone) for oid, group in zip(oids, groups, strict=True)]
+    old = (
+        [Definition(oid, group, is_gone=oid in gone) for oid, group in zip(oids, groups, strict=True)]
+        if gone
+        else map(Definition, oids, groups)
+    )
     copied_from = prepared.positions.get(node.id)
     new = (
         Definition(table.table.oid, table.table.group, copied_from if table.after is None else None)

@@ -12,6 +12,9 @@ updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 - The *hash of all rows* covers these too. While it is the same, so is everything else. Its query has no joins, so it
   takes half the time, and the server can divide it among processes.
 
+Within a session, a *moment* is cheaper still: while the same transactions are visible as then, so are the same rows. If
+others have ended, but none of the visible rows is theirs, and there are as many as before, all are the same.
+
 Rows that were inserted and deleted again leave no trace in the hash of all rows either. So it shows that nothing has
 changed since a reading, but not that everything else that was recorded since then still holds.
 

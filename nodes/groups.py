@@ -10,7 +10,7 @@ A domain, array, composite or range contains values of other types, and can be l
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -411,6 +411,15 @@ def number_groups(tables: dict[str, list[Table]], partition_rows: int) -> dict[s
         return replace(table, group=group)
 
     return {shard: [number_table(name, table) for name, table in some] for shard, some in named.items()}
+
+
+def list_names(groups: Iterable[Group]) -> list[str]:
+    """Return the `name` of each group, in a fraction of the time that it takes to ask each of many thousands."""
+    groups = list(groups)
+    names = [f"{group.schema}.{group.table}" for group in groups]
+    text = "".join(names)
+    is_plain = text.count(".") == len(names) and '"' not in text
+    return names if is_plain else [group.name for group in groups]
 
 
 def qualify(group: Group) -> str:

@@ -27,7 +27,7 @@ from cutline.snapshots.operations.settling import note_restores, settle_operatio
 from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import guard_nodes, note_older_chains
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import FullSnapshot, Increment
+from cutline.snapshots.records.commit import DatabaseFacts, FullSnapshot, Increment
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     check_fits,
@@ -224,6 +224,7 @@ class ChainState:
     which each node's archive begins, `archives` the operations that began archives after the full snapshot, by node,
     `segments` the newest segments that commits list, and `last_cut` the last cut on each primary. `last_at` is the time
     of that cut. `absent` are the nodes whose copies the last commit leaves out, and those whose copies begin again.
+    `facts` are those about the shards' databases in the last commit.
     """
 
     chain: str
@@ -236,6 +237,7 @@ class ChainState:
     last_at: datetime | None = None
     absent: frozenset[str] = frozenset()
     archives: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, DatabaseFacts] = field(default_factory=dict)
 
     def archive(self, node: str) -> str:
         """Return the operation that began the node's archive."""
@@ -267,6 +269,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         cut_time(chain.last),
         frozenset(chain.absent),
         {node: increment.operation for node, (increment, _) in chain.renewals.items()},
+        {shard: facts for shard, facts in chain.last.databases.items() if shard not in known.lost},
     )
 
 

@@ -156,8 +156,13 @@ def check_continuable(
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
     joining = [node.id for node in joining_primaries(sessions.fleet, chain)]
     _check_published(sessions, chain.full.fleet_id, to_renew)
-    known = known_tables(chain, joining, lost=to_renew)
-    seen = read_tables_since_commit(sessions, TableSelection(chain.full.fleet_id, rules), known)
+    # Another server may have the same fingerprint, if it was set up in the same way.
+    known, seen = read_tables_since_commit(
+        sessions,
+        TableSelection(chain.full.fleet_id, rules),
+        lambda: known_tables(chain, joining, lost=to_renew),
+        {*joining, *to_renew},
+    )
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))

@@ -13,12 +13,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
+import psycopg
+
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.nodes.encodings import UTF8, encoding_of
-from cutline.nodes.groups import Group
+from cutline.nodes.groups import Group, list_names
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.publications import publication_names
@@ -34,6 +36,7 @@ from cutline.snapshots.create.printed_values import find_outdated, new_forms
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles
+from cutline.snapshots.ddl.fingerprint import are_same_objects
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables, find_change
 from cutline.snapshots.records.commit import DatabaseFacts, DefinitionChanges, Sequence
 from cutline.spark.amount import Amount
@@ -120,7 +123,7 @@ def take_cut(
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, pending, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
-        databases = sessions.ask_named_primaries(read_facts)
+        databases = sessions.ask_named_primaries(partial(_read_facts, state, prepared.plan))
         roles = sessions.ask_primaries(read_roles)
         # Check this last: if it passes, everything read so far matches the catalogs at the cut.
         check_unchanged(prepared.plan)
@@ -142,6 +145,11 @@ def take_cut(
 
 def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:
     return {shard: plan.groups for shard, plan in tables.shards.items()}
+
+
+def _read_facts(state: ChainState, plan: DdlPlan, node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts:
+    is_same = are_same_objects(plan.fingerprints[node.id], state.known.fingerprints[node.id])
+    return read_facts(node, connection, state.facts.get(node.id) if is_same else None)
 
 
 def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables) -> CutPlan:
@@ -190,10 +198,13 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -> tuple[Definition, ...]:
     """Return the definitions that may occur in the node's WAL; those of the same table are in order of creation."""
     plan, before = prepared.plan.shards[node.shard], known.states[node.shard]
-    present_oids = {state.oid for state in plan.states.values()}
+    groups = known.groups[node.shard]
+    oids = [before[name].oid for name in list_names(groups)]
+    gone = set(oids).difference([state.oid for state in plan.states.values()]) if plan.states is not before else ()
     old = (
-        Definition((oid := before[group.name].oid), group, is_gone=oid not in present_oids)
-        for group in known.groups[node.shard]
+        [Definition(oid, group, is_gone=oid in gone) for oid, group in zip(oids, groups, strict=True)]
+        if gone
+        else map(Definition, oids, groups)
     )
     copied_from = prepared.positions.get(node.id)
     new = (

@@ -152,18 +152,26 @@ SELECT l.provider, l.label FROM pg_shseclabel l
 READ_ONLY = "default_transaction_read_only"
 
 
-def read_facts(node: Node, connection: psycopg.Connection[Any]) -> DatabaseFacts:
-    """Read the facts about the session's database."""
+def read_facts(node: Node, connection: psycopg.Connection[Any], same: DatabaseFacts | None = None) -> DatabaseFacts:
+    """Read the facts about the session's database.
+
+    `same` are earlier facts, if the fingerprint shows that the objects are still the same as they were then: what takes
+    a search of all columns is taken from there.
+    """
     (size,) = connection.execute(SIZE_QUERY).fetchone() or (0,)
     extensions = {str(name): str(version) for name, version in connection.execute(EXTENSIONS_QUERY)}
     collations = (
         UsedCollation(schema, name, provider, tuple(locales), is_own)
         for schema, name, provider, locales, is_own in connection.execute(COLLATIONS_QUERY)
     )
-    rows = connection.execute(LZ4_COLUMNS_QUERY)
-    lz4_columns = tuple(f"{table_name(schema, table)}.{column}" for schema, table, column in rows)
+    lz4_columns = same.lz4_columns if same else _read_lz4_columns(connection)
     properties = read_properties(node, connection)
     return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, properties, connection.info.dbname)
+
+
+def _read_lz4_columns(connection: psycopg.Connection[Any]) -> tuple[str, ...]:
+    rows = connection.execute(LZ4_COLUMNS_QUERY)
+    return tuple(f"{table_name(schema, table)}.{column}" for schema, table, column in rows)
 
 
 def read_properties(node: Node, connection: psycopg.Connection[Any]) -> DatabaseProperties:

@@ -12,6 +12,9 @@ updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 - The *hash of all rows* covers these too. While it is the same, so is everything else. Its query has no joins, so it
   takes half the time, and the server can divide it among processes.
 
+Within a session, a *moment* is cheaper still: while the same transactions are visible as then, so are the same rows. If
+others have ended, but none of the visible rows is theirs, and there are as many as before, all are the same.
+
 Rows that were inserted and deleted again leave no trace in the hash of all rows either. So it shows that nothing has
 changed since a reading, but not that everything else that was recorded since then still holds.
 
@@ -25,7 +28,7 @@ The setting that makes a database read-only is omitted, because a terminal snaps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -44,18 +47,22 @@ relations AS MATERIALIZED (
      WHERE relpersistence = 't' OR relkind = 't' OR relnamespace IN (SELECT oid FROM schemas))
 """.replace("OWN_PUBLICATION", OWN_PUBLICATION)
 # relhasindex, relhasrules and relhastriggers are omitted: they are not exact, and VACUUM corrects them.
-RELATIONS = """
-SELECT 'pg_class', count(*), sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
+RELATIONS_HASH = """
+sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
              relpersistence, relam, reltablespace, reloftype, relnatts, relreplident, relrowsecurity,
              relforcerowsecurity, relispartition, relispopulated, reloptions, relacl, relpartbound::text,
              CASE WHEN relkind = 'S' THEN c.xmin END), 0))
-  FROM pg_class c WHERE relpersistence <> 't' AND relkind <> 't'{condition}
+"""
+RELATIONS = """
+SELECT 'pg_class', count(*), {measure} FROM pg_class c WHERE relpersistence <> 't' AND relkind <> 't'{condition}
 """
 # TOAST tables have options of their own.
+TOAST_HASH = "sum(hash_record_extended(ROW({relation}, t.reloptions), 0))"
 TOAST_OPTIONS = """
-SELECT 'pg_class of toast', count(*), sum(hash_record_extended(ROW({relation}, t.reloptions), 0))
+SELECT 'pg_class of toast', count(*), {measure}
   FROM pg_class t{join} WHERE t.relkind = 't' AND t.reloptions IS NOT NULL AND t.relpersistence <> 't'
 """
+DEPEND_HASH = "sum(hash_record_extended(ROW(classid, objid, objsubid, refclassid, refobjid, xmin), 0))"
 # What both hashes cover.
 COMMON = """
 SELECT 'pg_database', count(*), sum(hash_record_extended(ROW(d.oid, datname, datdba, datconnlimit, datistemplate,
@@ -67,8 +74,7 @@ SELECT 'pg_db_role_setting', count(*), sum(hash_record_extended(ROW(setrole, set
  WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND NOT setting ^@ 'default_transaction_read_only='
 UNION ALL
-SELECT 'pg_depend', count(*), sum(hash_record_extended(ROW(classid, objid, objsubid, refclassid, refobjid, xmin), 0))
-  FROM pg_depend WHERE deptype IN ('e', 'x')
+SELECT 'pg_depend', count(*), {measure} FROM pg_depend WHERE deptype IN ('e', 'x')
 UNION ALL
 SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
   FROM pg_roles r
@@ -166,6 +172,11 @@ SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, um
   FROM pg_user_mappings
 """
 HASH_DIGITS = 32
+# Catalogs contain the lower half of a transaction's id.
+XID_MAX = (1 << 32) - 1
+MOMENT_QUERY = """
+SELECT pg_current_snapshot()::text, concat_ws(' ', pid, backend_start) FROM pg_stat_get_activity(pg_backend_pid())
+"""
 READS_USER_MAPPINGS = "SELECT has_table_privilege('pg_user_mapping', 'SELECT')"
 
 # The catalogs that everybody may read by default.
@@ -180,34 +191,93 @@ PUBLIC_CATALOGS = (
 )
 
 
-def _part(catalog: CatalogRows, *, hides: bool) -> str:
+# These are hashed by value, not by the xmin of their rows.
+BY_VALUE = "('pg_database', 'pg_db_role_setting', 'roles', 'pg_user_mapping')"
+# Rows in the transactions whose ids are given.
+NEW_ROWS = "count(*) FILTER (WHERE {table}.xmin = ANY (%(xids)s::xid[]))"
+COUNTS = f"""
+string_agg(concat_ws(' ', catalog, rows, CASE WHEN catalog IN {BY_VALUE} THEN hashes END), ',' ORDER BY catalog)
+"""
+
+
+HASHED = (
+    "left("
+    + digest_of("string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog)")
+    + f", {HASH_DIGITS})"
+)
+
+
+def _part(catalog: CatalogRows, measure: str = "", *, hides: bool) -> str:
     # Sums are exact. With XOR, a difference that many hashes have in common would cancel out.
-    rows = f"SELECT '{catalog.name}', count(*), sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
+    measure = measure or f"sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
     where = " AND ".join(filter(None, [catalog.condition, catalog.hidden if hides else ""]))
-    return f"{rows} FROM {catalog.name}" + (f" WHERE {where}" if where else "")
+    rows = f"SELECT '{catalog.name}', count(*), {measure} FROM {catalog.name}"
+    return rows + (f" WHERE {where}" if where else "")
 
 
-def _query(relations: str, toast_options: str, mappings: str, *, hides: bool) -> bytes:
-    parts = [relations, toast_options, COMMON, *(_part(catalog, hides=hides) for catalog in CATALOGS), mappings]
-    hashed = digest_of("string_agg(format('%s %s %s', catalog, rows, hashes), ',' ORDER BY catalog)")
-    return f"""{HIDDEN}
-SELECT left({hashed}, {HASH_DIGITS})
-  FROM ({" UNION ALL ".join(parts)}) AS part (catalog, rows, hashes)
-""".encode()
+def _query(result: str, parts: list[str]) -> str:
+    return f"{HIDDEN} SELECT {result} FROM ({' UNION ALL '.join(parts)}) AS part (catalog, rows, hashes)"
 
 
-# The parts of each hash on relations and on the options of TOAST tables.
-_OBJECTS = (
-    RELATIONS.format(condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"),
-    TOAST_OPTIONS.format(relation="c.oid", join=" JOIN pg_class c ON c.reltoastrelid = t.oid"),
-)
-_ROWS = (RELATIONS.format(condition=""), TOAST_OPTIONS.format(relation="t.oid", join=""))
-# The queries of the two hashes, by whether the role may read all user mappings.
+def _objects_query(mappings: str) -> bytes:
+    parts = [
+        RELATIONS.format(
+            measure=RELATIONS_HASH, condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"
+        ),
+        TOAST_OPTIONS.format(
+            measure=TOAST_HASH.format(relation="c.oid"), join=" JOIN pg_class c ON c.reltoastrelid = t.oid"
+        ),
+        COMMON.format(measure=DEPEND_HASH),
+        *(_part(catalog, hides=True) for catalog in CATALOGS),
+        mappings,
+    ]
+    return _query(HASHED, parts).encode()
+
+
+def _rows_query(mappings: str) -> bytes:
+    parts = [
+        RELATIONS.format(measure=RELATIONS_HASH, condition=""),
+        TOAST_OPTIONS.format(measure=TOAST_HASH.format(relation="t.oid"), join=""),
+        COMMON.format(measure=DEPEND_HASH),
+        *(_part(catalog, hides=False) for catalog in CATALOGS),
+        mappings,
+    ]
+    return _query(f"{HASHED}, {COUNTS}", parts).encode()
+
+
+def _new_rows_query(mappings: str) -> bytes:
+    parts = [
+        RELATIONS.format(measure=NEW_ROWS.format(table="c"), condition=""),
+        TOAST_OPTIONS.format(measure=NEW_ROWS.format(table="t"), join=""),
+        COMMON.format(measure=NEW_ROWS.format(table="pg_depend")),
+        *(_part(catalog, NEW_ROWS.format(table=catalog.name), hides=False) for catalog in CATALOGS),
+        mappings,
+    ]
+    text = _query(f"bool_or(hashes > 0 AND catalog NOT IN {BY_VALUE}), {COUNTS}", parts)
+    return text.replace("%", "%%").replace("%%(xids)s", "%(xids)s").encode()
+
+
+# The queries by whether the role may read all user mappings.
 _MAPPINGS = {True: _part(USER_MAPPINGS, hides=True), False: VISIBLE_USER_MAPPINGS}
-OBJECTS_QUERIES, ROWS_QUERIES = (
-    {reads_all: _query(*parts, mappings, hides=hides) for reads_all, mappings in _MAPPINGS.items()}
-    for parts, hides in ((_OBJECTS, True), (_ROWS, False))
+OBJECTS_QUERIES, ROWS_QUERIES, NEW_ROWS_QUERIES = (
+    {reads_all: make(mappings) for reads_all, mappings in _MAPPINGS.items()}
+    for make in (_objects_query, _rows_query, _new_rows_query)
 )
+# With more transactions since, the hash is computed.
+XIDS_MAX = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Which transactions a session's statements saw, in which of the server's processes.
+
+    `counts` are the numbers of rows in the catalogs, and what they contain by value; "" if they were not read. After a
+    crash, the ids of transactions that were lost may be used again, but no process has survived it.
+    """
+
+    visible: str
+    process: str
+    counts: str = ""
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
@@ -215,13 +285,53 @@ def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
 
     To keep it, read it in a transaction with a single snapshot.
     """
-    return _read_hash(connection, OBJECTS_QUERIES) + _read_hash(connection, ROWS_QUERIES)
+    return read_again(connection, "")
 
 
-def read_again(connection: psycopg.Connection[Any], was: str) -> str:
-    """Do the same as `read_fingerprint`, but read only the hash of all rows if it is still what it `was`."""
-    rows = _read_hash(connection, ROWS_QUERIES)
-    return was if rows == was[HASH_DIGITS:] else _read_hash(connection, OBJECTS_QUERIES) + rows
+def read_again(connection: psycopg.Connection[Any], was: str, rows: str = "") -> str:
+    """Do the same as `read_fingerprint`, but read only the hash of all `rows`, if needed, if it is still what it `was`.
+
+    Both hashes must be of the same moment.
+    """
+    rows = rows or read_rows(connection)[0]
+    if was and rows == was[HASH_DIGITS:]:
+        return was
+    return str(_ask(connection, OBJECTS_QUERIES)[0]) + rows
+
+
+def read_rows(connection: psycopg.Connection[Any]) -> tuple[str, Moment]:
+    """Return the hash of all rows, the second half of the fingerprint, and the moment.
+
+    The session must be in a transaction with a single snapshot if the moment is to be used.
+    """
+    moment, (rows, counts) = read_moment(connection), _ask(connection, ROWS_QUERIES)
+    return str(rows), replace(moment, counts=str(counts))
+
+
+def read_moment(connection: psycopg.Connection[Any]) -> Moment:
+    """Return the moment, without its counts."""
+    return Moment(*connection.execute(MOMENT_QUERY).fetchone() or ("", ""))
+
+
+def is_unchanged(connection: psycopg.Connection[Any], was: Moment, now: Moment) -> bool:
+    """Whether it is certain that all rows of the catalogs are what they were; if not, compare the fingerprints.
+
+    The session must be in a transaction with a single snapshot, which is that of `now`.
+
+    While the same transactions are visible, so are the same rows. Otherwise, a row that was not visible before is of a
+    transaction that was running or had not begun then. All of these, and their subtransactions, have ids that are at
+    least the first one that was running then. If there is no such row, and no fewer rows than before, all are the same.
+    """
+    if not was.process or was.process != now.process:
+        return False
+    if was.visible == now.visible:
+        return True
+    # Of a snapshot: the first id that was running, and the first that had not begun.
+    first, end = int(was.visible.split(":")[0]), int(now.visible.split(":")[1])
+    if not was.counts or end - first > XIDS_MAX:
+        return False
+    xids = f"{{{','.join(str(xid & XID_MAX) for xid in range(first, end))}}}"
+    return _ask(connection, NEW_ROWS_QUERIES, {"xids": xids}) == (False, was.counts)
 
 
 def are_same_objects(one: str, other: str) -> bool:
@@ -229,7 +339,8 @@ def are_same_objects(one: str, other: str) -> bool:
     return one[:HASH_DIGITS] == other[:HASH_DIGITS]
 
 
-def _read_hash(connection: psycopg.Connection[Any], queries: Mapping[bool, bytes]) -> str:
+def _ask(
+    connection: psycopg.Connection[Any], queries: Mapping[bool, bytes], parameters: Mapping[str, str] | None = None
+) -> tuple[Any, ...]:
     reads_all = connection.execute(READS_USER_MAPPINGS).fetchone() == (True,)
-    (found,) = connection.execute(queries[reads_all]).fetchone() or ("",)
-    return str(found)
+    return connection.execute(queries[reads_all], parameters).fetchone() or ()

@@ -16,9 +16,10 @@ Planning works on plain values. Only `add_to_publications` changes a node: it ad
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from msgspec import structs
@@ -28,7 +29,7 @@ from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import ANY, is_included, table_name
 from cutline.nodes.connections import raising_unreachable
-from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, number_groups, qualify, read_tables
+from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, list_names, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
@@ -42,7 +43,14 @@ from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_er
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
-from cutline.snapshots.ddl.fingerprint import are_same_objects, read_again, read_fingerprint
+from cutline.snapshots.ddl.fingerprint import (
+    Moment,
+    are_same_objects,
+    is_unchanged,
+    read_again,
+    read_moment,
+    read_rows,
+)
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.errors import ChainEnd
 
@@ -261,6 +269,8 @@ SELECT c.oid::bigint, n.nspname, c.relname, k.oid IS NOT NULL, file.node, may.re
                                         AND NOT row_security_active(c.oid)) AS may (read)
  WHERE {ORDINARY_TABLE} AND (k.oid IS NULL OR file.node <> k.file::bigint OR NOT may.read)
 """
+# The fingerprint and the publications must be of the same moment: later readings compare only the former.
+ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
 ALONE_MAX, TABLES_NAMED_MAX = 20, 5
@@ -279,7 +289,8 @@ class TableSelection:
 class KnownTables:
     """The tables at the last commit, by shard; `highest` is the highest group number ever used.
 
-    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost.
+    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. The states of the
+    shards `of_fingerprint` were read together with their fingerprints (Chain.are_states_of_fingerprint).
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -287,6 +298,7 @@ class KnownTables:
     fingerprints: Mapping[str, str]
     highest: int
     lost: frozenset[str] = frozenset()
+    of_fingerprint: frozenset[str] = frozenset()
 
     def before(self, shard: str) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison."""
@@ -296,8 +308,8 @@ class KnownTables:
     def _before(self) -> Mapping[str, tuple[TableBefore, ...]]:
         found: dict[str, tuple[TableBefore, ...]] = {}
         for shard, groups in self.groups.items():
-            pairs = ((group, self.states[shard][group.name]) for group in groups)
-            is_lost = shard in self.lost
+            states, is_lost = self.states[shard], shard in self.lost
+            pairs = ((group, states[name]) for group, name in zip(groups, list_names(groups), strict=True))
             found[shard] = tuple(TableBefore(state.oid, group, state, is_lost=is_lost) for group, state in pairs)
         return found
 
@@ -310,28 +322,53 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
     shards, new = chain.primaries, tuple(joining)
     # No number is used again, not even one of a shard that has left the chain.
     ever = {chain.shard_of(node) for node in chain.all_nodes}
-    highest = max((number for shard in ever for number in chain.definitions(shard)), default=0)
+    highest = max((max(chain.definitions(shard), default=0) for shard in ever), default=0)
     return KnownTables(
         {**chain.all_groups, **dict.fromkeys(new, ())},
         {**{shard: chain.tables(shard) for shard in shards}, **{shard: {} for shard in new}},
         {**{shard: chain.fingerprint(shard) for shard in shards}, **dict.fromkeys(new, "")},
         highest,
         frozenset(shard for shard in shards if shard in lost),
+        frozenset(shard for shard in shards if chain.are_states_of_fingerprint(shard)),
     )
 
 
-@dataclass(frozen=True, slots=True)
+# No slots: a cached property needs a dictionary.
+@dataclass(frozen=True)
 class NodeTables:
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 
-    If they are `as_committed`, the tables are those in the last commit, which lacks their sizes, and files and counters
-    were read after the fingerprint; `find_change` compares the fingerprint again at the end.
+    They were `read`, or are those of the last commit, which has the `committed` groups but lacks the sizes of their
+    tables; then files and counters were read after the fingerprint. `find_change` compares the fingerprint again at the
+    end. `moment` is when the fingerprint was read.
     """
 
-    tables: tuple[Table, ...]
+    read: tuple[Table, ...]
     states: Mapping[str, TableState]
     fingerprint: str
-    as_committed: bool = False
+    moment: Moment
+    committed: tuple[Group, ...] | None = None
+
+    @property
+    def as_committed(self) -> bool:
+        """Whether the tables are those of the last commit."""
+        return self.committed is not None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of the tables."""
+        return tuple(table.group for table in self.read) if self.committed is None else self.committed
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables; those of the last commit are made only now: few increments need any of the many thousands."""
+        if self.committed is None:
+            return self.read
+        oids = (self.states[name].oid for name in list_names(self.committed))
+        return tuple(
+            Table(oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
+            for oid, group in zip(oids, self.committed, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,10 +401,11 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
     changes the fingerprint, so a later comparison detects it.
     """
     with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.execute(ONE_SNAPSHOT)
         tables = read_tables(connection, selection.rules)
         states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
-        return NodeTables(tuple(tables), states, read_fingerprint(connection))
+        rows, moment = read_rows(connection)
+        return NodeTables(tuple(tables), states, read_again(connection, "", rows), moment)
 
 
 def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[str]]:
@@ -401,18 +439,55 @@ def read_current_tables(
 
 
 def read_tables_since_commit(
-    sessions: Sessions, selection: TableSelection, known: KnownTables
-) -> dict[str, NodeTables]:
-    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit."""
+    sessions: Sessions,
+    selection: TableSelection,
+    find_known: Callable[[], KnownTables],
+    unknown: Collection[str] = (),
+) -> tuple[KnownTables, dict[str, NodeTables]]:
+    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit.
+
+    Returns the tables at that commit, too: `find_known` finds them while the servers search their catalogs. It must use
+    no session. The tables of the nodes in `unknown` are read in any case.
+    """
+
+    def find() -> tuple[KnownTables, Mapping[str, _Committed]]:
+        known = find_known()
+        found = ((node, _as_committed(node, known)) for node in sessions.primaries if node not in unknown)
+        return known, {node: committed for node, committed in found if committed}
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
-        # Another server may have the same fingerprint, if it was set up in the same way.
-        was = None if node in known.lost else _as_committed(node, known)
-        same = _read_unchanged(connection, node, selection.fleet_id, was, is_stored=True) if was else None
-        now = _with_untraced(connection, same, selection.rules) if same else None
+        now = None
+        if node not in unknown:
+            now = _read_as_committed(connection, node, selection, lambda: finding.result()[1].get(node))
         return now or read_node_tables(connection, node, selection)
 
-    return _read_primaries(sessions, read)
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        finding = threads.submit(find)
+        tables = _read_primaries(sessions, read)
+        return finding.result()[0], tables
+
+
+def _read_as_committed(
+    connection: psycopg.Connection[Any],
+    node: str,
+    selection: TableSelection,
+    find_committed: Callable[[], _Committed | None],
+) -> NodeTables | None:
+    """Return the node's tables as in the last commit, or None if they have changed, or this is not certain.
+
+    `find_committed` returns what the commit has of them. It is called after the server has searched its catalogs.
+    """
+    with connection.transaction():
+        connection.execute(ONE_SNAPSHOT)
+        rows, moment = read_rows(connection)
+        if (committed := find_committed()) is None:
+            return None
+        was = NodeTables((), committed.states, committed.fingerprint, moment, committed.groups)
+        now = read_again(connection, was.fingerprint, rows)
+        is_stored = not committed.is_of_fingerprint
+        if _describe_change(connection, node, selection.fleet_id, was, now, is_stored=is_stored):
+            return None
+    return _with_untraced(connection, replace(was, fingerprint=now), committed.files, selection.rules)
 
 
 def _read_primaries(
@@ -426,41 +501,53 @@ def _read_primaries(
 
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read_node, primaries), strict=True))
-    check_admissible({node: node_tables.tables for node, node_tables in found.items()})
-    if all(all(table.group.number for table in node_tables.tables) for node_tables in found.values()):
+    # The tables of a commit were admissible, which its rules prove, and have numbers.
+    tables = {node: node_tables.read for node, node_tables in found.items() if not node_tables.as_committed}
+    check_admissible(tables)
+    if all(all(table.group.number for table in some) for some in tables.values()):
         # All of them were numbered together before.
         return found
-    numbered = number_groups({node: list(node_tables.tables) for node, node_tables in found.items()}, PARTITION_ROWS)
-    return {node: replace(node_tables, tables=tuple(numbered[node])) for node, node_tables in found.items()}
+    numbered = number_groups({node: list(some) for node, some in tables.items()}, PARTITION_ROWS)
+    return found | {node: replace(found[node], read=tuple(some)) for node, some in numbered.items()}
 
 
-def _as_committed(node: str, known: KnownTables) -> NodeTables | None:
+class _Committed(NamedTuple):
+    """A node's tables in the last commit, and their oids and `files` as UNTRACED_QUERY takes them.
+
+    `is_of_fingerprint` is as in KnownTables.
+    """
+
+    groups: tuple[Group, ...]
+    states: Mapping[str, TableState]
+    fingerprint: str
+    files: Mapping[str, str]
+    is_of_fingerprint: bool
+
+
+def _as_committed(node: str, known: KnownTables) -> _Committed | None:
     """Return the tables in the last commit; None if its states do not suffice to tell whether they have changed."""
     groups, states = known.groups[node], known.states[node]
-    found = [states.get(group.name) for group in groups]
-    if not all(found) or any(state.has_names for state in states.values() if state.types):
+    lacks_states = not states.keys() >= {*list_names(groups)}
+    if lacks_states or any(state.has_names for state in states.values() if state.types):
         return None
-    tables = tuple(
-        Table(state.oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
-        for state, group in zip(found, groups, strict=True)
-        if state
-    )
-    return NodeTables(tables, states, known.fingerprints[node], as_committed=True)
+    # Texts: psycopg takes ten times as long for a list.
+    files = {
+        "oids": f"{{{','.join([str(state.oid) for state in states.values()])}}}",
+        "files": f"{{{','.join([str(state.file) for state in states.values()])}}}",
+    }
+    return _Committed(groups, states, known.fingerprints[node], files, node in known.of_fingerprint)
 
 
-def _with_untraced(connection: psycopg.Connection[Any], was: NodeTables, rules: GroupRules) -> NodeTables | None:
-    """Return the tables with their files and counters as they are now.
+def _with_untraced(
+    connection: psycopg.Connection[Any], was: NodeTables, known: Mapping[str, str], rules: GroupRules
+) -> NodeTables | None:
+    """Return the tables with their files, which were the `known` ones, and counters as they are now.
 
     Returns None if `rules` include other tables than these, or if our role may not read all of their rows.
     """
     if (rules.exclude or ANY not in rules.include) and not all(is_included(name, rules) for name in was.states):
         return None
     states = was.states.values()
-    # Texts: psycopg takes ten times as long for a list.
-    known = {
-        "oids": f"{{{','.join([str(state.oid) for state in states])}}}",
-        "files": f"{{{','.join([str(state.file) for state in states])}}}",
-    }
     files: dict[int, int] = {}
     for oid, schema, name, is_known, file, is_readable in connection.execute(UNTRACED_QUERY, known):
         if not is_known and not is_included(table_name(schema, name), rules):
@@ -568,7 +655,10 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
     def find_on(node: str) -> str:
         connection, was = sessions.connections[node], seen[node]
-        with raising_unreachable(sessions.fleet.node(node)):
+        with raising_unreachable(sessions.fleet.node(node)), connection.transaction():
+            connection.execute(ONE_SNAPSHOT)
+            if is_unchanged(connection, was.moment, read_moment(connection)):
+                return ""
             now = read_again(connection, was.fingerprint)
             return _describe_change(connection, node, selection.fleet_id, was, now)
 
@@ -576,18 +666,18 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
 
 
 def _read_unchanged(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables, *, is_stored: bool = False
+    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables
 ) -> NodeTables | None:
-    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None.
-
-    If the fingerprint `is_stored`, increments since then may have stored other states.
-    """
+    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
     with connection.transaction():
-        # The fingerprint and the publications must be of the same moment: later readings compare only the former.
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        now = read_again(connection, was.fingerprint)
-        changed = _describe_change(connection, node, fleet_id, was, now, is_stored=is_stored)
-    return None if changed else replace(was, fingerprint=now)
+        connection.execute(ONE_SNAPSHOT)
+        moment = read_moment(connection)
+        if is_unchanged(connection, was.moment, moment):
+            return replace(was, moment=replace(moment, counts=was.moment.counts))
+        rows, moment = read_rows(connection)
+        now = read_again(connection, was.fingerprint, rows)
+        changed = _describe_change(connection, node, fleet_id, was, now)
+    return None if changed else replace(was, fingerprint=now, moment=moment)
 
 
 def _describe_change(
@@ -603,7 +693,7 @@ def _describe_change(
 
     The hash of the objects does not cover Cutline's publications. Unless no row of any catalog has changed since the
     states were read, these are compared separately. They may have other members, such as tables that fleet.toml has
-    excluded since. `is_stored` is as in `_read_unchanged`.
+    excluded since. If the fingerprint `is_stored`, increments since then may have stored other states.
     """
     if not are_same_objects(fingerprint, was.fingerprint):
         return f"node {node}: its catalogs changed"
@@ -613,8 +703,7 @@ def _describe_change(
     members = (TableStamps(state.oid, state.publication, state.membership) for state in states)
     if have_same_members(connection, fleet_id, members):
         return ""
-    groups = [table.group for table in was.tables]
-    published = check_published(connection, node, fleet_id, groups, unpublished_too=True)
+    published = check_published(connection, node, fleet_id, was.groups, unpublished_too=True)
     for name, state in was.states.items():
         now = published.get(name, NOWHERE)
         if (now.publication, now.membership) != (state.publication, state.membership):

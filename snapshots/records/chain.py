@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import structs
 
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.baseline import NodeIdentity
-from cutline.nodes.groups import Group
+from cutline.nodes.groups import Group, list_names
 from cutline.nodes.left_out import LeftOut, LeftOutKind, append_only_of
 from cutline.nodes.table_state import TableState
 from cutline.snapshots.records.commit import (
@@ -454,12 +455,23 @@ class Chain:
         """Return the node's groups at the last commit, ordered by name."""
         shard = self.shard_of(node)
         if shard not in self._groups:
-            ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
-            if self.beginning is not None:
-                ended |= {group.number for group in self.beginning.ended.get(shard, ())}
-            groups = [group for number, group in self.definitions(node).items() if number not in ended]
-            self._groups[shard] = tuple(sorted(groups, key=lambda group: (group.schema, group.table)))
+            definitions, ended = self.definitions(shard), self._ended(shard)
+            groups = [group for number, group in definitions.items() if number not in ended]
+            self._groups[shard] = tuple(sorted(groups, key=attrgetter("schema", "table")))
         return self._groups[shard]
+
+    def count_groups(self, node: str) -> int:
+        """Return the number of the node's groups at the last commit, without putting them in order."""
+        shard = self.shard_of(node)
+        known = self._groups.get(shard)
+        return len(self.definitions(shard).keys() - self._ended(shard)) if known is None else len(known)
+
+    def _ended(self, shard: str) -> set[int]:
+        """Return the numbers of the shard's definitions that have ended."""
+        ended = {number for changes in self.definition_changes for number in changes.gone.get(shard, ())}
+        if self.beginning is not None:
+            ended |= {group.number for group in self.beginning.ended.get(shard, ())}
+        return ended
 
     @cached_property
     def _groups(self) -> dict[str, tuple[Group, ...]]:
@@ -527,7 +539,7 @@ class Chain:
         if shard not in self._tables:
             lists = [self.full.tables, *(changes.tables for changes in self.definition_changes)]
             states = {state.table: state for tables in lists for state in tables.get(shard, ())}
-            names = (group.name for group in self.groups(shard))
+            names = list_names(self.groups(shard))
             self._tables[shard] = {name: states[name] for name in names if name in states}
         return self._tables[shard]
 
@@ -543,6 +555,18 @@ class Chain:
     def fingerprint(self, shard: str) -> str:
         """Return the fingerprint of the shard's catalogs at the last commit."""
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
+
+    def are_states_of_fingerprint(self, shard: str) -> bool:
+        """Whether the states of the shard's tables are of the moment of its fingerprint, except for their files.
+
+        Later increments may have stored other states. A merge may have combined both.
+        """
+        for changes in reversed(self.definition_changes):
+            if shard in changes.fingerprints:
+                return True
+            if shard in changes.tables:
+                return False
+        return self.beginning is None
 
     def ddl_object(self, shard: str) -> StoredObject | None:
         """Return the archive of the shard's DDL at the last commit; None if no commit lists it."""

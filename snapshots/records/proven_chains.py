@@ -285,7 +285,7 @@ def definition_counts(chain: Chain) -> dict[str, int]:
     """Count the tables at the chain's last commit, and those that it continues, so that no table can get lost."""
     changes = chain.last.definition_changes
     continued = sum(map(len, changes.successions.values())) if changes else 0
-    return {"groups": sum(map(len, chain.all_groups.values())), "continued": continued}
+    return {"groups": sum(map(chain.count_groups, chain.primaries)), "continued": continued}
 
 
 def _check_definition_counts(commit: Commit, counts: Mapping[str, int]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psycopg
 import pytest
@@ -19,11 +20,15 @@ from cutline.snapshots.ddl.fingerprint import (
     CATALOGS,
     HASH_DIGITS,
     USER_MAPPINGS,
+    Moment,
     are_same_objects,
+    is_unchanged,
     read_again,
     read_fingerprint,
+    read_moment,
+    read_rows,
 )
-from cutline.snapshots.ddl.table_changes import TableSelection, read_node_tables
+from cutline.snapshots.ddl.table_changes import ONE_SNAPSHOT, TableSelection, read_node_tables
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
@@ -211,8 +216,15 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         def change_by(statement: str) -> bool:
             """Run the statement; return whether the objects change. Compare what is read again with the whole."""
             nonlocal seen
+            with reader.transaction():
+                run(reader, ONE_SNAPSHOT)
+                _, moment = read_rows(reader)
             run(database, statement)
+            with reader.transaction():
+                run(reader, ONE_SNAPSHOT)
+                is_same = is_unchanged(reader, moment, read_moment(reader))
             was, seen = seen, read_fingerprint(reader)
+            assert not is_same or seen == was, statement
             assert read_again(reader, was) == seen, statement
             return not are_same_objects(was, seen)
 
@@ -229,6 +241,73 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         for change, undo in CREATES_AND_DROPS:
             assert change_by(change), change
             assert change_by(undo), undo
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """A session that compares the catalogs with a moment."""
+
+    connection: psycopg.Connection[object]
+
+    def read(self) -> Moment:
+        with self.connection.transaction():
+            run(self.connection, ONE_SNAPSHOT)
+            return read_rows(self.connection)[1]
+
+    def is_same(self, was: Moment) -> bool:
+        with self.connection.transaction():
+            run(self.connection, ONE_SNAPSHOT)
+            return is_unchanged(self.connection, was, read_moment(self.connection))
+
+
+@pytest.fixture
+def moments(shared_fleet: EmbeddedFleet) -> Iterator[Moments]:
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as connection:
+        yield Moments(connection)
+
+
+def test_other_transactions_change_no_catalog(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object], moments: Moments
+) -> None:
+    was = moments.read()
+    assert moments.is_same(was)
+    run(database, "INSERT INTO t VALUES (1000, 'x', 1)", "ANALYZE t", "DELETE FROM t WHERE id = 1000")
+    assert moments.is_same(was)
+    with connect(Node("s1", shared_fleet.primaries[0].dsn(DATABASE))) as other:
+        assert not Moments(other).is_same(was)
+    run(database, "COMMENT ON TABLE t IS 'changed'")
+    assert not moments.is_same(was)
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+def test_ddl_that_was_running_is_found_once_it_is_committed(
+    database: psycopg.Connection[object], moments: Moments, ends: str
+) -> None:
+    """Also in subtransactions, of which a snapshot has no ids."""
+    run(database, "BEGIN", "SELECT pg_current_xact_id()", "SAVEPOINT one", "ALTER TABLE t RENAME n TO m")
+    # A snapshot names the transactions before the newest one that has ended.
+    run(moments.connection, "SELECT pg_current_xact_id()")
+    was = moments.read()
+    assert moments.is_same(was)
+    run(database, ends)
+    assert moments.is_same(was) == (ends == "ROLLBACK")
+
+
+def test_what_was_dropped_is_missed(database: psycopg.Connection[object], moments: Moments) -> None:
+    """It leaves no row of the transaction that dropped it."""
+    was = moments.read()
+    run(database, "DELETE FROM pg_catalog.pg_description WHERE objoid = 'pg_catalog.int4pl'::regproc")
+    assert not moments.is_same(was)
+
+
+def test_after_many_transactions_nothing_is_certain(
+    database: psycopg.Connection[object], moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was = moments.read()
+    run(database, *["SELECT pg_current_xact_id()"] * 3)
+    assert moments.is_same(was)
+    monkeypatch.setattr("cutline.snapshots.ddl.fingerprint.XIDS_MAX", 2)
+    assert not moments.is_same(was)
 
 
 def test_a_server_that_refuses_md5_is_read(shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]) -> None:

@@ -89,7 +89,8 @@ def read(fleet: Fleet, rules: GroupRules | None = None) -> tuple[NodeTables, Nod
     chain = read_chain(fleet.store.open(), NAME)
     selection = TableSelection(chain.full.fleet_id, rules or rules_since(chain, fleet))
     with open_sessions(fleet, fleet.nodes) as sessions:
-        (taken,) = read_tables_since_commit(sessions, selection, known_tables(chain)).values()
+        _, tables = read_tables_since_commit(sessions, selection, lambda: known_tables(chain))
+        (taken,) = tables.values()
         (catalogs,) = read_fleet_tables(sessions, selection).values()
     return taken, catalogs
 

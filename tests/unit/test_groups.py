@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.record import INTEGER_MAX, fields_of, from_json
 from cutline.fleet.table_names import is_included, quote_identifier, table_name
-from cutline.nodes.groups import Column, Group, Table, column_list, number_groups, qualify
+from cutline.nodes.groups import Column, Group, Table, column_list, list_names, number_groups, qualify
 
 COUNTS = st.integers(0, INTEGER_MAX)
 COLUMNS = st.builds(Column, st.text(min_size=1), st.text(), st.integers(0, 2**32), st.integers(-1, 2**31), COUNTS)
@@ -34,6 +34,13 @@ def table(name: str, *, rows: int = 0, size: int = 0, key_width: int = 1, identi
 @given(GROUPS)
 def test_a_group_round_trips_through_json(group: Group) -> None:
     assert from_json(json.dumps(fields_of(group)), Group) == group
+
+
+@given(st.lists(GROUPS))
+@example([Group(1, "a.b", "c", "default", 1, ()), Group(2, "d", "e", "default", 1, ())])
+@example([Group(1, 'a"b', "c", "default", 1, ())])
+def test_names_in_a_list_are_those_of_the_groups(groups: list[Group]) -> None:
+    assert list_names(groups) == [group.name for group in groups]
 
 
 def test_the_same_table_has_one_number_on_all_shards() -> None:

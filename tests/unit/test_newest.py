@@ -10,6 +10,7 @@ from msgspec import structs
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Time
+from cutline.nodes.table_state import TableState
 from cutline.snapshots.ddl.table_changes import known_tables
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.chain import Chain, summary_of
@@ -37,7 +38,7 @@ from cutline.snapshots.records.tombstones import only_full_key
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import ArchiveError
-from tests.unit.made_commits import commit, counted, mark, unused_url
+from tests.unit.made_commits import commit, counted, full_commit, increment_commit, mark, unused_url
 
 BLOCK = 64
 
@@ -300,3 +301,27 @@ def test_a_long_comment_is_cut_in_the_history_of_the_next_commit_alone() -> None
         chain = read_chain(store, "daily")
         assert chain.next_history.recent[0].comment == kept
         assert read_summaries(store, chain)[0].comment == "x" * length
+
+
+@pytest.mark.parametrize(
+    ("stored", "are_together"),
+    [
+        ([], True),
+        ([{"states"}], False),
+        ([{"fingerprint"}], True),
+        ([{"states", "fingerprint"}], True),
+        ([{"states", "fingerprint"}, {"states"}], False),
+        ([{"states"}, {"fingerprint"}], True),
+    ],
+)
+def test_later_states_are_not_of_the_fingerprint(stored: list[set[str]], *, are_together: bool) -> None:
+    """Only then does the same fingerprint show that the publications are the same."""
+    state = TableState("public.t", 1, "p", "m", 1, 1, "", (), None)
+    chain = Chain(full_commit())
+    for number, kinds in enumerate(stored, start=1):
+        changes = DefinitionChanges(
+            tables={"a": (state,)} if "states" in kinds else {},
+            fingerprints={"a": "f"} if "fingerprint" in kinds else {},
+        )
+        chain = chain.followed_by(structs.replace(increment_commit(number), definition_changes=changes))
+    assert chain.are_states_of_fingerprint("a") == are_together

@@ -62,8 +62,13 @@ class KnownDefinitions:
     _of_name: Mapping[str, tuple[Definition, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        of_oid: dict[int, tuple[Definition, ...]] = {}
+        # Of many thousands of tables, nearly all have one definition.
+        of_oid = {definition.oid: (definition,) for definition in self.known}
         of_name: dict[str, tuple[Definition, ...]] = {}
+        if len(of_oid) == len(self.known) and 0 not in of_oid:
+            self._of_oid, self._of_name = of_oid, of_name
+            return
+        of_oid = {}
         for definition in self.known:
             if definition.oid:
                 of_oid[definition.oid] = (*of_oid.get(definition.oid, ()), definition)

@@ -59,6 +59,8 @@ class DrainTask:
     @property
     def unlisted_definitions(self) -> tuple[Definition, ...]:
         """The definitions that no commit lists yet."""
+        if not self.unlisted_numbers:
+            return ()
         return tuple(definition for definition in self.definitions if definition.group.number in self.unlisted_numbers)
 
 

@@ -339,7 +339,9 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     if is_deleted(store, chain.name):
         return Skipped(f"snapshot {chain.name}", "it was deleted during the check")
     if (first := first_increment(store, chain.name)) > chain.full.increment:
-        return Skipped(f"what lies before increment {first} of {chain.name}", "it was given up during the check")
+        return Skipped(
+            f"restore points before increment {first} of {chain.name}", "they were given up during the check"
+        )
     if chain.increments and is_only_full(store, chain.name):
         return Skipped(f"increments of {chain.name}", "they were pruned during the check")
     return None

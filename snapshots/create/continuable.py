@@ -212,7 +212,7 @@ def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str])
             )
         if (was.system_identifier, was.database_oid) == (now.system_identifier, now.database_oid):
             raise UsageError(
-                f"--replaced names {shard}, but its server and database are those of which the chain has a copy",
+                f"--replaced names {shard}, but it was not replaced: the chain has a copy of this server and database",
                 hint="correct its dsn in fleet.toml, or repeat the command without --replaced",
             )
 

@@ -19,6 +19,7 @@ from msgspec import structs
 from psycopg import sql
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import raising_unreachable, refuse_views
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -123,6 +124,9 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
 """
 
 
+NAMED_MAX = 5
+
+
 class SequenceUnreadableError(RefusedError):
     """The value of a sequence can't be read."""
 
@@ -149,14 +153,26 @@ def read_sequences(
     )
 
 
+def _grants_text(unreadable: Collection[tuple[str, str]], role: str) -> str:
+    """Return the statements of which either lets the role read the sequences, given as (schema, name)."""
+    names = [f"{quote_identifier(schema)}.{quote_identifier(name)}" for schema, name in unreadable]
+    which = f"SEQUENCE {', '.join(names)}"
+    if len(names) > NAMED_MAX:
+        schemas = dict.fromkeys(quote_identifier(schema) for schema, _ in unreadable)
+        which = f"ALL SEQUENCES IN SCHEMA {', '.join(schemas)}"
+    grantee = quote_identifier(role)
+    return f"GRANT SELECT ON {which} TO {grantee};   or: GRANT pg_read_all_data TO {grantee};"
+
+
 def _read(
     node: Node, connection: psycopg.Connection[Any], began: float, seconds_max: float, tell: Callable[[str], None]
 ) -> tuple[Sequence, ...]:
     rows = connection.execute(SEQUENCES_QUERY).fetchall()
-    if unreadable := [f"{schema}.{name}" for _, schema, name, *_, readable in rows if not readable]:
+    if unreadable := [(schema, name) for _, schema, name, *_, readable in rows if not readable]:
+        names = list_some((f"{schema}.{name}" for schema, name in unreadable), NAMED_MAX)
         raise SequenceUnreadableError(
-            f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
-            hint="GRANT SELECT on the sequences, or pg_read_all_data, TO the role",
+            f"node {node.id}: role {connection.info.user} may not read {names}",
+            hint=_grants_text(unreadable, connection.info.user),
         )
     values: dict[int, tuple[int, bool]] = {}
     for start in range(0, len(rows), READ_AT_ONCE):

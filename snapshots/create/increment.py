@@ -145,7 +145,7 @@ def take_increment(
     changes = new.with_entries(cut.definition_changes, renewed)
     if retired:
         changes = changes or DefinitionChanges()
-    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
         increment=operation.increment,

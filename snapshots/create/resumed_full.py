@@ -278,7 +278,7 @@ def _check_nodes(sessions: Sessions, base: UnfinishedBase) -> set[str]:
         if reader not in sessions.absent:
             raise _BeginsAgainError(f"{reader}, on which tables were read, is not there any more")
         raise NodeUnreachableError(
-            f"node {reader}: tables were read on it in the place of its primary, and it is away:"
+            f"node {reader}: tables were read on it instead of its primary, and it can't be used now:"
             f" {sessions.absent[reader].reason}",
             hint=f"repeat the command when it is back; to give up what was copied: snapshot cancel {base.operation}",
             details={"node": reader},

@@ -193,8 +193,9 @@ def _check_whole(store: ObjectStore, snapshot: str) -> None:
     giving_up = [one.id for one in open_removals(store, snapshot) if one.is_giving_up]
     if giving_up or first_increment(store, snapshot):
         raise IncrementsNeededError(
-            f"the increments of {snapshot} stay: what lies before a merge was given up, or is being given up",
-            hint="repeat the command, which then plans anew",
+            f"the increments of {snapshot} were not removed: restore points before one of its merges were given up"
+            " meanwhile, so the rest needs the increments",
+            hint="repeat the command: it makes a new plan",
             details={"snapshot": snapshot, "operation": giving_up[0] if giving_up else None},
         )
 

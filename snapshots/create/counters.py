@@ -108,7 +108,7 @@ READINGS_MAX = 5
 SEQUENCES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
        EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'),
-       coalesce(has_sequence_privilege(c.oid, 'SELECT'), true)
+       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT'), true)
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3
@@ -154,14 +154,13 @@ def read_sequences(
 
 
 def _grants_text(unreadable: Collection[tuple[str, str]], role: str) -> str:
-    """Return the statements of which either lets the role read the sequences, given as (schema, name)."""
+    """Return two ways to let the role read the sequences, given as (schema, name), each as SQL statements."""
     names = [f"{quote_identifier(schema)}.{quote_identifier(name)}" for schema, name in unreadable]
-    which = f"SEQUENCE {', '.join(names)}"
-    if len(names) > NAMED_MAX:
-        schemas = dict.fromkeys(quote_identifier(schema) for schema, _ in unreadable)
-        which = f"ALL SEQUENCES IN SCHEMA {', '.join(schemas)}"
+    schemas = ", ".join(dict.fromkeys(quote_identifier(schema) for schema, _ in unreadable))
+    which = f"SEQUENCE {', '.join(names)}" if len(names) <= NAMED_MAX else f"ALL SEQUENCES IN SCHEMA {schemas}"
     grantee = quote_identifier(role)
-    return f"GRANT SELECT ON {which} TO {grantee};   or: GRANT pg_read_all_data TO {grantee};"
+    grants = f"GRANT USAGE ON SCHEMA {schemas} TO {grantee}; GRANT SELECT ON {which} TO {grantee};"
+    return f"{grants}   or: GRANT pg_read_all_data TO {grantee};"
 
 
 def _read(

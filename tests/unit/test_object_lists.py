@@ -96,7 +96,7 @@ def test_lists_of_tables_that_were_copied_again_stay_too() -> None:
     assert [(one.node, one.objects) for one in found.object_lists] == [("a", 1), ("b", 2)]
 
 
-def test_a_commit_without_lists_is_as_earlier_versions_wrote_it() -> None:
+def test_a_commit_without_lists_has_no_key_for_them() -> None:
     changed = structs.replace(commit(1), definition_changes=DefinitionChanges(gone={"a": (1,)}))
     for document in (seal(changed), seal(with_copies())):
         assert b'"lists"' not in document

@@ -490,7 +490,7 @@ def _check_list(commit: Commit, entry: ObjectList, *, allows_any_operation: bool
 
 
 def check_listed(
-    commit: Commit | Merge, entry: ObjectList, listed: Iterable[StoredObject], *, allows_any_operation: bool = False
+    commit: Commit | Merge, entry: ObjectList, listed: Iterable[StoredObject], *, allows_any_operation: bool
 ) -> None:
     """Raise ValueError unless the objects match the list's entry in the commit.
 

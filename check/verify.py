@@ -122,7 +122,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
     checks = RecordedChecks(store, operations)
-    names, points = _names_to_check(checks, request, unread)
+    names, points = _choose_snapshots(checks, request, unread)
     recorded = points.commits
     reports: list[SnapshotReport] = []
     locked: list[LockedPrimaries] = []
@@ -167,7 +167,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
-def _names_to_check(
+def _choose_snapshots(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
 ) -> tuple[list[str], RecordedPoints]:
     """Return the snapshots to check, and the facts about them from the outcomes of creates and checks.

@@ -81,7 +81,7 @@ from cutline.snapshots.records.commit import (
     Previous,
     with_large_object_counts,
 )
-from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.lost_chains import check_chain_not_lost
 from cutline.snapshots.records.proven_chains import (
     check_has_rows,
     check_not_pruned,
@@ -331,7 +331,7 @@ def _create_increment(
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
         leave_out_crowded(sessions)
         progress.reached(CrashPoint.GIVEN_UP)
-        check_not_lost(store, chain)
+        check_chain_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
         check_free_slots(sessions, continuable)
         if continuable.lack:
@@ -474,7 +474,7 @@ def _preview_increment(
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
-        check_not_lost(store, chain)
+        check_chain_not_lost(store, chain)
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)

@@ -309,9 +309,9 @@ def read_kept_chains(
     """Return the WAL that all nodes in the fleet keep, by chain; note the nodes that do not answer."""
     retained = [slot for found in sessions.ask_nodes(read_retained).values() for slot in found]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
-    for why, nodes in group_by_value(others.not_asked).items():
+    for why, nodes in group_by_value(others.unanswered).items():
         progress.note(f"{name_nodes(nodes)}: the size of the retained WAL is not known: {why}")
-    answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
+    answers = RetainedAnswers((*retained, *others.retained), others.unanswered)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []

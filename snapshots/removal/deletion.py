@@ -398,10 +398,8 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
 def _was_committed(store: ObjectStore, name: str) -> bool:
     documents = document_names(store)
     batches = read_batches(store, documents, list_ended(documents, has_intent=True))
-    endeds = (
-        ended for batch in batches for ended in batch if ended.outcome is not None and ended.outcome.state == DONE
-    )
-    return any((ended.kind, ended.snapshot) == ("create", name) for ended in endeds)
+    done = (ended for batch in batches for ended in batch if ended.outcome is not None and ended.outcome.state == DONE)
+    return any((ended.kind, ended.snapshot) == ("create", name) for ended in done)
 
 
 def _check_deletable(surveyed: SurveyedSnapshot, others: tuple[str, ...], *, is_only: bool) -> None:

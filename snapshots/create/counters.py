@@ -250,6 +250,5 @@ def latest_sequences(
 def _latest(before: Sequence, after: Sequence) -> Sequence:
     if after.cycles or before.increment * after.increment < 0:
         return after
-    direction = 1 if after.increment > 0 else -1
-    latest = max(after, before, key=lambda sequence: (direction * sequence.last_value, sequence.is_called))
+    latest = max(after, before, key=lambda sequence: sequence.reach)
     return structs.replace(after, last_value=latest.last_value, is_called=latest.is_called)

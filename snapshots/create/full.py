@@ -84,7 +84,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from cutline.snapshots.operations.majority import read_recorded_servers
-from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.operation import (
     check_exclusive,
     commit_operation,
@@ -97,6 +97,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     SharedBase,
     StoredObject,
+    split_entries,
     with_large_object_counts,
 )
 from cutline.snapshots.records.documents import ddl_prefix

@@ -31,7 +31,8 @@ COMMAND = "end"
 class EndPlan:
     """What `snapshot end` does: the chain's last increment, its slot, and the WAL that nodes retain for it.
 
-    `unanswered` are the nodes that did not answer, each with the reason. `marks` say whether the chain has ended before.
+    `unanswered` are the nodes that did not answer, each with the reason. `marks` say whether the chain has ended
+    before.
     """
 
     snapshot: str

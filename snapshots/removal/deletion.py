@@ -30,6 +30,7 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import without_node
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.clocks import check_clocks, note_clocks
@@ -639,7 +640,7 @@ class FleetNodes:
                 except psycopg.errors.InsufficientPrivilege as error:
                     left.append(f"publications on {node}: {shorten_message(error)}")
                 except EventTriggerError as error:
-                    left.append(f"publications on {node}: {error.message.removeprefix(f'node {node}: ')}")
+                    left.append(f"publications on {node}: {without_node(error.message, node)}")
         return dropped, left
 
 

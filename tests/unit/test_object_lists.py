@@ -12,12 +12,11 @@ from cutline.snapshots.operations.object_lists import (
     check_commit_stored,
     read_chain_lists,
     read_lists,
-    split_entries,
     store_lists_above,
 )
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, DefinitionChanges, LostList
+from cutline.snapshots.records.commit import BASE, DefinitionChanges, LostList, split_entries
 from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.records.proven_chains import read_full, read_newest_part
 from cutline.snapshots.removal.survey import survey_snapshot

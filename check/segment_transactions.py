@@ -106,7 +106,7 @@ class SegmentTransactions:
         self._records.append(np.stack([lsn, end], axis=1)[is_end | (op == COMMIT_PREPARED)])
         xid = to_numpy(events["xid"])
         if (is_outside := (xid < 0) | (xid >= XIDS)).any():
-            raise RowsInvalidError(f"it contains an event of transaction {int(xid[is_outside][0])}, which is no xid")
+            raise RowsInvalidError(f"it contains an event whose transaction ID {int(xid[is_outside][0])} is invalid")
         self._ended.append(xid[is_end])
         self._decided.append(xid[are_of(op, (COMMIT_PREPARED, ROLLBACK_PREPARED))])
         names = np.where(op == PREPARE, _hashes_of_names(events["global_id"]), NO_GLOBAL_ID)

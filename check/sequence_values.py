@@ -110,11 +110,6 @@ def histories_of(chain: Chain, shard: str) -> dict[Name, History]:
     return {name: tuple(history) for name, history in histories.items()}
 
 
-def _reach(sequence: Sequence) -> tuple[int, bool]:
-    """Return how far a sequence has come, in the direction of its increment."""
-    return (sequence.last_value if sequence.increment > 0 else -sequence.last_value), sequence.is_called
-
-
 def _behind(history: History, limits: tuple[int, int]) -> str:
     """Describe how a sequence is behind the keys of its table; "" if it is not, or if nobody has used it."""
     _, last = history[-1]
@@ -122,11 +117,11 @@ def _behind(history: History, limits: tuple[int, int]) -> str:
         return ""
     furthest = limits[1] if last.increment > 0 else limits[0]
     ahead = furthest if last.increment > 0 else -furthest
-    value, is_called = _reach(last)
+    value, is_called = last.reach
     if ahead < value or (ahead == value and is_called):
         return ""
     detail = f"sequence {table_name(last.schema, last.name)} is at {last.last_value}, but the table has key {furthest}"
-    further = [(number, one) for number, one in history if _reach(one) > _reach(last)]
+    further = [(number, one) for number, one in history if one.reach > last.reach]
     if further:
         number, one = further[-1]
         detail += f"; it was at {one.last_value} in {point_label(number)}"
@@ -138,7 +133,7 @@ def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
     steps = [
         (before, after)
         for before, after in pairwise(history)
-        if _reach(after[1]) < _reach(before[1]) and not after[1].cycles and not _has_new_ddl(chain, shard, after[0])
+        if after[1].reach < before[1].reach and not after[1].cycles and not _has_new_ddl(chain, shard, after[0])
     ]
     for (was_in, was), (now_in, now) in steps if len(steps) <= STEPS_BACK_MAX else ():
         name = table_name(now.schema, now.name)

@@ -311,7 +311,7 @@ OTHERS_OF_FIXED_SIZE = frozenset(
 )  # fmt: skip
 
 
-def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None = None) -> int | None:
+def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None) -> int | None:
     """Return the index of a value that a type of NAMES does not print; None if all have its form.
 
     The values are fields of COPY lines without marks, each with the separator that follows it. `modifiers` are those of

@@ -122,7 +122,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     open_operations = read_open_operations(store, request.name, operations)
     unread: list[ManifestError] = []
     checks = RecordedChecks(store, operations)
-    names, points = _names_to_check(checks, request, unread)
+    names, points = _choose_snapshots(checks, request, unread)
     recorded = points.commits
     reports: list[SnapshotReport] = []
     locked: list[LockedPrimaries] = []
@@ -167,7 +167,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
     return CheckReport(tuple(reports), time.monotonic() - began, open_operations)
 
 
-def _names_to_check(
+def _choose_snapshots(
     checks: RecordedChecks, request: CheckRequest, unread: list[ManifestError]
 ) -> tuple[list[str], RecordedPoints]:
     """Return the snapshots to check, and the facts about them from the outcomes of creates and checks.
@@ -339,7 +339,9 @@ def _find_removal(store: ObjectStore, chain: Chain) -> Skipped | None:
     if is_deleted(store, chain.name):
         return Skipped(f"snapshot {chain.name}", "it was deleted during the check")
     if (first := first_increment(store, chain.name)) > chain.full.increment:
-        return Skipped(f"what lies before increment {first} of {chain.name}", "it was given up during the check")
+        return Skipped(
+            f"restore points before increment {first} of {chain.name}", "they were given up during the check"
+        )
     if chain.increments and is_only_full(store, chain.name):
         return Skipped(f"increments of {chain.name}", "they were pruned during the check")
     return None

@@ -60,6 +60,11 @@ def name_nodes(nodes: Iterable[str]) -> str:
     return f"node{'s' if len(listed) > 1 else ''} {list_some(listed, NODES_NAMED_MAX)}"
 
 
+def without_node(message: str, node: str) -> str:
+    """Return a message about the node without the name at its beginning, for a line that names the node itself."""
+    return message.removeprefix(f"node {node}: ")
+
+
 def group_by_value(texts: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the keys of each text, such as the nodes with the same problem."""
     grouped: dict[str, list[str]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cutline.fleet.messages import list_some
+from cutline.fleet.table_names import quote_identifier
 from cutline.storage.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -40,10 +41,17 @@ def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
             role = connection.info.user
             raise LargeObjectsUnreadableError(
                 f"node {node}: role {role} can't read large objects {list_some(map(str, oids), NAMED_MAX)}",
-                hint=f'GRANT SELECT ON LARGE OBJECT … TO "{role}", or GRANT their owners; or leave large objects out:'
-                " --no-large-objects",
+                hint=f"{_grant(oids, quote_identifier(role))}   or leave large objects out: --no-large-objects",
                 details={"node": node, "large_objects": oids},
             )
+
+
+def _grant(oids: list[int], role: str) -> str:
+    if len(oids) <= NAMED_MAX:
+        return f"GRANT SELECT ON LARGE OBJECT {', '.join(map(str, oids))} TO {role};"
+    escaped = role.replace("%", "%%").replace("'", "''")
+    every = f"format('GRANT SELECT ON LARGE OBJECT %s TO {escaped}', oid)"
+    return f"in psql, as a superuser: SELECT {every} FROM pg_largeobject_metadata \\gexec"
 
 
 def count_large_objects(connection: psycopg.Connection[Any]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import FREE_SLOTS, list_some
+from cutline.fleet.messages import FREE_SLOTS, list_some, without_node
 from cutline.nodes.connections import (
     DIRECT,
     DUMP_SETTINGS,
@@ -100,7 +100,7 @@ def _find(sessions: Sessions, node: Node, others: Iterable[Kind]) -> list[NodePr
 
 
 def _problem_of(node: Node, error: SessionUnfitError | NodeUnreachableError) -> NodeProblem:
-    return NodeProblem(node.id, error.message.removeprefix(f"node {node.id}: "), error.hint)
+    return NodeProblem(node.id, without_node(error.message, node.id), error.hint)
 
 
 def find_dump_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:

@@ -387,7 +387,7 @@ def check_published(
     fleet_id: str,
     groups: Iterable[Group],
     *,
-    unpublished_too: bool = False,
+    unpublished_too: bool,
 ) -> dict[str, Membership]:
     """Return the groups' memberships, keyed by table; raise PublicationChangedError unless all changes are published.
 

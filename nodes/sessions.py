@@ -13,7 +13,7 @@ import psycopg
 
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
-from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some, without_node
 from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
@@ -482,7 +482,7 @@ def _with_other_database(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str
 
 def _reason(problem: Exception, node: str) -> str:
     message = problem.message if isinstance(problem, SnapshotError) else str(problem)
-    return message.removeprefix(f"node {node}: ")
+    return without_node(message, node)
 
 
 def _without_away(nodes: Sequence[Node], problems: Mapping[str, Exception], away: dict[str, str]) -> tuple[Node, ...]:
@@ -493,7 +493,7 @@ def _without_away(nodes: Sequence[Node], problems: Mapping[str, Exception], away
     lost = {name: problem for name, problem in problems.items() if isinstance(problem, NodeUnreachableError)}
     if len(lost) < len(problems) or all(node.id in lost for node in nodes if node.backup_of is None):
         _raise_problems(nodes, problems, needs_all=True)
-    away |= {name: problem.message.removeprefix(f"node {name}: ") for name, problem in lost.items()}
+    away |= {name: without_node(problem.message, name) for name, problem in lost.items()}
     return tuple(node for node in nodes if node.id not in lost and node.shard not in lost)
 
 

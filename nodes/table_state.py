@@ -290,7 +290,7 @@ def read_table_states(
     fleet_id: str,
     tables: Iterable[Table],
     *,
-    unpublished_too: bool = False,
+    unpublished_too: bool,
 ) -> dict[str, TableState]:
     """Return the states of `tables`, keyed by name; raise PublicationChangedError if changes are not published.
 

@@ -21,7 +21,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import NODES_NAMED_MAX, join_some
+from cutline.fleet.messages import NODES_NAMED_MAX, join_some, without_node
 from cutline.nodes.connections import (
     NodeUnreachableError,
     connect,
@@ -77,9 +77,9 @@ class NodesQuery(Generic[T]):
             ):
                 self._found[node.id] = self._ask(node, connection)
         except SnapshotError as error:
-            self._problems[node.id] = error.message.removeprefix(f"node {node.id}: ")
+            self._problems[node.id] = without_node(error.message, node.id)
         except psycopg.Error as error:
-            self._problems[node.id] = unreachable_error(node, error).message.removeprefix(f"node {node.id}: ")
+            self._problems[node.id] = without_node(unreachable_error(node, error).message, node.id)
         except Exception as error:  # noqa: BLE001  # raised by answers(); for example, this process is out of memory
             self._errors.append(error)
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from cutline.spark.session_folder import claimed_folder, delete_dead_sessions
 from cutline.spark.start import start_spark_at
+from tests.programs.lacking import lacking_line
 from tests.run.quick_spark import SETTINGS
 from tests.run.soak import SEED
 from tests.servers import extensions, installed
@@ -51,6 +53,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if reporter is not None:
         for line in (f"CUTLINE_SEED={SEED}", *installed.header(), *extensions.header()):
             reporter.write_line(line)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Say how many tests were skipped for lack of which program."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)]
+    if line := lacking_line(reasons):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,7 @@ from cutline.check.live.report import (
     RowRepair,
     UnprovenRows,
     amounts_text,
+    row_claims,
 )
 from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.arrow_numbers import to_mask, to_numpy
@@ -356,11 +357,7 @@ class CutComparison:
                 " deleted, which increments don't capture; to capture that, give the table a replica identity"
             )
             return LiveConflict(APPEND_ONLY, detail, shard.node.id, group=group.name, rows=rows)
-        claims = {
-            "row has other contents|rows have other contents": verdict.changed,
-            "row is missing|rows are missing": verdict.lost,
-            "row should not be there|rows should not be there": verdict.unknown,
-        }
+        claims = row_claims(verdict.changed, verdict.lost, verdict.unknown)
         them = "it" if sum(claims.values()) == 1 else "them"
         detail = f"compared with {self.label}, {amounts_text(claims)}, although nobody has written {them} since"
         return LiveConflict(CUT_ROWS, detail, shard.node.id, group=group.name, rows=rows)

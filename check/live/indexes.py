@@ -114,7 +114,7 @@ def check_indexes(
     with raising_unreachable(node):
         found = connection.execute(FUNCTION_QUERY).fetchone()
         if found is None or not found[1]:
-            report.skip(f"indexes on {node.id}", _remedy(found))
+            report.skip(f"indexes on {node.id}", _remedy(found, connection.info.user))
             return 0
         rows = connection.execute(INDEXES_QUERY, (list(tables),)).fetchall()
         indexes = [
@@ -131,13 +131,13 @@ def check_indexes(
     return checked
 
 
-def _remedy(found: Sequence[Any] | None) -> str:
+def _remedy(found: Sequence[Any] | None, role: str) -> str:
     if found is None:
-        return "the extension amcheck is not installed: as a superuser on the primary, CREATE EXTENSION amcheck"
+        return "the extension amcheck is not installed: as a superuser on the primary: CREATE EXTENSION amcheck;"
     schema = quote_identifier(str(found[0]))
     return (
-        "our role may not call amcheck: as a superuser on the primary, GRANT EXECUTE ON FUNCTION"
-        f" {schema}.bt_index_check(regclass, boolean) TO the role of the dsn"
+        "our role may not call amcheck: as a superuser on the primary: GRANT EXECUTE ON FUNCTION"
+        f" {schema}.bt_index_check(regclass, boolean) TO {quote_identifier(role)};"
     )
 
 

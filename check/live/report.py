@@ -273,6 +273,15 @@ def pages_text(pages: Iterable[int], count: int) -> str:
     return f"page{'s' if count != 1 else ''} {', '.join(map(str, shown))}{more}"
 
 
+def row_claims(changed: int, missing: int, extra: int) -> dict[str, int]:
+    """Return how many rows have other contents, are missing, and should not be there, in the form of `amounts_text`."""
+    return {
+        "row has other contents|rows have other contents": changed,
+        "row is missing|rows are missing": missing,
+        "row should not be there|rows should not be there": extra,
+    }
+
+
 def amounts_text(amounts: Mapping[str, int]) -> str:
     """Join the amounts that are not 0: `3 rows differ, 1 row is missing`; the keys are `singular|plural` claims."""
     parts = []

@@ -48,12 +48,13 @@ from cutline.check.live.report import (
     ShardReport,
     amounts_text,
     pages_text,
+    row_claims,
 )
 from cutline.check.live.stored_lines import LineAtCut, RowAtCut, read_stored
 from cutline.columns.bytes_column import Ints
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
-from cutline.fleet.messages import list_some
+from cutline.fleet.messages import list_some, without_node
 from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.baseline import CHANGE_REASONS, NodeIdentity
 from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
@@ -253,17 +254,12 @@ def _live_nodes(sessions: Sessions, report: LiveReport) -> Iterator[_LiveNodes]:
                 stack.callback(connection.close)
                 identity = identify(node, connection).identity
             except NodeUnreachableError as error:
-                report.unreachable[node.id] = reason_of(node.id, error)
+                report.unreachable[node.id] = without_node(error.message, node.id)
                 sessions.watch.leave_out(node.id)
                 continue
             server = KnownServer(identity.system_identifier, identity.in_recovery)
             by_node[replace(node, server=server)], identities[node.id] = connection, identity
         yield _LiveNodes(by_node, identities)
-
-
-def reason_of(node: str, error: NodeUnreachableError) -> str:
-    """Return why the node can't be reached, without its name."""
-    return error.message.removeprefix(f"node {node}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +377,7 @@ class _Away:
     def note(self, error: NodeUnreachableError) -> None:
         """Continue without the node that the error names."""
         node = str(error.details["node"])
-        self._leave_out(node, reason_of(node, error))
+        self._leave_out(node, without_node(error.message, node))
 
     def note_silent(self) -> bool:
         """Continue without the nodes that don't answer any more; return whether there are any."""
@@ -932,11 +928,7 @@ def together(suspects: Iterable[Suspects]) -> Iterator[list[Suspects]]:
 
 
 def _describe(finding: _Finding) -> str:
-    claims = {
-        "row has other contents|rows have other contents": finding.changed,
-        "row is missing|rows are missing": finding.missing,
-        "row should not be there|rows should not be there": finding.extra,
-    }
+    claims = row_claims(finding.changed, finding.missing, finding.extra)
     pages = sorted(set(finding.pages))
     least = "at least: " if finding.is_cut_short else ""
     return f"{least}{amounts_text(claims)} on the standby, {pages_text(pages, len(pages))}"

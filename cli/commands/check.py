@@ -343,7 +343,7 @@ class CheckRun:
     warnings: list[str]
 
 
-def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool = False) -> CheckRun:
+def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, restorable: bool) -> CheckRun:
     """Run the check, and record its result; if `restorable`, also build the rows that a restore would load."""
     built, began = None, time.monotonic()
     with (

@@ -20,7 +20,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
-from cutline.snapshots.copying.second_store import CopyPlace, find_place
+from cutline.snapshots.copying.second_store import CopyPlace, locate_copy
 from cutline.snapshots.records.operation_records import CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name, point_label
 from cutline.storage.errors import SnapshotError, UsageError, find_behind
@@ -96,7 +96,7 @@ def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) 
             hint="name one: --to s3://bucket/folder, or --to FILE for the fleet file that names it; see"
             " docs/second-store.md",
         )
-    return [find_place(fleet, each) for each in named]
+    return [locate_copy(fleet, each) for each in named]
 
 
 def _run(fleet: Fleet, places: list[CopyPlace], name: str | None, recorded: RecordedCommand) -> list[StoreCopy]:

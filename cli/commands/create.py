@@ -25,7 +25,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Noting
 from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import LeftOut
-from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.context import RETRIES, WAIT_SECONDS, CreateRequest
 from cutline.snapshots.create.full import FullPlan, create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
@@ -90,8 +90,8 @@ def create(
     exclude_group: ExcludedGroups = None,
     retries: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many times to retry if the cut is inconsistent.")
-    ] = 3,
-    wait: Wait = 60.0,
+    ] = RETRIES,
+    wait: Wait = WAIT_SECONDS,
     terminal: Annotated[
         bool,
         typer.Option("--terminal", help="Leave the fleet read-only until `snapshot resume`, for a move or an upgrade."),

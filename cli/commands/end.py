@@ -73,7 +73,7 @@ def plan_document(plan: EndPlan) -> dict[str, Any]:
         "slots": [
             {"node": one.node, "retained_bytes": one.size_bytes, "problem": one.problem} for one in plan.retained
         ],
-        "not_asked": [{"node": node, "why": why} for node, why in plan.not_asked.items()],
+        "not_asked": [{"node": node, "why": why} for node, why in plan.unanswered.items()],
         "ended_before": _has_ended(plan),
     }
 
@@ -92,7 +92,7 @@ def plan_lines(plan: EndPlan) -> list[str]:
         + (f" ({one.problem})" if one.problem else "")
         for one in plan.retained
     ]
-    lines += [f"node {node}: its slots are not known: {why}" for node, why in plan.not_asked.items()]
+    lines += [f"node {node}: its slots are not known: {why}" for node, why in plan.unanswered.items()]
     return lines
 
 

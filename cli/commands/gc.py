@@ -102,12 +102,12 @@ def _seconds(text: str) -> float:
 def document_of(report: GcReport) -> dict[str, Any]:
     """Return the command's JSON output. `objects` and `bytes` count removed objects or, in a dry run, the garbage."""
     size_total = total_of(report.garbage)
-    done = size_total if report.dry_run else report.removed
+    done = size_total if report.is_dry else report.removed
     return {
         "schema": SCHEMA,
-        "dry_run": report.dry_run,
+        "dry_run": report.is_dry,
         "grace_seconds": report.grace_seconds,
-        "settled": not report.unsettled and not report.dry_run,
+        "settled": not report.unsettled and not report.is_dry,
         "unsettled": report.unsettled or None,
         "open_operations": [open_operation.to_json() for open_operation in report.open_operations],
         "objects": done.objects,
@@ -162,7 +162,7 @@ def group_garbage(garbage: Iterable[Garbage]) -> dict[tuple[str, str], SizeTotal
 def lines_of(report: GcReport) -> list[str]:
     """Return the human-readable output."""
     size_total = total_of(report.garbage)
-    lines = [f"would remove {_text(size_total)}" if report.dry_run else f"removed {_text(report.removed)}"]
+    lines = [f"would remove {_text(size_total)}" if report.is_dry else f"removed {_text(report.removed)}"]
     reasons: dict[tuple[str, str], set[str]] = {}
     for garbage in report.garbage:
         reasons.setdefault((garbage.snapshot, garbage.kind), set()).add(REASONS[garbage.why])

@@ -46,8 +46,8 @@ def history(
     Records of committed operations are kept as long as their snapshot; gc removes all others after 30 days.
     """
     options = command_context(context)
-    endeds = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
-    answer(context, document_of(endeds), [] if options.json else lines_of(endeds))
+    operations = read_history(open_own_store(options.load_fleet()), last, check_snapshot(name))
+    answer(context, document_of(operations), [] if options.json else lines_of(operations))
 
 
 def document_of(found: Iterable[Ended]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def list_snapshots(
         "age_problem": listing.age_problem or None,
         "warnings": listing.warnings,
         "promoted": dict(listing.answers.promoted),
-        "not_asked": [{"node": node, "why": why} for node, why in listing.answers.not_asked.items()],
+        "not_asked": [{"node": node, "why": why} for node, why in listing.answers.unanswered.items()],
         "open_operations": [open_operation.to_json() for open_operation in listing.open_operations],
         "copies": [state.to_json() for state in listing.copies],
         "put_aside": [asdict(database) for database in listing.answers.old],
@@ -255,7 +255,7 @@ def lines_of(
     lines += [f"warning: {text}" for text in listing.warnings]
     lines += warnings_of_several({entry.name: entry.chain.left_out for entry in listing.entries if entry.chain})
     lines += listing.notes
-    unknown = group_by_value(listing.answers.not_asked)
+    unknown = group_by_value(listing.answers.unanswered)
     lines += [
         f"{name_nodes(nodes)}: retained WAL is unknown: {why}"
         for why, nodes in islice(unknown.items(), NODES_NAMED_MAX)

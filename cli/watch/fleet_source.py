@@ -99,7 +99,10 @@ class FleetSource:
         try:
             fleet = _load(self.path)
             if _identity(fleet) != _identity(self.fleet):
-                raise UsageError(f"{self.path}: a different fleet or store needs its own watch")
+                raise UsageError(
+                    f"{self.path} now names another fleet or store than this watch serves",
+                    hint="start a second watch for it, or restart this one",
+                )
         except SnapshotError as error:
             self.problem = error
             log(f"{error.message}; the watch continues with the previous file", hint=error.hint)
@@ -134,7 +137,8 @@ def _load(path: Path) -> Fleet:
     if fleet.notify and shutil.which(fleet.notify[0]) is None:
         raise UsageError(
             f"{path}: [notify] command {fleet.notify[0]} is not a program on this machine",
-            hint="nobody would be notified of failures",
+            hint="name a program that this process finds on its PATH, best by its full path; until then, nobody is"
+            " notified of failures",
         )
     return fleet
 

@@ -249,7 +249,7 @@ def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
         names = (name,) if kind is TaskKind.DRILL else (name, "")
         if is_same and way.snapshot in names and way.state(now) is not ActivityState.DEAD:
             what = kind if kind in OF_STORE else f"{kind} of {name}"
-            raise BusyError(f"operation {way.id} is a {what}", hint="see: snapshot status")
+            raise BusyError(f"operation {way.id}, a {what}, is already running", hint="see: snapshot status")
 
 
 def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]:
@@ -258,8 +258,8 @@ def archive(fleet: Fleet, name: str, increment: Task) -> tuple[bool, TaskResult]
     # A failing increment has its own pauses.
     if ahead.needs_increment and increment.retry_at is None:
         return True, TaskResult(
-            f"tables of {name} have changed, or a node must be copied again: an increment follows now, and then more"
-            " WAL can be archived"
+            f"tables of {name} have changed, or a node must be copied again: the next increment is taken now; archiving"
+            " continues after it"
         )
     return False, TaskResult(f"archived {ahead.bytes:,} bytes of WAL of {name}" if ahead.bytes else "")
 

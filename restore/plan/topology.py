@@ -183,7 +183,7 @@ class Topology:
         for source in self.sources:
             for sequence in chain.sequences(source):
                 name = sequence.schema, sequence.name
-                if name not in furthest or _reach(sequence) > _reach(furthest[name]):
+                if name not in furthest or sequence.reach > furthest[name].reach:
                     furthest[name] = sequence
         return tuple(furthest.values())
 
@@ -215,10 +215,6 @@ class Topology:
         if added and several:
             lines.append(f"rows of all sources combined, because the tables have no key: {', '.join(added)}")
         return lines
-
-
-def _reach(sequence: StoredSequence) -> tuple[int, bool]:
-    return (sequence.last_value if sequence.increment > 0 else -sequence.last_value), sequence.is_called
 
 
 def plan_topology(

@@ -14,7 +14,7 @@ from cutline.storage.store import ObjectStore
 
 
 def in_ids_of(
-    store: ObjectStore, name: str, target: Fleet, nodes: Iterable[str] = (), known: Collection[str] | None = None
+    store: ObjectStore, name: str, target: Fleet, nodes: Iterable[str], known: Collection[str] | None = None
 ) -> tuple[Fleet, tuple[str, ...]]:
     """Return the target and the ids in `nodes` with the ids that snapshot `name` has for them.
 

@@ -76,19 +76,6 @@ class RestoreCrashPoint(StrEnum):
     ABANDONED = "abandoned"
 
 
-PER_NODE = frozenset(
-    {
-        RestoreCrashPoint.CREATED,
-        RestoreCrashPoint.LOADING,
-        RestoreCrashPoint.INDEXING,
-        RestoreCrashPoint.FINISHED,
-        RestoreCrashPoint.RENAMED,
-        RestoreCrashPoint.PUBLISHED,
-        RestoreCrashPoint.ABANDONED,
-    }
-)
-
-
 DATABASES_QUERY = """
 SELECT d.datname, d.datallowconn, shobj_description(d.oid, 'pg_database'), pg_get_userbyid(d.datdba),
        d.datdba IN (SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user), d.datconnlimit <> -2

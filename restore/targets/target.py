@@ -128,7 +128,7 @@ def find_targets(fleet: Fleet, ids: list[str], operation: str) -> tuple[Target, 
     return tuple(target_of(shard, primaries[shard], backups[shard], operation) for shard in ids if shard in primaries)
 
 
-def provisional_targets(fleet: Fleet, nodes: tuple[str, ...] = ()) -> tuple[Target, ...]:
+def provisional_targets(fleet: Fleet, nodes: tuple[str, ...]) -> tuple[Target, ...]:
     """Return targets for all primaries, or only for `nodes`.
 
     Used before it is known which restore the targets belong to. Raises UsageError naming a node that is not a primary.

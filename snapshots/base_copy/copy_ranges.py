@@ -36,8 +36,8 @@ from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hi
 from cutline.nodes.unlocked_results import next_line, next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
-from cutline.snapshots.operations.object_lists import split_entries, store_lists_above
-from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject
+from cutline.snapshots.operations.object_lists import store_lists_above
+from cutline.snapshots.records.commit import BASE, NamedObject, StoredObject, split_entries
 from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.records.unfinished_records import CopiedRange, CopiedRanges, store_copied
 from cutline.spark.task_progress import tell_read

@@ -329,7 +329,8 @@ def _check_same(pair: StorePair, chain: Chain, there: Sequence[int]) -> None:
         raise OtherChainError(
             f"store {pair.second.url} has another {increment_label(chain.name, newest.increment)} than"
             f" {pair.first.url}",
-            hint=f"delete it there, or copy into an empty folder: snapshot --fleet FILE delete {chain.name}",
+            hint=f"delete it there: snapshot --fleet FILE delete {chain.name}   or copy into an empty folder:"
+            f" snapshot copy {chain.name} --to URL",
             details={"snapshot": chain.name, "increment": newest.increment, "store": pair.second.url},
         )
 

@@ -18,7 +18,7 @@ from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     StoreIdentity,
     StoreOfAnotherFleetError,
-    check_not_lost,
+    check_identity_not_lost,
     read_identity,
 )
 from cutline.storage.encryption.encrypted_store import EncryptedStore, StoreKey
@@ -69,7 +69,7 @@ class StorePair:
         return stored_form(self.second).raw
 
 
-def find_place(fleet: Fleet, place: str) -> CopyPlace:
+def locate_copy(fleet: Fleet, place: str) -> CopyPlace:
     """Return the location of the second store at the URL `place`, or of the store that another fleet file names.
 
     A URL gets the encryption of the fleet's own store, and its options if both have the same kind of URL. A path may be
@@ -146,7 +146,7 @@ def open_pair(fleet: Fleet, place: CopyPlace) -> StorePair:
         return pair
     raw = place.location.open_raw()
     if place.encryption is None:
-        check_not_lost(raw)
+        check_identity_not_lost(raw)
     probe_store(raw)
     if place.encryption is not None:
         from cutline.storage.encryption.key_documents import ensure_data_key, new_data_key

@@ -23,7 +23,7 @@ from msgspec import structs
 from cutline.fleet.chain_ids import renamed_nodes
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.messages import name_nodes, unlisted_text
+from cutline.fleet.messages import name_nodes, unlisted_text, without_node
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
@@ -80,7 +80,7 @@ def leave_out(sessions: Sessions, node: Node, error: SnapshotError, *, has_ended
     """
     if not sessions.may_leave_out(node):
         raise error
-    reason = error.message.removeprefix(f"node {node.id}: ")
+    reason = without_node(error.message, node.id)
     sessions.leave_out(node, Absence(reason, has_ended=has_ended or isinstance(error, ENDING)))
 
 

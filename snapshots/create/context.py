@@ -47,6 +47,9 @@ from cutline.wal.drain.lineage import KnownMarker
 from cutline.wal.drain.slots import drop_slots, slot_name
 from cutline.wal.segments.archive import Segment
 
+# The defaults of every create, for how often a cut is retried and how long it waits for standbys and transactions.
+RETRIES, WAIT_SECONDS = 3, 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest:
@@ -62,8 +65,8 @@ class CreateRequest:
     only_primary: bool = False
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    retries: int = 3
-    wait_seconds: float = 60.0
+    retries: int = RETRIES
+    wait_seconds: float = WAIT_SECONDS
     comment: str = ""
     terminal: bool = False
     large_objects: bool = False
@@ -95,7 +98,7 @@ class CreateContext:
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet as fleet.toml describes it."""
+        """The fleet of the sessions: as fleet.toml describes it, with promoted standbys in their primaries' places."""
         return self.lock.sessions.fleet
 
     @property

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, without_node
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
@@ -218,7 +218,7 @@ def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str])
             )
         if (was.system_identifier, was.database_oid) == (now.system_identifier, now.database_oid):
             raise UsageError(
-                f"--replaced names {shard}, but its server and database are those of which the chain has a copy",
+                f"--replaced names {shard}, but it was not replaced: the chain has a copy of this server and database",
                 hint="correct its dsn in fleet.toml, or repeat the command without --replaced",
             )
 
@@ -254,7 +254,7 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
             if isinstance(error, ENDING):
-                reasons[node.id] = error.message.removeprefix(f"node {node.id}: ")
+                reasons[node.id] = without_node(error.message, node.id)
             else:
                 leave_out(sessions, node, error)
     return reasons

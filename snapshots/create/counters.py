@@ -19,6 +19,7 @@ from msgspec import structs
 from psycopg import sql
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import raising_unreachable, refuse_views
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -107,7 +108,7 @@ READINGS_MAX = 5
 SEQUENCES_QUERY = """
 SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
        EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'),
-       coalesce(has_sequence_privilege(c.oid, 'SELECT'), true)
+       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT'), true)
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
  ORDER BY 2, 3
@@ -121,6 +122,9 @@ SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
  WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S')
  LIMIT 1
 """
+
+
+NAMED_MAX = 5
 
 
 class SequenceUnreadableError(RefusedError):
@@ -149,14 +153,25 @@ def read_sequences(
     )
 
 
+def _grants_text(unreadable: Collection[tuple[str, str]], role: str) -> str:
+    """Return two ways to let the role read the sequences, given as (schema, name), each as SQL statements."""
+    names = [f"{quote_identifier(schema)}.{quote_identifier(name)}" for schema, name in unreadable]
+    schemas = ", ".join(dict.fromkeys(quote_identifier(schema) for schema, _ in unreadable))
+    which = f"SEQUENCE {', '.join(names)}" if len(names) <= NAMED_MAX else f"ALL SEQUENCES IN SCHEMA {schemas}"
+    grantee = quote_identifier(role)
+    grants = f"GRANT USAGE ON SCHEMA {schemas} TO {grantee}; GRANT SELECT ON {which} TO {grantee};"
+    return f"{grants}   or: GRANT pg_read_all_data TO {grantee};"
+
+
 def _read(
     node: Node, connection: psycopg.Connection[Any], began: float, seconds_max: float, tell: Callable[[str], None]
 ) -> tuple[Sequence, ...]:
     rows = connection.execute(SEQUENCES_QUERY).fetchall()
-    if unreadable := [f"{schema}.{name}" for _, schema, name, *_, readable in rows if not readable]:
+    if unreadable := [(schema, name) for _, schema, name, *_, readable in rows if not readable]:
+        names = list_some((f"{schema}.{name}" for schema, name in unreadable), NAMED_MAX)
         raise SequenceUnreadableError(
-            f"node {node.id}: role {connection.info.user} may not read {', '.join(unreadable)}",
-            hint="GRANT SELECT on the sequences, or pg_read_all_data, TO the role",
+            f"node {node.id}: role {connection.info.user} may not read {names}",
+            hint=_grants_text(unreadable, connection.info.user),
         )
     values: dict[int, tuple[int, bool]] = {}
     for start in range(0, len(rows), READ_AT_ONCE):
@@ -235,6 +250,5 @@ def latest_sequences(
 def _latest(before: Sequence, after: Sequence) -> Sequence:
     if after.cycles or before.increment * after.increment < 0:
         return after
-    direction = 1 if after.increment > 0 else -1
-    latest = max(after, before, key=lambda sequence: (direction * sequence.last_value, sequence.is_called))
+    latest = max(after, before, key=lambda sequence: sequence.reach)
     return structs.replace(after, last_value=latest.last_value, is_called=latest.is_called)

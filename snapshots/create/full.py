@@ -89,7 +89,7 @@ from cutline.snapshots.ddl.table_changes import (
     read_fleet_tables,
 )
 from cutline.snapshots.operations.majority import read_newest_record, read_recorded_servers
-from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists, split_entries
+from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.old_primaries import check_timelines
 from cutline.snapshots.operations.operation import (
     check_exclusive,
@@ -104,6 +104,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     SharedBase,
     StoredObject,
+    split_entries,
     with_large_object_counts,
 )
 from cutline.snapshots.records.documents import ddl_prefix
@@ -310,7 +311,7 @@ def take_full(
     commit = structs.replace(
         commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
     )
-    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
     check_own_store(store, plan.selection.fleet_id)
     check_commit_stored(store, commit)
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)

@@ -19,6 +19,7 @@ from cutline.fleet.chain_ids import naming_listed_ids
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import without_node
 from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
@@ -79,7 +80,7 @@ from cutline.snapshots.records.commit import (
     Previous,
     with_large_object_counts,
 )
-from cutline.snapshots.records.lost_chains import check_not_lost
+from cutline.snapshots.records.lost_chains import check_chain_not_lost
 from cutline.snapshots.records.proven_chains import (
     check_has_rows,
     check_not_pruned,
@@ -144,7 +145,7 @@ def take_increment(
     changes = new.with_entries(cut.definition_changes, renewed)
     if retired:
         changes = changes or DefinitionChanges()
-    check_final(cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
     commit = Increment(
         snapshot=chain.name,
         increment=operation.increment,
@@ -280,7 +281,7 @@ def _create_increment(
         guard_nodes(store, sessions, progress, operations, chain.full.chain)
         leave_out_crowded(sessions)
         progress.reached(CrashPoint.GIVEN_UP)
-        check_not_lost(store, chain)
+        check_chain_not_lost(store, chain)
         continuable = check_continuable(store, sessions, chain, operations, request.replaced)
         check_free_slots(sessions, continuable)
         if continuable.lack:
@@ -307,7 +308,7 @@ def _create_increment(
                 node = _find_ended(sessions, continuable, error)
                 if node is None or request.terminal or is_open(store, operation.id):
                     raise
-                reason = error.message.removeprefix(f"node {node}: ")
+                reason = without_node(error.message, node)
                 continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
         if commit.retired:
             drop_retired(sessions, chain.followed_by(commit), progress)
@@ -424,7 +425,7 @@ def _preview_increment(
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
-        check_not_lost(store, chain)
+        check_chain_not_lost(store, chain)
         check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):

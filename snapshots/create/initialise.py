@@ -50,7 +50,7 @@ from cutline.snapshots.records.proven_chains import read_continued, snapshot_nam
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     StoreIdentity,
-    check_not_lost,
+    check_identity_not_lost,
     check_takes_snapshots,
     ensure_identity,
     read_identity,
@@ -137,7 +137,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
                 )
         tables = sessions.ask_primaries(lambda connection: read_tables(connection, fleet.groups))
         check_admissible(tables)
-        check_not_lost(store)
+        check_identity_not_lost(store)
         progress.step("probe the store")
         refused = probe_store(raw)
         if isinstance(raw, LocalStore) and raw.others_may:

@@ -74,9 +74,7 @@ class CutMarkers:
     made_at: Time
 
 
-def write_cut_markers(
-    lock: FleetLock, start: Marker, progress: Progress, last_at: datetime | None = None
-) -> CutMarkers:
+def write_cut_markers(lock: FleetLock, start: Marker, progress: Progress, last_at: datetime | None) -> CutMarkers:
     """Write the start marker on all primaries, then the finish marker on all of them.
 
     `last_at` is the time of the previous cut. Raises AttemptFailedError if a session that holds the lock is lost,
@@ -195,19 +193,19 @@ class LastCut:
 class CutPlan:
     """The input of a cut: a drain task for every node (`make_cut` sets its `finish`), and the previous cut.
 
-    `operation` is the id of the operation's run, from which those of cuts are made. `known` holds each node's committed
-    segments, at least those that reach beyond the previous cut. `last_at` is the time of the previous cut, if it
-    belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
+    `run` is the id of the operation's run (Operation.run_id), from which the ids of cuts are made. `known` holds each
+    node's committed segments, at least those that reach beyond the previous cut. `last_at` is the time of the previous
+    cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
     """
 
     chain: str
-    operation: str
+    run: str
     tasks: Mapping[str, DrainTask]
     last_cut: Mapping[str, LastCut]
     known: Mapping[str, tuple[Segment, ...]]
-    retries: int = 3
-    last_at: datetime | None = None
-    wait_seconds: float = 60.0
+    retries: int
+    last_at: datetime | None
+    wait_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +239,7 @@ def make_cut(
     causes: list[str] = []
     for attempt in range(1, plan.retries + 2):
         try:
-            start = Marker(plan.chain, f"{plan.operation}.{attempt}", "start")
+            start = Marker(plan.chain, f"{plan.run}.{attempt}", "start")
             marked = write_cut_markers(lock, start, progress, plan.last_at)
             reports = _drain(plan, marked, spark, progress, lock.sessions)
             progress.reached(CrashPoint.ARCHIVED)

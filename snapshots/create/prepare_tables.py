@@ -36,9 +36,8 @@ from cutline.snapshots.ddl.table_changes import (
     read_current_tables,
     report_changes,
 )
-from cutline.snapshots.operations.object_lists import split_entries
 from cutline.snapshots.operations.operation import Operation
-from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, StoredObject
+from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, StoredObject, split_entries
 from cutline.snapshots.records.documents import ddl_prefix
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore

@@ -46,7 +46,7 @@ SELECT DISTINCT own.transactionid::text
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
-List = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
+FindsPrepared = Callable[[Node, psycopg.Connection[Any]], Collection[Awaited]]
 
 
 def await_prepared(
@@ -106,7 +106,7 @@ def await_lockers(sessions: Sessions, tables: Mapping[str, set[int]], seconds_ma
     _await(sessions, seconds_max, progress, "the cut (WAL contains rows written under their DDL)", find)
 
 
-def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str, find: List) -> bool:
+def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str, find: FindsPrepared) -> bool:
     """Wait until all transactions that `find` lists when first called are decided; return whether there were any."""
     notes = WaitNotes(what, progress)
     left = awaited = _on_primaries(sessions, find)
@@ -125,10 +125,8 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
     return bool(awaited)
 
 
-def _on_primaries(sessions: Sessions, find: List) -> list[Awaited]:
-    return [
-        awaited for ask_named_primary in sessions.ask_named_primaries(find).values() for awaited in ask_named_primary
-    ]
+def _on_primaries(sessions: Sessions, find: FindsPrepared) -> list[Awaited]:
+    return [awaited for found in sessions.ask_named_primaries(find).values() for awaited in found]
 
 
 def _list_prepared(node: Node, connection: psycopg.Connection[Any]) -> list[Awaited]:

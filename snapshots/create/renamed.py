@@ -208,7 +208,7 @@ def find_renamed_of(sessions: Sessions, fleet: Fleet, chain: Chain, replaced: Co
     return find_renamed(fleet, chain, identities, has_slot, replaced)
 
 
-def in_chain_ids(store: ObjectStore, fleet: Fleet, full: FullSnapshot, replaced: Collection[str] = ()) -> Fleet:
+def in_chain_ids(store: ObjectStore, fleet: Fleet, full: FullSnapshot, replaced: Collection[str]) -> Fleet:
     """Return the fleet with the chain's ids, as far as fleet.toml, the commits and new nodes show them.
 
     Nodes are asked only if fleet.toml lacks shards of the chain, and no commit records their ids. The increments are
@@ -229,9 +229,7 @@ def missing_shards(fleet: Fleet, chain: Chain) -> list[str]:
     return [shard for shard in chain.primaries if shard not in {node.id for node in fleet.nodes} | {*fleet.retired}]
 
 
-def check_chain_ids(
-    sessions: Sessions, fleet: Fleet, listed: Fleet, chain: Chain, replaced: Collection[str] = ()
-) -> None:
+def check_chain_ids(sessions: Sessions, fleet: Fleet, listed: Fleet, chain: Chain, replaced: Collection[str]) -> None:
     """Raise NodesRenamedError if the nodes of the sessions have other ids in the chain than in `fleet`.
 
     `listed` is the fleet with the ids of fleet.toml. Raises the errors of find_renamed.

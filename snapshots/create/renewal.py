@@ -24,7 +24,7 @@ from msgspec import structs
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import name_nodes
+from cutline.fleet.messages import name_nodes, without_node
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.groups import SchemaChangedError, Table
@@ -38,10 +38,9 @@ from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
-from cutline.snapshots.operations.object_lists import split_entries
 from cutline.snapshots.operations.operation import check_exclusive
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal
+from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal, split_entries
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.slots import drop_slots, slot_name
@@ -225,7 +224,7 @@ def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
     """Leave the standby out, and say that its copy has ended; raise the error if the command needs the node."""
     if not sessions.may_leave_out(node):
         raise error
-    reason = error.message.removeprefix(f"node {node.id}: ")
+    reason = without_node(error.message, node.id)
     sessions.leave_out(node, Absence(f"it could not be copied again: {reason}", has_ended=True))
 
 

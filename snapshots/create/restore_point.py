@@ -141,8 +141,8 @@ def _plan_cut(context: CreateContext, plan: RestorePointPlan, base: dict[str, Ls
         )
         for node in context.sessions.nodes
     }
-    last_cut = {node: LastCut(position) for node, position in base.items()}
-    return CutPlan(operation.id, operation.id, tasks, last_cut, {}, context.request.retries)
+    last_cut, request = {node: LastCut(position) for node, position in base.items()}, context.request
+    return CutPlan(operation.id, operation.id, tasks, last_cut, {}, request.retries, None, request.wait_seconds)
 
 
 def _build_commit(

@@ -21,7 +21,7 @@ from msgspec import UnsetType
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import NODES_NAMED_MAX, list_some
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some, without_node
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
@@ -230,7 +230,7 @@ def _find_unfit(
         if problem and node.backup_of is None:
             raise _BeginsAgainError(problem)
         if problem:
-            unfit[node] = problem.removeprefix(f"node {node.id}: ")
+            unfit[node] = without_node(problem, node.id)
     return unfit
 
 

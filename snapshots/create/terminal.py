@@ -98,7 +98,12 @@ def end_writes(
 
 
 def check_final(
-    plan: CutPlan, cut: ArchivedCut, ends: Mapping[str, Lsn], sessions: Sessions, store: ObjectStore
+    operation: Operation,
+    plan: CutPlan,
+    cut: ArchivedCut,
+    ends: Mapping[str, Lsn],
+    sessions: Sessions,
+    store: ObjectStore,
 ) -> None:
     """Raise FinalStateError if anything was written after `ends`, the positions that `end_writes` returned.
 
@@ -128,7 +133,7 @@ def check_final(
         with raising_unreachable(plan.tasks[node].node):
             _check_unwritten(sessions.connections[node], plan.tasks[node], cut.record.of(node).finish)
             frozen = read_frozen(plan.tasks[node].node, sessions.connections[node])
-        if frozen is None or frozen.operation != plan.operation:
+        if frozen is None or frozen.operation != operation.id:
             raise _not_final_error(plan.tasks[node].node, "it was made writable again before the commit", [])
 
     in_parallel(check, ends)

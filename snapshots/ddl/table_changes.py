@@ -124,7 +124,7 @@ def plan_shard(
     archived: Iterable[TableBefore],
     now: tuple[Iterable[Table], Mapping[str, TableState]],
     number: int,
-    moved: Collection[int] = (),
+    moved: Collection[int],
 ) -> ShardPlan:
     """Compare the shard's current tables and their states by name (`now`) with those in the previous commit.
 

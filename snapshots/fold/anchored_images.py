@@ -22,7 +22,7 @@ from cutline.columns.lines import concatenate
 from cutline.snapshots.fold.changed_keys import BYTES_PER_KEY, KeySet
 from cutline.snapshots.fold.histories import find_histories, merge_by_table, moves_among, named
 from cutline.snapshots.fold.key_history import Images, build_key_history, merge_in_blocks
-from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, complete_image
+from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, as_images, complete_image
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, as_problems, filter_effective, read_at_cut
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.wal.segments.damage import OpensStore
@@ -140,7 +140,7 @@ def find_anchors(keyed: pa.Table, last: pa.Table, counts: Mapping[tuple[int, int
     is_in_segment &= ~is_complete
     is_in_base = ~is_complete & ~is_in_segment & histories.is_open
     is_lost = ~is_complete & ~is_in_segment & ~is_in_base
-    own = as_problems(_images(whole), is_lost).filter(to_mask(is_complete | is_lost))
+    own = as_problems(as_images(whole), is_lost).filter(to_mask(is_complete | is_lost))
     anchors = Anchors(images=own)
     oldest = keyed.take(to_arrow(histories.changes[starts[is_in_segment]]))
     in_segments = whole.filter(to_mask(is_in_segment))
@@ -201,10 +201,6 @@ def _anchored(
     node, group = (images[name][int(chosen[0])].as_py() for name in ("node", "group"))
     kept = images.select(["partition", "key", "lsn", "row"]).take(to_arrow(chosen[order]))
     return AnchoredImages(group, counts[node, group], KeySet(hashes[order], names.take(order)), kept)
-
-
-def _images(table: pa.Table) -> pa.Table:
-    return pa.Table.from_arrays([table[name] for name in IMAGE_SCHEMA.names], schema=IMAGE_SCHEMA)
 
 
 def complete_base_rows(

@@ -26,7 +26,7 @@ from cutline.snapshots.fold.changes import ChangeForm, changes_in, last_changes
 from cutline.snapshots.fold.counted_lines import LINE_NAMES, CountedLines, added_by, count_lines, line_images
 from cutline.snapshots.fold.histories import ROW_NAME, find_histories, merge_by_table, named
 from cutline.snapshots.fold.key_history import Images, number_rows
-from cutline.snapshots.fold.long_lines import IMAGE_SCHEMA, line_names
+from cutline.snapshots.fold.long_lines import as_images, line_names
 from cutline.snapshots.fold.sources import (
     LARGE_BYTES,
     BaseSource,
@@ -109,7 +109,7 @@ def fold_locally(sources: Sources, archive: OpensStore, store: StoreLocation) ->
         base, more = _read_base(sources, overlays(pa.concat_tables([partial.wanted, deleted])), store, room)
         in_multiset = np.isin(to_numpy(base["group"]), list(sources.multisets))
         images = [
-            _images(_filter(last, ~np.isin(to_numpy(last["op"]), (DELETE, PARTIAL)))),
+            as_images(_filter(last, ~np.isin(to_numpy(last["op"]), (DELETE, PARTIAL)))),
             _complete(partial, _filter(base, ~in_multiset), sources.column_counts),
             _fold_lines(counted, _filter(base, in_multiset), room),
         ]
@@ -221,10 +221,6 @@ def _filter(table: pa.Table, rows: Flags) -> pa.Table:
     return table if rows.all() else table.filter(to_mask(rows))
 
 
-def _images(table: pa.Table) -> pa.Table:
-    return pa.Table.from_arrays([table[name] for name in IMAGE_SCHEMA.names], schema=IMAGE_SCHEMA)
-
-
 @dataclass(frozen=True, slots=True)
 class PartialImages:
     """The rows whose last image is partial, ordered by node and group; `lines` have all values that the changes have.
@@ -275,7 +271,7 @@ def _complete(partial: PartialImages, base: pa.Table, counts: Mapping[tuple[int,
         index[chosen] = len(rows) + np.arange(len(chosen))
         lines = concatenate([lines, merged]).take(index)
     completed = rows.set_column(rows.column_names.index("row"), "row", lines.to_arrow())
-    return _images(as_problems(completed, ~is_complete))
+    return as_images(as_problems(completed, ~is_complete))
 
 
 def _count_lines(unkeyed: pa.Table) -> CountedLines:

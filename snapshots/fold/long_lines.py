@@ -191,6 +191,11 @@ IMAGE_SCHEMA = pa.schema(
 )
 
 
+def as_images(table: pa.Table) -> pa.Table:
+    """Return the columns of IMAGE_SCHEMA of a table that may have others."""
+    return pa.Table.from_arrays([table[name] for name in IMAGE_SCHEMA.names], schema=IMAGE_SCHEMA)
+
+
 def order_by_place(images: DataFrame, divide: Callable[[DataFrame, str], DataFrame]) -> DataFrame:
     """Order LONG_IMAGE_ROWS so that each row group is read by one task, and the row groups in an object in sequence.
 

@@ -29,7 +29,6 @@ from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import from_json
-from cutline.nodes.groups import Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
 from cutline.snapshots.records.chain import Chain
@@ -260,11 +259,6 @@ def declared_metadata(file: pq.ParquetFile) -> SegmentMetadata:
     """Return the metadata in a segment from `open_object`."""
     declared: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
     return declared
-
-
-def own_definitions(file: pq.ParquetFile) -> dict[int, Group]:
-    """Return the definitions in the metadata of a segment from `open_object`, keyed by number."""
-    return {definition.group.number: definition.group for definition in declared_metadata(file).definitions}
 
 
 def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:

@@ -158,18 +158,18 @@ def collect_operations(
     ended: Iterable[Ended], snapshot: str | None = None, *, are_all: bool = True
 ) -> OperationFigures:
     """Collect the figures of the operations (newest first) on `snapshot`, or on all snapshots."""
-    endeds = list(ended)
+    operations = list(ended)
     own = [
         operation
-        for operation in endeds
+        for operation in operations
         if operation.outcome and operation.outcome.state == "done" and snapshot in (None, operation.snapshot)
     ]
     timed = [operation for operation in own if operation.phases]
     checks = [
-        check for operation in endeds for check in checks_of(operation) if snapshot in (None, check.point.snapshot)
+        check for operation in operations for check in checks_of(operation) if snapshot in (None, check.point.snapshot)
     ]
     drills = tuple(operation for operation in own if operation.kind == DRILL and operation.ended_at)
-    return OperationFigures(len(endeds), are_all, len(own) - len(timed), _phases(timed), tuple(checks), drills)
+    return OperationFigures(len(operations), are_all, len(own) - len(timed), _phases(timed), tuple(checks), drills)
 
 
 def _phases(timed: Iterable[Ended]) -> tuple[PhaseFigures, ...]:

@@ -15,6 +15,7 @@ from itertools import chain, groupby
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
+from cutline.fleet.progress import Silent
 from cutline.fleet.units import duration_text
 from cutline.nodes.clocks import AGREE_SECONDS_MAX
 from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
@@ -25,7 +26,16 @@ from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
     read_open_operations,
 )
-from cutline.snapshots.operations.slot_guard import KeptChain, ended_text, over_limit_text, retained_text, warning_text
+from cutline.snapshots.operations.slot_guard import (
+    KeptChain,
+    ended_text,
+    find_kept_chain,
+    is_marked_lost,
+    read_slot_owners,
+    retained_text,
+    rule_on_slots,
+    ruling_text,
+)
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
@@ -300,7 +310,8 @@ class Listing:
 
     `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
     `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not. `copies` are the
-    second stores, if fleet.toml names any, as their last copies left them.
+    second stores, if fleet.toml names any, as their last copies left them. `slot_warnings` say of every chain past half
+    of a node's limit what to do, and what the next create does with its slots.
     """
 
     entries: tuple[Entry, ...]
@@ -311,26 +322,12 @@ class Listing:
     pins: Mapping[str, tuple[StoredPin, ...]] = field(default_factory=dict)
     age_problem: str = ""
     copies: tuple[SecondStoreState, ...] = ()
+    slot_warnings: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
         """A line for restore points that are too old or missing, and for every chain past half of a node's limit."""
-        entries_by_slot = {slot_name(entry.chain.full.chain): entry for entry in self.entries if entry.chain}
-        warnings = [*([self.age_problem] if self.age_problem else []), *missing_texts(self.missing)]
-        for slot in sorted({retained.slot for retained in self.answers.retained}):
-            entry = entries_by_slot.get(slot)
-            kept = KeptChain(slot, self.answers.of_slot(slot), entry.name if entry else None)
-            if entry and (entry.lost or entry.is_only_full):
-                warnings.append(
-                    f"{ended_text(kept)}: the next create will drop its slots, or: snapshot end {entry.name}"
-                )
-            elif kept.worst.is_past_limit:
-                warnings.append(
-                    f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots"
-                )
-            elif kept.worst.is_past_half:
-                warnings.append(warning_text(kept))
-        return warnings
+        return [*([self.age_problem] if self.age_problem else []), *missing_texts(self.missing), *self.slot_warnings]
 
     @property
     def notes(self) -> list[str]:
@@ -361,7 +358,30 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     problem = age_problem(newest_cut(entries, now), fleet.retention, now)
     increments = {entry.name: len(entry.summaries) for entry in entries}
     copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
-    return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies)
+    warnings = tuple(_slot_warnings(store, fleet, listed, answers, documents))
+    return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies, warnings)
+
+
+def _slot_warnings(
+    store: ObjectStore, fleet: Fleet, entries: Iterable[Entry], answers: RetainedAnswers, operations: Iterable[str]
+) -> Iterator[str]:
+    """Report chains past half of a node's limit, and every chain whose slots the next create drops."""
+    entries_by_slot = {slot_name(entry.chain.full.chain): entry for entry in entries if entry.chain}
+    slots = sorted({retained.slot for retained in answers.retained})
+    # A listing reads the owners of slots only if there are slots that no readable snapshot explains.
+    owners = None if entries_by_slot.keys() >= set(slots) else read_slot_owners(store, operations)
+    for slot in slots:
+        kept, entry = KeptChain(slot, answers.of_slot(slot)), entries_by_slot.get(slot)
+        if entry is not None and entry.chain is not None:
+            kept = replace(kept, snapshot=entry.name, chain=entry.chain.full.chain)
+            if entry.lost or entry.is_only_full:
+                yield f"{ended_text(kept)}: the next create will drop its slots, or: snapshot end {entry.name}"
+                continue
+        elif owners is not None:
+            kept = find_kept_chain(store, kept, owners.owner_of(slot))
+        lost = entry is None and is_marked_lost(store, kept, Silent())
+        if text := ruling_text(kept, rule_on_slots(kept, fleet, None, lost=lost)):
+            yield text
 
 
 def newest_cut(entries: Iterable[Entry], now: datetime) -> datetime | None:

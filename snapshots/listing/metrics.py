@@ -267,5 +267,3 @@ COMMAND_CODE = Metric(
     "Exit code of the command that wrote this file, even if the command was refused.",
     ("command",),
 )
-
-METRICS: tuple[Metric, ...] = tuple(value for value in list(vars().values()) if isinstance(value, Metric))

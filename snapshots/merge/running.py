@@ -36,12 +36,7 @@ from cutline.snapshots.operations.object_damage import (
     list_objects,
     verify_object,
 )
-from cutline.snapshots.operations.object_lists import (
-    lost_list_error,
-    read_chain_lists,
-    split_entries,
-    store_lists_above,
-)
+from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists, store_lists_above
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.operations.settling import settle_in_store
@@ -55,6 +50,7 @@ from cutline.snapshots.records.commit import (
     LostList,
     StoredObject,
     listed_objects,
+    split_entries,
 )
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
 from cutline.snapshots.records.merge_records import COUNTS, Merge, MergedCopy, MergePart, check_merge, find_merge

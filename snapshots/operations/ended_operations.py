@@ -209,8 +209,8 @@ def read_batches(
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for first in range(0, len(operations), AT_ONCE):
             batch = operations[first : first + AT_ONCE]
-            endeds = threads.map(lambda operation: read_ended(store, operation, documents[operation]), batch)
-            yield [ended for ended in endeds if ended is not None]
+            read = threads.map(lambda operation: read_ended(store, operation, documents[operation]), batch)
+            yield [ended for ended in read if ended is not None]
 
 
 def read_history(store: ObjectStore, count: int, snapshot: str | None = None) -> list[Ended]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -33,6 +33,7 @@ from cutline.snapshots.records.commit import (
     ReadList,
     StoredObject,
     compress_content,
+    split_entries,
 )
 from cutline.snapshots.records.documents import (
     check_about,
@@ -78,13 +79,6 @@ def store_lists_above(
     with ThreadPoolExecutor(THREADS_MAX) as threads:
         lists = threads.map(lambda part: _store_list(store, snapshot, operation, *part), enumerate(parts))
         return (*lists, *(stored for stored in objects if stored.kind in WITHOUT_ROWS))
-
-
-def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
-    """Split the entries into objects and lists."""
-    entries = list(entries)
-    objects = tuple(entry for entry in entries if isinstance(entry, StoredObject))
-    return objects, tuple(entry for entry in entries if isinstance(entry, ObjectList))
 
 
 def replace_by_lists(store: ObjectStore, commit: C, progress: Progress) -> C:

@@ -23,7 +23,7 @@ from typing import Any
 import psycopg
 from msgspec import UNSET
 
-from cutline.fleet.config import Node
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import FREE_SLOTS, NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
@@ -121,6 +121,72 @@ class KeptChain:
         return f"slot {self.slot}, not part of a snapshot in this store,"
 
 
+@dataclass(frozen=True, slots=True)
+class SlotRuling:
+    """What a create does with the slots of a chain: it drops those on `nodes`. Without nodes, all slots stay.
+
+    `reason` says why, as part of a sentence; it is "" if the reason is a node's limit. Then either only the copies of
+    these nodes end (`ends_copies`), or the whole chain does, and `marks_lost` says that it is first marked as lost.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    reason: str = ""
+    ends_copies: bool = False
+    marks_lost: bool = False
+
+
+def rule_on_slots(kept: KeptChain, fleet: Fleet, continued: str | None, *, lost: bool) -> SlotRuling:
+    """Return what a create does with the slots of `kept`; `continued` is the chain that it continues, if any.
+
+    `lost` says that the chain is marked as lost. This is the only place that decides about slots: guard_nodes obeys it,
+    and `list` and every preview report it.
+    """
+    nodes = tuple(fleet.nodes)
+    if kept.is_failed:
+        return SlotRuling(nodes, f"operation {kept.chain} has failed but still has slots")
+    if kept.is_ended_copy:
+        having = {retained.node for retained in kept.retained}
+        reason = f"operation {kept.chain} has ended but still has slots for copying tables"
+        return SlotRuling(tuple(node for node in nodes if node.id in having), reason)
+    if kept.removal_text:
+        return SlotRuling(nodes, f"{kept.removal_text} but still has slots")
+    if lost:
+        return SlotRuling(nodes, f"{kept.label} will get no more increments but still has slots")
+    if spare := _spare_nodes(kept, fleet, continued):
+        return SlotRuling(tuple(spare), ends_copies=True)
+    if kept.worst.is_past_limit:
+        return SlotRuling(nodes, marks_lost=kept.snapshot is not None)
+    return SlotRuling()
+
+
+def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = None) -> str:
+    """Return what a create will do with the slots, and what an operator can do instead; "" if there is nothing to say.
+
+    Without a `continued` chain, the next create may be one of any snapshot.
+    """
+    if ruling.reason:
+        return f"{ruling.reason}: the next create will drop them"
+    if not ruling.nodes:
+        return warning_text(kept) if kept.worst.is_past_half else ""
+    past = sorted({retained.node for retained in kept.retained if retained.is_past_limit})
+    where = list_some(past, NODES_NAMED_MAX)
+    again = f"snapshot create {kept.snapshot} --incremental"
+    if ruling.ends_copies:
+        copies = "copy of this node" if len(past) == 1 else "copies of these nodes"
+        will = f"will drop its slot on {where}, which ends only the {copies}"
+        if kept.snapshot and kept.chain == continued:
+            return f"{over_limit_text(kept)}: the increment {will}, and copy {where} again"
+        renewed = f"; the next increment copies {where} again: {again}" if kept.snapshot else ""
+        return f"{over_limit_text(kept)}: the next create {will}{renewed}"
+    if ruling.marks_lost:
+        return (
+            f"{over_limit_text(kept)}: a create of another snapshot will mark the chain as lost and drop its slots; to"
+            f" keep the chain, take an increment first, which copies {where} again: {again}"
+        )
+    lost = ", so it can't be resumed" if kept.unfinished else ""
+    return f"{over_limit_text(kept)}: the next create will drop its slots{lost}"
+
+
 def guard_nodes(
     store: ObjectStore,
     sessions: Sessions,
@@ -138,37 +204,25 @@ def guard_nodes(
     """
     staying: list[str] = []
     for kept in read_kept_chains(store, sessions, progress, operations):
-        if kept.is_failed:
-            progress.note(News(f"operation {kept.chain} has failed but still has slots"))
-            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        elif kept.is_ended_copy:
-            progress.note(News(f"operation {kept.chain} has ended but still has a slot for copying tables"))
-            having = {retained.node for retained in kept.retained}
-            _drop_kept_slots(kept, [node for node in sessions.fleet.nodes if node.id in having], progress)
-        elif kept.removal_text:
-            progress.note(News(f"{kept.removal_text} but still has slots"))
-            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        elif kept.snapshot and _is_lost(store, kept.snapshot, kept.chain, progress):
-            progress.note(News(f"{kept.label} will get no more increments but still has slots"))
-            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        elif nodes := _spare_nodes(kept, sessions, continued):
-            # Only the copies of these nodes end.
-            for node in nodes:
-                progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
-            _drop_kept_slots(kept, nodes, progress)
-            staying += [kept.snapshot] if kept.snapshot else []
-        elif kept.worst.is_past_limit:
-            if kept.snapshot:
-                lost = _lost_chain(store, kept, kept.snapshot)
-                mark_lost(store, lost)
-                progress.note(f"snapshot {lost.snapshot} {lost.text}; its stored restore points can still be restored")
-            else:
-                progress.note(over_limit_text(kept))
-            _drop_kept_slots(kept, sessions.fleet.nodes, progress)
-        else:
+        ruling = rule_on_slots(kept, sessions.fleet, continued, lost=is_marked_lost(store, kept, progress))
+        if kept.snapshot and (ruling.ends_copies or not ruling.nodes):
+            staying.append(kept.snapshot)
+        if not ruling.nodes:
             if kept.worst.is_past_half:
                 progress.note(warning_text(kept))
-            staying += [kept.snapshot] if kept.snapshot else []
+            continue
+        if ruling.reason:
+            progress.note(News(ruling.reason))
+        elif ruling.ends_copies:
+            for node in ruling.nodes:
+                progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
+        elif kept.snapshot:
+            lost = _lost_chain(store, kept, kept.snapshot)
+            mark_lost(store, lost)
+            progress.note(f"snapshot {lost.snapshot} {lost.text}; its stored restore points can still be restored")
+        else:
+            progress.note(over_limit_text(kept))
+        _drop_kept_slots(kept, ruling.nodes, progress)
     return sorted(staying)
 
 
@@ -244,14 +298,9 @@ def _newest_cut(store: ObjectStore, snapshot: str) -> datetime:
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
     """Note what guard_nodes would do, without doing it."""
     for kept in read_kept_chains(store, sessions, progress):
-        if not kept.worst.is_past_limit:
-            if kept.worst.is_past_half:
-                progress.note(warning_text(kept))
-            continue
-        if _spare_nodes(kept, sessions, continued):
-            progress.note(f"{over_limit_text(kept)}: the next create will drop the slot there, which ends its copy")
-            continue
-        progress.note(f"{over_limit_text(kept)}: the next create will mark the chain as lost and drop its slots")
+        ruling = rule_on_slots(kept, sessions.fleet, continued, lost=is_marked_lost(store, kept, progress))
+        if text := ruling_text(kept, ruling, continued):
+            progress.note(News(text) if ruling.reason else text)
 
 
 def read_kept_chains(
@@ -260,9 +309,9 @@ def read_kept_chains(
     """Return the WAL that all nodes in the fleet keep, by chain; note the nodes that do not answer."""
     retained = [slot for found in sessions.ask_nodes(read_retained).values() for slot in found]
     others = query_retained(node for node in sessions.fleet.nodes if node.id not in sessions.connections)
-    for why, nodes in group_by_value(others.not_asked).items():
+    for why, nodes in group_by_value(others.unanswered).items():
         progress.note(f"{name_nodes(nodes)}: the size of the retained WAL is not known: {why}")
-    answers = RetainedAnswers((*retained, *others.retained), others.not_asked)
+    answers = RetainedAnswers((*retained, *others.retained), others.unanswered)
     slots = sorted({one.slot for one in answers.retained})
     if not slots:
         return []
@@ -339,10 +388,12 @@ def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: st
             )
 
 
-def _is_lost(store: ObjectStore, snapshot: str, chain: str, progress: Progress) -> bool:
+def is_marked_lost(store: ObjectStore, kept: KeptChain, progress: Progress) -> bool:
     """Whether the chain is marked as lost; an unreadable mark is noted and ignored."""
+    if not kept.snapshot:
+        return False
     try:
-        return is_lost(store, snapshot, chain)
+        return is_lost(store, kept.snapshot, kept.chain)
     except ManifestError as error:
         progress.note(f"{error.message}; {error.hint}")
         return False
@@ -360,17 +411,17 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
         return max(listed_numbers(store, snapshot), default=0)
 
 
-def _spare_nodes(kept: KeptChain, sessions: Sessions, continued: str | None) -> list[Node]:
+def _spare_nodes(kept: KeptChain, fleet: Fleet, continued: str | None) -> list[Node]:
     """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
     The command copies them again if it continues the chain. Any other chain goes on without the copies of standbys,
     unless fleet.toml requires them, and so does an unfinished snapshot, unless tables are read on them alone.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}
-    nodes = [node for node in sessions.fleet.nodes if node.id in past]
+    nodes = [node for node in fleet.nodes if node.id in past]
     if kept.snapshot and kept.chain == continued:
         return nodes
-    needed = {node.shard for node in nodes if node.backup_of is None or sessions.fleet.standbys_needed(node.shard)}
+    needed = {node.shard for node in nodes if node.backup_of is None or fleet.standbys_needed(node.shard)}
     return nodes if (kept.snapshot or kept.unfinished) and not needed and not past & kept.readers else []
 
 

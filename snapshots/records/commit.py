@@ -100,6 +100,13 @@ class ListedObjects(Record, frozen=True, tag_field="schema", tag=LIST_FORMAT):
 NamedObject: TypeAlias = StoredObject | ObjectList
 
 
+def split_entries(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
+    """Split the entries into objects and lists."""
+    entries = list(entries)
+    objects = tuple(entry for entry in entries if isinstance(entry, StoredObject))
+    return objects, tuple(entry for entry in entries if isinstance(entry, ObjectList))
+
+
 def compress_content(content: bytes) -> bytes:
     """Compress a list's document for its ReadList."""
     # Copy the result, because the compressor's buffer has room for incompressible content.
@@ -217,6 +224,11 @@ class Sequence(Record, frozen=True, omit_defaults=True):
     smallest: Integer
     largest: Integer
     is_of_extension: bool = False
+
+    @property
+    def reach(self) -> tuple[int, bool]:
+        """How far the sequence has come, in the direction of its increment: a later state compares as greater."""
+        return (self.last_value if self.increment > 0 else -self.last_value), self.is_called
 
 
 class CutRecord(Record, frozen=True, kw_only=True):

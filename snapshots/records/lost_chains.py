@@ -165,7 +165,7 @@ def read_marks(store: ObjectStore, snapshot: str, chain: str) -> ChainMarks:
     return ChainMarks(lost, pruned, tuple(damaged))
 
 
-def check_not_lost(store: ObjectStore, chain: Chain) -> None:
+def check_chain_not_lost(store: ObjectStore, chain: Chain) -> None:
     """Raise ChainLostError if the chain is lost."""
     lost = read_lost(store, chain.name, chain.full.chain)
     if lost:

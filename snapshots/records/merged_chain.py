@@ -27,8 +27,7 @@ from cutline.snapshots.records.commit import (
     FullSnapshot,
     Increment,
     NamedObject,
-    ObjectList,
-    StoredObject,
+    split_entries,
 )
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.merge_records import (
@@ -133,7 +132,7 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
         shard: tuple(group for number, group in part.definitions(shard).items() if number not in numbers[shard])
         for shard in shards
     }
-    objects, lists = _split([*merge.entries, *_entries_to_keep(part)])
+    objects, lists = split_entries([*merge.entries, *_entries_to_keep(part)])
     for entry in merge.entries:
         shard = part.shard_of(entry.node)
         if not entry.rows.keys() <= part.definitions(shard).keys():
@@ -230,12 +229,6 @@ def _entries_to_keep(part: Chain) -> Iterator[NamedObject]:
 def is_kept(entry: NamedObject | Segment) -> bool:
     """Whether later commits may refer to the object although it is neither rows of a table nor a segment."""
     return not isinstance(entry, Segment) and entry.kind in (DDL, GLOBALS, LARGE_OBJECTS)
-
-
-def _split(entries: Iterable[NamedObject]) -> tuple[tuple[StoredObject, ...], tuple[ObjectList, ...]]:
-    entries = list(entries)
-    objects = tuple(entry for entry in entries if isinstance(entry, StoredObject))
-    return objects, tuple(entry for entry in entries if isinstance(entry, ObjectList))
 
 
 def _check_copy(part: Chain, node: str, copy: MergedCopy) -> None:

@@ -490,7 +490,7 @@ def _check_list(commit: Commit, entry: ObjectList, *, allows_any_operation: bool
 
 
 def check_listed(
-    commit: Commit | Merge, entry: ObjectList, listed: Iterable[StoredObject], *, allows_any_operation: bool = False
+    commit: Commit | Merge, entry: ObjectList, listed: Iterable[StoredObject], *, allows_any_operation: bool
 ) -> None:
     """Raise ValueError unless the objects match the list's entry in the commit.
 
@@ -1133,7 +1133,7 @@ def listed_numbers(store: ObjectStore, name: str, first: int = 0) -> list[int]:
     return sorted({int(match[1]) for match in matches if match and int(match[1]) >= first})
 
 
-def listed_sizes(store: ObjectStore, name: str, first: int) -> dict[int, int]:
+def commit_sizes(store: ObjectStore, name: str, first: int) -> dict[int, int]:
     """For every listed number from `first` up, return the bytes in its largest turn: the commit, unless it is voided.
 
     `first` is at least 1.
@@ -1418,7 +1418,7 @@ def _find_newest(store: ObjectStore, name: str) -> Increment | None:
     """
     # What was given up is not listed: a chain that is merged again and again would have more and more of it.
     first = max(first_increment(store, name), 1)
-    sizes = listed_sizes(store, name, first)
+    sizes = commit_sizes(store, name, first)
     last = max(sizes, default=0)
     if not last or sorted(sizes) != list(range(first, last + 1)):
         return None

@@ -120,7 +120,7 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
     try:
         identity: StoreIdentity = read_sealed(store, FLEET_KEY, StoreIdentity)
     except ObjectMissingError as error:
-        check_not_lost(store)
+        check_identity_not_lost(store)
         raise _not_initialised_error(store) from error
     if identity.name != fleet.name:
         raise StoreOfAnotherFleetError(
@@ -131,7 +131,7 @@ def read_identity(store: ObjectStore, fleet: Fleet) -> StoreIdentity:
     return identity
 
 
-def check_not_lost(store: ObjectStore) -> None:
+def check_identity_not_lost(store: ObjectStore) -> None:
     """Raise IdentityLostError if the store has no fleet.json, but contains snapshots."""
     if store.exists(FLEET_KEY):
         return
@@ -197,7 +197,7 @@ def ensure_identity(store: ObjectStore, fleet: Fleet) -> tuple[StoreIdentity, bo
     identity = StoreIdentity(secrets.token_hex(4), fleet.name)
     try:
         if not store.exists(FLEET_KEY):
-            check_not_lost(store)
+            check_identity_not_lost(store)
             create_or_find(store, FLEET_KEY, seal(identity))
             return identity, True
     except ObjectExistsError:

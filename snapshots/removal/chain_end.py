@@ -31,14 +31,15 @@ COMMAND = "end"
 class EndPlan:
     """What `snapshot end` does: the chain's last increment, its slot, and the WAL that nodes retain for it.
 
-    `not_asked` are the nodes that did not answer, each with the reason. `marks` say whether the chain has ended before.
+    `unanswered` are the nodes that did not answer, each with the reason. `marks` say whether the chain has ended
+    before.
     """
 
     snapshot: str
     last: int
     slot: str
     retained: tuple[Retained, ...]
-    not_asked: Mapping[str, str]
+    unanswered: Mapping[str, str]
     marks: ChainMarks
 
 
@@ -78,7 +79,7 @@ def end_chain(fleet: Fleet, name: str, progress: Progress, announce: Callable[[E
         announce(plan)
         mark = None
         if not plan.marks.is_only_full:
-            problems = _problems(chain, plan.slot, plan.retained, plan.not_asked)
+            problems = _problems(chain, plan.slot, plan.retained, plan.unanswered)
             mark = _mark(store, chain, own_label(COMMAND, name), "", problems)
         progress.step("drop slots")
         nodes = with_retired(sessions, chain.listed_system_identifiers)
@@ -100,7 +101,7 @@ def supersede(fleet: Fleet, name: str, successor: str, progress: Progress) -> li
         listed = {node.listed_id for node in sessions.fleet.nodes}
         problems = [
             (node, problem)
-            for node, problem in _problems(chain, slot, answers.of_slot(slot), answers.not_asked)
+            for node, problem in _problems(chain, slot, answers.of_slot(slot), answers.unanswered)
             if node in listed
         ]
         _mark(store, chain, "", successor, problems)
@@ -118,15 +119,15 @@ def _read(store: ObjectStore, fleet: Fleet, name: str) -> Chain:
 def _plan(store: ObjectStore, chain: Chain, answers: RetainedAnswers) -> EndPlan:
     slot = slot_name(chain.full.operation)
     marks = read_marks(store, chain.name, chain.full.chain)
-    return EndPlan(chain.name, chain.last.increment, slot, answers.of_slot(slot), answers.not_asked, marks)
+    return EndPlan(chain.name, chain.last.increment, slot, answers.of_slot(slot), answers.unanswered, marks)
 
 
 def _problems(
-    chain: Chain, slot: str, retained: tuple[Retained, ...], not_asked: Mapping[str, str]
+    chain: Chain, slot: str, retained: tuple[Retained, ...], unanswered: Mapping[str, str]
 ) -> list[tuple[str, str]]:
     """Return the primaries that have answered and have a problem with the chain's slot, each with the problem."""
     found = {one.node: one.problem for one in retained}
-    primaries = [node for node in map(chain.listed_id, chain.primaries) if node not in not_asked]
+    primaries = [node for node in map(chain.listed_id, chain.primaries) if node not in unanswered]
     problems = [(node, found.get(node, slot_problem(slot, None))) for node in primaries]
     return [(node, problem) for node, problem in problems if problem]
 

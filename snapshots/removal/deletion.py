@@ -30,6 +30,7 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.messages import without_node
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.nodes.clocks import check_clocks, note_clocks
@@ -193,8 +194,9 @@ def _check_whole(store: ObjectStore, snapshot: str) -> None:
     giving_up = [one.id for one in open_removals(store, snapshot) if one.is_giving_up]
     if giving_up or first_increment(store, snapshot):
         raise IncrementsNeededError(
-            f"the increments of {snapshot} stay: what lies before a merge was given up, or is being given up",
-            hint="repeat the command, which then plans anew",
+            f"the increments of {snapshot} were not removed: restore points before one of its merges were given up"
+            " meanwhile, so the rest needs the increments",
+            hint="repeat the command: it makes a new plan",
             details={"snapshot": snapshot, "operation": giving_up[0] if giving_up else None},
         )
 
@@ -397,10 +399,8 @@ def _survey(store: ObjectStore, name: str, *, force: bool) -> SurveyedSnapshot:
 def _was_committed(store: ObjectStore, name: str) -> bool:
     documents = document_names(store)
     batches = read_batches(store, documents, list_ended(documents, has_intent=True))
-    endeds = (
-        ended for batch in batches for ended in batch if ended.outcome is not None and ended.outcome.state == DONE
-    )
-    return any((ended.kind, ended.snapshot) == ("create", name) for ended in endeds)
+    done = (ended for batch in batches for ended in batch if ended.outcome is not None and ended.outcome.state == DONE)
+    return any((ended.kind, ended.snapshot) == ("create", name) for ended in done)
 
 
 def _check_deletable(surveyed: SurveyedSnapshot, others: tuple[str, ...], *, is_only: bool) -> None:
@@ -640,7 +640,7 @@ class FleetNodes:
                 except psycopg.errors.InsufficientPrivilege as error:
                     left.append(f"publications on {node}: {shorten_message(error)}")
                 except EventTriggerError as error:
-                    left.append(f"publications on {node}: {error.message.removeprefix(f'node {node}: ')}")
+                    left.append(f"publications on {node}: {without_node(error.message, node)}")
         return dropped, left
 
 

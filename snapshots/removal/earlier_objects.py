@@ -173,7 +173,8 @@ def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> D
     if points and (lack := find_lack_from(store, snapshot, earlier.first)):
         raise DamagedMergeError(
             f"the chain of {snapshot} can't begin at increment {earlier.first}: {lack}",
-            hint=f"see what is damaged, and repair it: snapshot check {snapshot}   nothing was removed",
+            hint=f"nothing was removed; to see what is damaged: snapshot check {snapshot}   to repair it:"
+            f" snapshot repair {snapshot}",
             details={"snapshot": snapshot, "increment": earlier.first},
         )
     listed = [entry for folder in FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{folder}")]

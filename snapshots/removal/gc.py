@@ -507,7 +507,7 @@ class GcReport:
     """
 
     grace_seconds: float
-    dry_run: bool = False
+    is_dry: bool = False
     unsettled: str = ""
     garbage: list[Garbage] = field(default_factory=list)
     kept: dict[KeptKey, SizeTotal] = field(default_factory=dict)
@@ -725,7 +725,7 @@ def preview_garbage(fleet: Fleet, grace_seconds: float, progress: Progress) -> G
     store = fleet.store.open()
     read_identity(store, fleet)
     report = find_garbage(store, grace_seconds, progress)
-    report.dry_run = True
+    report.is_dry = True
     return report
 
 

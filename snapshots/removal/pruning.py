@@ -358,9 +358,7 @@ class JudgedStore:
 
 def judge_store(store: ObjectStore, rules: Retention, *, force: bool) -> JudgedStore:
     """Apply the rules, or the default rules, to the current state of the store. Changes nothing."""
-    surveys = {
-        survey_snapshot.name: survey_snapshot for survey_snapshot in survey_snapshots(store, snapshot_names(store))
-    }
+    surveys = {surveyed.name: surveyed for surveyed in survey_snapshots(store, snapshot_names(store))}
     checks, now = read_checks(store, document_names(store), count_max=REMOVAL_READ_MAX), utc_now()
     held = _held_snapshots(surveys, checks, {name: pins_in_force(store, name, now) for name in surveys})
     verdicts = apply_retention(list(held.values()), rules, now, takes_last=force)

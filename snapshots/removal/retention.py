@@ -326,9 +326,11 @@ def _verdict(
     is_continued = is_continued or any(reason.keeps_chain for found in reasons.values() for reason in found)
     is_reducible = not (is_continued or one.first or one.is_only_cut)
     if max(kept) == 0 and is_reducible and (has_increments or one.is_continuable):
-        removed = "increments removed" if has_increments else "no increments follow"
+        removed = "increments removed: no rule keeps them"
+        if not has_increments:
+            removed = "its chain ends here: no rule keeps increments"
         points = _points(one, kept, whole=False)
-        return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, f"{removed}: no rule keeps them"), points)
+        return RetentionVerdict(one.name, RetentionFate.ONLY_FULL, (*why, removed), points)
     begins = None if one.has_conflicts else _begin_of(one, min(kept))
     points = _points(one, kept, whole=True, begins=begins)
     is_unreduced = one.first == max(kept) > 0 and one.is_continuable and not is_continued

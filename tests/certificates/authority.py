@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from tests.programs.lacking import skip_without
 
 SECONDS_MAX = 60
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
@@ -48,7 +48,7 @@ class Authority:
 def make_authority(folder: Path, name: str = "authority") -> Authority:
     """Make an authority in `folder`, whose certificates are beside its own; skip the test where there is no openssl."""
     if not shutil.which("openssl"):
-        pytest.skip("needs openssl to make certificates")
+        skip_without("openssl", "it makes the certificates")
     made = _files(folder, name)
     _openssl(
         "req", "-x509", *NEW_KEY, "-nodes", "-days", "2", "-subj", f"/CN={name}",

@@ -1,11 +1,23 @@
-"""The crash points that every kind of create reaches, in order."""
+"""The crash points that every kind of create reaches, in order, and those that are reached once per node."""
 
 from __future__ import annotations
 
 from cutline.fleet.crash_points import CrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 
 # Reached once per node, in any order.
 PER_NODE = frozenset({CrashPoint.SLOT_MADE})
+RESTORE_PER_NODE = frozenset(
+    {
+        RestoreCrashPoint.CREATED,
+        RestoreCrashPoint.LOADING,
+        RestoreCrashPoint.INDEXING,
+        RestoreCrashPoint.FINISHED,
+        RestoreCrashPoint.RENAMED,
+        RestoreCrashPoint.PUBLISHED,
+        RestoreCrashPoint.ABANDONED,
+    }
+)
 # Of a terminal snapshot: reached once per primary, all of the first, then all of the second.
 FREEZE_POINTS = (CrashPoint.FROZEN, CrashPoint.SESSIONS_ENDED)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from tests.integration.conftest import FleetFactory
 
 NAME = "kept"
+REFUSAL_SECONDS_MAX = 30
 CONTROL = "default_version = '1.0'\nrelocatable = false\nschema = kept\ntrusted = true\n"
 # fact references kind, which is marked later; kind has rows of the extension's own.
 SCRIPT = r"""
@@ -408,14 +409,34 @@ def test_reading_runs_no_code_of_a_tables_owner(runs: Runs) -> None:
     assert [one.name for one in left_out] == ["kept.kind"]
 
 
-def test_a_table_that_is_being_rewritten_is_waited_for(runs: Runs) -> None:
+def await_refusal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that waits until a reader has found a table locked and given up that try.
+
+    The reader doesn't wait in the server, so pg_locks never shows it.
+    """
+    refused, try_table = threading.Event(), extension_tables._TableReader._try
+
+    def noted(reader: extension_tables._TableReader, *arguments: Any) -> bool:
+        is_done = try_table(reader, *arguments)
+        if not is_done:
+            refused.set()
+        return is_done
+
+    def wait() -> None:
+        assert refused.wait(REFUSAL_SECONDS_MAX)
+
+    monkeypatch.setattr(extension_tables._TableReader, "_try", noted)
+    return wait
+
+
+def test_a_table_that_is_being_rewritten_is_waited_for(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state from before the end of TRUNCATE would show it empty."""
-    (node,) = runs.fleet.nodes
+    (node,), refused = runs.fleet.nodes, await_refusal(monkeypatch)
     with psycopg.connect(node.dsn) as other, connect(node) as connection, ThreadPoolExecutor(1) as threads:
         other.execute("TRUNCATE kept.loose")
         other.execute("INSERT INTO kept.loose VALUES ('new')")
         reading = threads.submit(_read_rows, node, connection, rules=GroupRules())
-        time.sleep(0.5)
+        refused()
         # Nothing is held while it waits: others get what they want, at most a try later.
         other.execute("SET lock_timeout = '5s'")
         other.execute("LOCK TABLE kept.kind, kept.fact IN ACCESS EXCLUSIVE MODE")
@@ -426,13 +447,15 @@ def test_a_table_that_is_being_rewritten_is_waited_for(runs: Runs) -> None:
     assert b"\n('new')" in uncompressed(body)
 
 
-def test_nothing_is_locked_while_what_a_condition_needs_is_waited_for(runs: Runs) -> None:
+def test_nothing_is_locked_while_what_a_condition_needs_is_waited_for(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planner locks a table's indexes."""
-    (node,) = runs.fleet.nodes
+    (node,), refused = runs.fleet.nodes, await_refusal(monkeypatch)
     with psycopg.connect(node.dsn) as other, connect(node) as connection, ThreadPoolExecutor(1) as threads:
         other.execute("REINDEX INDEX kept.kind_pkey")
         reading = threads.submit(_read_rows, node, connection, rules=GroupRules())
-        time.sleep(0.5)
+        refused()
         # With what the reader held meanwhile, the server would find a deadlock, and end this one.
         other.execute("SET lock_timeout = '5s'")
         other.execute("TRUNCATE kept.loose")

@@ -92,6 +92,9 @@ LOAD = (
 )
 
 
+# How long a standby may take to replay what was written, and to report which versions it needs.
+REPLAY_SECONDS_MAX = 60
+
 # How many standbys need versions that were current before a transaction.
 NEEDED_QUERY = """
 SELECT count(*) FROM (SELECT backend_xmin FROM pg_stat_replication
@@ -233,7 +236,9 @@ def page_of(dsn: str, table: str, condition: str) -> tuple[int, str]:
         # A reader that sets hint bits or removes dead versions after the checkpoint would write the whole page into the
         # WAL, and the standby would get it back. Versions can be removed once no snapshot of a standby needs them.
         (newest,) = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone() or (0,)
+        deadline = time.monotonic() + REPLAY_SECONDS_MAX
         while connection.execute(NEEDED_QUERY, (newest,)).fetchone() != (0,):
+            assert time.monotonic() < deadline, "a standby still needs old versions"
             connection.execute("SELECT pg_current_xact_id()")
             time.sleep(0.1)
         connection.execute(f"VACUUM {table}".encode())
@@ -262,7 +267,9 @@ def replayed(runs: Runs) -> None:
                 (position,) = primary.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
             with psycopg.connect(node.dsn, autocommit=True) as standby:
                 behind = "SELECT pg_last_wal_replay_lsn() < %s::pg_lsn"
+                deadline = time.monotonic() + REPLAY_SECONDS_MAX
                 while standby.execute(behind, (position,)).fetchone() == (True,):
+                    assert time.monotonic() < deadline, f"{node.id} has not replayed {position}"
                     time.sleep(0.05)
 
 

@@ -14,6 +14,7 @@ import pytest
 from cutline.cli.report.page import page_of
 from cutline.snapshots.listing.figures import NodeLag
 from tests.browser.chromium import VARIABLE, Browser, chromium, find_chromium
+from tests.programs.lacking import skip_without
 from tests.unit.made_figures import made_figures, made_snapshot
 from tests.unit.test_report_page import hostile_figures
 
@@ -67,7 +68,7 @@ PICTURES = """
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_chromium()
     if program is None:
-        pytest.skip(f"there is no Chromium: neither ${VARIABLE} nor chromium in PATH")
+        skip_without("chromium", f"neither ${VARIABLE} names it nor is it on the PATH")
     with chromium(program, tmp_path_factory.mktemp("profile")) as found:
         yield found
 

@@ -160,7 +160,9 @@ def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str
     guarded.retained_bytes(chain)
     slots, notes = guarded.slots(), Notes()
     preview_increment(limited.fleet, CreateRequest("second"), notes)
-    notes.find_one("keeps", "which ends its copy")
+    notes.find_one("keeps", "the increment will drop its slot on s1, s1-b1", "and copy s1, s1-b1 again")
+    (listed,) = [text for text in list_store(limited.fleet).warnings if "snapshot second" in text]
+    assert listed.endswith("which copies s1, s1-b1 again: snapshot create second --incremental")
     assert guarded.slots() == slots
     commit = Runs(limited.fleet, guarded.spark).increment("second")
     assert commit.renewed.keys() == {"s1", "s1-b1"}
@@ -232,7 +234,7 @@ def test_a_standby_past_its_limit_ends_only_its_copy(guarded: GuardedFleet) -> N
     limited = guarded.with_limit(guarded.retained_bytes(chain)["s1-b1"] - 1, only="s1-b1")
     slots, notes = guarded.slots(), Notes()
     preview_increment(limited.fleet, CreateRequest("first"), notes)
-    notes.find_one("node s1-b1 keeps", "which ends its copy")
+    notes.find_one("node s1-b1 keeps", "the increment will drop its slot on s1-b1, which ends only the copy of this")
     assert guarded.slots() == slots
     commit = Runs(limited.fleet, guarded.spark).increment("first")
     assert commit.renewed.keys() == {"s1-b1"}
@@ -252,7 +254,9 @@ def test_slots_without_a_snapshot_are_named_and_dropped_and_foreign_ones_stay(gu
     guarded.write_filler()
     limited = guarded.with_limit(FILLER_BYTES // 2)
     listing: Listing = list_store(limited.fleet)
-    assert [STRAY in text for text in listing.warnings] == [True]
+    (warning,) = listing.warnings
+    assert STRAY in warning
+    assert warning.endswith(": the next create will drop its slots")
     store, notes = guarded.fleet.store.open(), Notes()
     with open_sessions(limited.fleet, limited.fleet.primaries) as sessions:
         guard_nodes(store, sessions, notes)

@@ -29,6 +29,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, sorted_co
 from tests.commands.watching import Watching
 from tests.faults.ports import HOST, free_ports
 from tests.integration.refusing import execute
+from tests.programs.lacking import skip_without
 from tests.servers.installed import MORE_FOLDERS, Server, id_of, server_of
 from tests.servers.packages import WHOLE
 
@@ -62,7 +63,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 def served(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Path]]:
     """A fleet of one server that accepts only TLS, and its certificate."""
     if not shutil.which("openssl"):
-        pytest.skip("needs openssl to make certificates")
+        skip_without("openssl", "it makes the certificates")
     folder = tmp_path_factory.mktemp("tls")
     certificate = make_certificate(folder, "server")
     embedded = start_fleet(

@@ -50,13 +50,15 @@ class Watch:
         """What it has said."""
         return [json.loads(line)["text"] for line in self.log.read_text().splitlines()]
 
-    def await_text(self, part: str, count: int = 1) -> str:
-        """Wait until it has said it `count` times; return the last one."""
+    def await_text(self, part: str, after: str = "") -> str:
+        """Wait until it has said it, since it said the text `after` for the last time; return what it said last."""
         found: list[str] = []
 
         def is_said() -> bool:
-            found[:] = [one for one in self.texts() if part in one]
-            return len(found) >= count
+            texts = self.texts()
+            later = len(texts) - texts[::-1].index(after) if after else 0
+            found[:] = [text for text in texts[later:] if part in text]
+            return bool(found)
 
         wait_until(is_said, lambda: f"{part!r} in {self.texts()}")
         return found[-1]
@@ -191,8 +193,8 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     # A slot that is gone: the shard is copied again, and the chain goes on.
     (slot,) = slots_of(fleet.nodes[0].dsn)
     wait_until(lambda: drop_if_idle(fleet, slot), lambda: "the slot is in use")
-    second.await_text(f"primary s1 is copied again: slot {slot} does not exist")
-    second.await_text(f"of {snapshot['name']}: ")
+    copied_again = second.await_text(f"primary s1 is copied again: slot {slot} does not exist")
+    second.await_text(f"of {snapshot['name']}: ", after=copied_again)
     assert len(listed(fleet)) == 1
     # A publication that was altered for a while: changes may be missing, and another chain begins.
     with psycopg.connect(fleet.primaries[0].dsn, autocommit=True) as session:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.poolers.pgbouncer import Pooler, running
 from tests.programs.cached import NotInstallableError
 from tests.programs.debian_program import DebianPackage, DebianProgram
+from tests.programs.lacking import skip_without
 from tests.s3.server import free_port
 
 PROGRAM = DebianProgram(
@@ -38,9 +37,7 @@ def haproxy(folder: Path, dsn: str, timeout: str) -> Iterator[Pooler]:
     try:
         program = PROGRAM.install()
     except NotInstallableError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"haproxy can't be installed: {error}")
+        skip_without("haproxy", f"it can't be installed: {error}")
     given, port = conninfo_to_dict(dsn), free_port()
     folder.mkdir()
     settings = folder / "haproxy.cfg"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.nodes.programs import server_programs
 from tests.programs.cached import NotInstallableError
 from tests.programs.debian_program import DebianPackage, DebianProgram
+from tests.programs.lacking import skip_without
 from tests.s3.server import free_port
 
 PROGRAM = DebianProgram(
@@ -51,13 +51,11 @@ class Pooler:
 
 
 def require_pgbouncer() -> Path:
-    """Return the program; skip the calling test where it can't be installed, but in CI fail."""
+    """Return the program; skip the calling test where it can't be installed, as without apt-get."""
     try:
         return PROGRAM.install()
     except NotInstallableError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"pgbouncer can't be installed: {error}")
+        skip_without("pgbouncer", f"it can't be installed: {error}")
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from cutline.fleet.own_files import cache_folder
+from tests.programs.lacking import skip_without
 
 INSTALL_SECONDS_MAX = 900
 # What go and npm report if they can't download: such a machine can't install the program, as if it had no go or npm.
@@ -46,7 +45,7 @@ def require_program(name: str, cached: Path) -> Path:
     """Return the program of the cache folder, or else of the PATH; skip the calling test if there is none."""
     found = str(cached) if cached.exists() else shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is neither in the cache folder nor on the PATH; to install it: make stores")
+        skip_without(name, "it is neither in the cache folder nor on the PATH; to install it: make stores")
     return Path(found)
 
 

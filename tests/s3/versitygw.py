@@ -20,6 +20,7 @@ import pytest
 
 from tests.programs.cached import INSTALL_SECONDS_MAX, NotInstallableError
 from tests.programs.go_program import GoProgram
+from tests.programs.lacking import skip_without
 from tests.s3.server import ACCESS_KEY, SECRET_KEY, S3Server, free_port, running_server
 
 PROGRAM = GoProgram("github.com/versity/versitygw/cmd/versitygw", "v1.8.0")
@@ -56,7 +57,7 @@ class Building:
         try:
             return build()  # after a failed build, this one raises its error
         except NotInstallableError as error:
-            pytest.skip(f"versitygw {PROGRAM.version} can't be built: {error}")
+            skip_without("versitygw", f"{PROGRAM.version} can't be built: {error}")
 
     def end(self) -> None:
         """Give up a build that nobody has waited for."""

@@ -31,7 +31,7 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import check_not_lost, is_lost
+from cutline.snapshots.records.lost_chains import check_chain_not_lost, is_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent
 from cutline.snapshots.records.proven_chains import (
     check_name,
@@ -138,7 +138,7 @@ def create_increment(process: Process, name: str) -> None:
         settle_operations(store, FLEET, process)
         guard_nodes(process)
         chain = read_continued(store, name, full)
-        check_not_lost(store, chain)
+        check_chain_not_lost(store, chain)
         check_commits(store, chain)
         _check_slots(process, chain)
         chain.check_archive()

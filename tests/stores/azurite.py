@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.programs.cached import require_program
+from tests.programs.lacking import lacking, skip_without
 from tests.programs.npm_program import NpmProgram
 from tests.s3.server import SECRET_KEY, free_port, running_server
 from tests.stores.place import StorePlace
@@ -24,10 +25,10 @@ KEY = base64.b64encode(SECRET_KEY.encode()).decode()
 @contextlib.contextmanager
 def azurite_server() -> Iterator[StorePlace]:
     """Run a server without containers that keeps objects in memory."""
-    pytest.importorskip("adlfs", reason="adlfs is not installed; to install it: make stores")
+    pytest.importorskip("adlfs", reason=lacking("adlfs", "to install it: make stores"))
     program = require_program("azurite-blob", PROGRAM.path())
     if shutil.which("node") is None:
-        pytest.skip("there is no node on the PATH, which Azurite needs")
+        skip_without("node", "Azurite needs it on the PATH")
     port = free_port()
     # The client is newer than the server.
     command = [str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]

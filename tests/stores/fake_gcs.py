@@ -9,6 +9,7 @@ import pytest
 
 from tests.programs.cached import require_program
 from tests.programs.go_program import GoProgram
+from tests.programs.lacking import lacking
 from tests.s3.server import free_port, running_server
 from tests.stores.place import StorePlace
 
@@ -19,7 +20,7 @@ PACKAGE = "gcsfs==2026.10.1"
 @contextlib.contextmanager
 def fake_gcs_server() -> Iterator[StorePlace]:
     """Run a server without buckets that keeps objects in memory."""
-    pytest.importorskip("gcsfs", reason="gcsfs is not installed; to install it: make stores")
+    pytest.importorskip("gcsfs", reason=lacking("gcsfs", "to install it: make stores"))
     program = require_program("fake-gcs-server", PROGRAM.path())
     port = free_port()
     url = f"http://127.0.0.1:{port}"

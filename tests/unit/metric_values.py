@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics import Metric, Sample
 from cutline.snapshots.listing.metrics_endpoint import render
+
+# All metrics, in the order of their module.
+METRICS: tuple[Metric, ...] = tuple(value for value in vars(metrics).values() if isinstance(value, Metric))
 
 
 def values_of(text: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:

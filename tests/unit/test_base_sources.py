@@ -22,9 +22,9 @@ from cutline.snapshots.fold.sources import (
     ListedBases,
     NodeBases,
 )
-from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from cutline.snapshots.operations.object_lists import read_chain_lists, store_lists_above
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, LostList, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import BASE, LostList, ObjectList, StoredObject, listed_objects, split_entries
 from cutline.snapshots.records.documents import base_prefix
 from cutline.storage.memory import InMemoryStore
 from tests.unit.made_commits import commit, counted

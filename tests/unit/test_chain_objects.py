@@ -10,7 +10,7 @@ from cutline.nodes.groups import Group
 from cutline.restore.plan.copies import Wanted, count_bytes, needed_entries, needed_objects
 from cutline.restore.scope.scope import ChosenTables
 from cutline.snapshots.operations.object_damage import ChainObject, list_entries, list_objects
-from cutline.snapshots.operations.object_lists import read_chain_lists, split_entries, store_lists_above
+from cutline.snapshots.operations.object_lists import read_chain_lists, store_lists_above
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
     BASE,
@@ -20,6 +20,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     StoredObject,
     listed_objects,
+    split_entries,
 )
 from cutline.snapshots.records.documents import base_prefix
 from tests.unit.made_commits import commit, counted, memory

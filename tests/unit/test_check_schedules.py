@@ -19,6 +19,7 @@ import yaml
 
 from cutline.cli.output.failure import BUSY, CANCELLED, CONFLICTS, DONE, INCONCLUSIVE, MEANINGS, UNREACHABLE
 from tests.integration.shown_commands import ShownCommand, blocks_of, parse
+from tests.programs.lacking import skip_without
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "check.md").read_text(encoding="utf-8")
@@ -70,7 +71,7 @@ def cron_line() -> str:
 
 def test_cron_mails_whatever_is_not_zero(programs: Path) -> None:
     if not (shutil.which("flock") and shutil.which("timeout")):
-        pytest.skip("there is no flock or timeout")
+        skip_without("flock", "or timeout: they are not on the PATH")
     folder = programs.parent / "state"
     folder.mkdir()
     line = cron_line().replace("/var/lib/cutline", str(folder))

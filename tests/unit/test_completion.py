@@ -14,6 +14,7 @@ from cutline.cli.main import COMMANDS
 from cutline.fleet.config import load_fleet
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.storage.local import LocalStore
+from tests.programs.lacking import skip_without
 from tests.run.soak import first
 from tests.unit.made_garbage import StoreBuilder
 
@@ -120,7 +121,7 @@ def test_operations_that_have_not_ended_are_completed_by_id(fleet: Path) -> None
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_script_of_a_shell_is_one_that_it_can_run(shell: str, tmp_path: Path) -> None:
     if not shutil.which(shell):
-        pytest.skip(f"there is no {shell}")
+        skip_without(shell, "it is not on the PATH")
     program = tmp_path / "snapshot"
     program.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c '{ASK}' \"$@\"\n")
     program.chmod(0o755)

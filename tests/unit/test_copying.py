@@ -24,7 +24,7 @@ from cutline.snapshots.copying.chains import (
     StoreCopy,
     copy_snapshots,
 )
-from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, find_place
+from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, locate_copy
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.second_stores import read_states
@@ -619,7 +619,7 @@ def test_a_store_that_is_no_copy_is_refused(fleet: Fleet, builder: StoreBuilder)
     with pytest.raises(NotACopyError, match="not a copy"):
         copy(fleet, second, "daily")
     with pytest.raises(UsageError, match="the fleet's own store"):
-        find_place(fleet, fleet.store.url)
+        locate_copy(fleet, fleet.store.url)
     other, target = new_fleet(), place()
     StoreBuilder(other.store.open()).take_full("daily")
     copy(fleet, target, "daily")
@@ -636,7 +636,7 @@ def test_an_encrypted_store_is_not_copied_where_no_key_is_named(tmp_path: Path) 
     file = tmp_path / "second.toml"
     file.write_text('name = "shop"\nstore = "memory://plain-second"\n[[node]]\nid = "a"\ndsn = "dbname=a"\n')
     with pytest.raises(UsageError, match="names no key"):
-        find_place(replace(shard.fleet, encryption=encryption), str(file))
+        locate_copy(replace(shard.fleet, encryption=encryption), str(file))
 
 
 def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreBuilder) -> None:

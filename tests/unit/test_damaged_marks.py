@@ -19,7 +19,7 @@ from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.lost_chains import LostChain, check_not_lost, lost_key, mark_lost
+from cutline.snapshots.records.lost_chains import LostChain, check_chain_not_lost, lost_key, mark_lost
 from cutline.snapshots.records.proven_chains import check_not_pruned, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import only_full_key
@@ -101,7 +101,7 @@ def test_it_gets_no_increments_until_somebody_has_looked_at_the_mark(fleet: Flee
 def check_goes_on(fleet: Fleet) -> None:
     store = fleet.store.open()
     check_not_pruned(store, "daily")
-    check_not_lost(store, read_chain(store, "daily"))
+    check_chain_not_lost(store, read_chain(store, "daily"))
 
 
 @MARKS

@@ -18,6 +18,7 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.spark import executor
 from cutline.spark.settings import check_protection
 from tests.integration.shown_commands import ShownCommand, parse
+from tests.programs.lacking import lacking
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kubernetes"
 FLEET_FILE = FOLDER / "base" / "fleet.toml"
@@ -32,7 +33,7 @@ RENDERER = (
     [program, "kustomize"] if (program := shutil.which("kubectl")) else [shutil.which("kustomize") or "", "build"]
 )
 
-pytestmark = pytest.mark.skipif(not RENDERER[0], reason="neither kubectl nor kustomize is on the PATH")
+pytestmark = pytest.mark.skipif(not RENDERER[0], reason=lacking("kubectl", "nor is kustomize on the PATH"))
 
 
 @cache

@@ -82,7 +82,7 @@ def test_no_check_begins_while_another_one_of_the_snapshot_runs(watched: Watched
     follow(watched, check=Interval(86400))
     running = structs.replace(SIGN, operation=new_operation_id(now), kind="check", snapshot=of, seen_at=Time.of(now))
     store_sign(source.open_store(), running, 1)
-    with pytest.raises(BusyError, match=f"operation {running.operation} is a check of {NAME}"):
+    with pytest.raises(BusyError, match=f"operation {running.operation}, a check of {NAME}, is already running"):
         check_not_running(source, TaskKind.CHECK, NAME)
     if of:
         check_not_running(source, TaskKind.CHECK, "another")

@@ -20,7 +20,6 @@ from cutline.restore.estimates.estimate import RestoreStep
 from cutline.snapshots.fold import limits
 from cutline.snapshots.listing import metrics, metrics_gathering
 from cutline.snapshots.listing.listing import age_problem, newest_cut
-from cutline.snapshots.listing.metrics import METRICS
 from cutline.snapshots.listing.metrics_endpoint import render
 from cutline.snapshots.listing.metrics_gathering import (
     EntryReader,
@@ -41,7 +40,7 @@ from tests.unit.document_kinds import FLEET
 from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url
 from tests.unit.made_fleets import new_fleet, store_chain
-from tests.unit.metric_values import of, read
+from tests.unit.metric_values import METRICS, of, read
 from tests.unit.test_merged_repairs import merge, new_shard
 
 NOW = datetime.now(UTC)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cutline.snapshots.listing.metrics import FLEET, METRICS
+from cutline.snapshots.listing.metrics import FLEET
 from cutline.snapshots.listing.metrics_endpoint import render
-from tests.unit.metric_values import values_of
+from tests.programs.lacking import skip_without
+from tests.unit.metric_values import METRICS, values_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDER = DOCS / "monitoring"
@@ -46,7 +47,7 @@ def expressions() -> list[str]:
 def promtool() -> str:
     found = shutil.which("promtool")
     if found is None:
-        pytest.skip("promtool is not on the PATH; Debian's package prometheus has it")
+        skip_without("promtool", "Debian's package prometheus has it")
     return found
 
 

@@ -12,12 +12,11 @@ from cutline.snapshots.operations.object_lists import (
     check_commit_stored,
     read_chain_lists,
     read_lists,
-    split_entries,
     store_lists_above,
 )
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, DefinitionChanges, LostList
+from cutline.snapshots.records.commit import BASE, DefinitionChanges, LostList, split_entries
 from cutline.snapshots.records.documents import base_prefix, seal
 from cutline.snapshots.records.proven_chains import read_full, read_newest_part
 from cutline.snapshots.removal.survey import survey_snapshot
@@ -96,7 +95,7 @@ def test_lists_of_tables_that_were_copied_again_stay_too() -> None:
     assert [(one.node, one.objects) for one in found.object_lists] == [("a", 1), ("b", 2)]
 
 
-def test_a_commit_without_lists_is_as_earlier_versions_wrote_it() -> None:
+def test_a_commit_without_lists_has_no_key_for_them() -> None:
     changed = structs.replace(commit(1), definition_changes=DefinitionChanges(gone={"a": (1,)}))
     for document in (seal(changed), seal(with_copies())):
         assert b'"lists"' not in document

@@ -49,7 +49,9 @@ def test_without_npm_the_reason_says_so(calls: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_program_is_taken_from_the_cache_or_the_path_or_its_test_is_skipped(calls: Path) -> None:
-    with pytest.raises(pytest.skip.Exception, match="served-blob is neither in the cache folder nor on the PATH"):
+    with pytest.raises(
+        pytest.skip.Exception, match="lacks served-blob: it is neither in the cache folder nor on the PATH"
+    ):
         require_program("served-blob", PROGRAM.path())
     on_path = calls.parent / "served-blob"
     on_path.write_text("")

@@ -90,7 +90,7 @@ def test_an_older_chain_without_increments_gets_none_any_more() -> None:
             NEWEST,
         ),
         "b": ("only_full 9: it is number 2 counting from the newest",),
-        "a": ("only_full 9: it is number 3 counting from the newest", "no increments follow: no rule keeps them"),
+        "a": ("only_full 9: it is number 3 counting from the newest", "its chain ends here: no rule keeps increments"),
     }
 
 

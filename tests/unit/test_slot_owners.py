@@ -20,6 +20,8 @@ from cutline.snapshots.operations.slot_guard import (
     note_older_chains,
     note_unknown_slots,
     read_slot_owners,
+    rule_on_slots,
+    ruling_text,
 )
 from cutline.snapshots.records.lost_chains import read_lost
 from cutline.snapshots.records.operation_records import operation_key
@@ -181,6 +183,49 @@ def test_the_slot_of_a_copy_is_needed_only_until_its_operation_has_ended(state: 
     # The chain whose database a restore sets aside has a slot of its own there.
     mark_ended(store, [(copy_slot_name("op-new-0"), "b")], "op-9")
     assert read_lost(store, "new", "op-new-0") is None
+
+
+def says(kept: KeptChain, continued: str | None = None, *, requires: bool = False, lost: bool = False) -> str:
+    """What a create, a preview and `list` say of the slots of `kept`; `requires`: fleet.toml requires all standbys."""
+    fleet = replace(FLEET, standbys_min=None) if requires else FLEET
+    return ruling_text(kept, rule_on_slots(kept, fleet, continued, lost=lost), continued)
+
+
+def test_a_slot_past_its_limit_is_reported_with_what_the_next_create_does_and_how_to_keep_the_chain() -> None:
+    def kept_on(node: str, **more: str) -> KeptChain:
+        return KeptChain("cutline_op", (Retained(node, "cutline_op", 3 << 20, 2 << 20),), **more)
+
+    chain = {"snapshot": "daily", "chain": "op"}
+    over = "node {} keeps 3.0 MiB of WAL for {}, more than its limit of 2.0 MiB"
+    primary, standby = over.format("a", "snapshot daily"), over.format("b", "snapshot daily")
+    given_up = (
+        "a create of another snapshot will mark the chain as lost and drop its slots; to keep the chain, take an"
+        " increment first, which copies {0} again: snapshot create daily --incremental"
+    )
+    ends = "will drop its slot on {0}, which ends only the copy of this node"
+    again = "; the next increment copies b again: snapshot create daily --incremental"
+    assert says(kept_on("a", **chain)) == f"{primary}: {given_up.format('a')}"
+    assert says(kept_on("b", **chain), requires=True) == f"{standby}: {given_up.format('b')}"
+    assert says(kept_on("b", **chain)) == f"{standby}: the next create {ends.format('b')}{again}"
+    assert says(kept_on("a", **chain), "op") == f"{primary}: the increment {ends.format('a')}, and copy a again"
+    assert says(kept_on("a", **chain), "op-other") == f"{primary}: {given_up.format('a')}"
+    loose = over.format("a", "slot cutline_op, not part of a snapshot in this store")
+    assert says(kept_on("a")) == f"{loose}: the next create will drop its slots"
+    unfinished = over.format("a", "snapshot daily, which is not finished")
+    assert says(kept_on("a", unfinished="daily")) == (
+        f"{unfinished}: the next create will drop its slots, so it can't be resumed"
+    )
+
+
+def test_a_slot_that_the_next_create_drops_without_any_limit_is_reported() -> None:
+    kept = KeptChain("cutline_op", (Retained("a", "cutline_op", 1, 100),), chain="op")
+    assert says(kept) == ""
+    assert says(replace(kept, is_failed=True)) == (
+        "operation op has failed but still has slots: the next create will drop them"
+    )
+    assert says(replace(kept, is_ended_copy=True)).startswith("operation op has ended but still has slots for copying")
+    assert says(replace(kept, removal_text="snapshot x was deleted")).startswith("snapshot x was deleted but still has")
+    assert says(replace(kept, snapshot="daily"), lost=True).startswith("snapshot daily will get no more increments but")
 
 
 def test_only_the_slot_of_a_copy_that_no_operation_of_the_store_makes_is_unknown() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from cutline.cli.output.failure import CANCELLED, MEANINGS, USAGE
 from tests.integration.shown_commands import ShownCommand, parse
+from tests.programs.lacking import skip_without
 
 FOLDER = Path(__file__).parents[2] / "docs" / "systemd"
 UNIT, CHECK = FOLDER / "cutline-watch.service", FOLDER / "cutline-check.service"
@@ -46,7 +47,7 @@ def test_it_is_not_started_again_after_what_starting_it_again_does_not_mend() ->
 
 def analyzed(*words: str | Path) -> tuple[int, str]:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze")
+        skip_without("systemd-analyze", "it is not on the PATH")
     done = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr
 

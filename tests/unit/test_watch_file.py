@@ -81,7 +81,7 @@ def test_another_store_needs_another_watch(file: Path) -> None:
     source = FleetSource.read(file)
     file.write_text(file.read_text().replace("/backups", "/elsewhere"))
     assert not source.reload(say)
-    assert "a different fleet or store needs its own watch" in said[0]
+    assert "now names another fleet or store than this watch serves" in said[0]
 
 
 def test_without_a_schedule_there_is_no_watch(file: Path) -> None:

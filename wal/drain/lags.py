@@ -220,12 +220,12 @@ class Retained:
 class RetainedAnswers:
     """The WAL that nodes retain, and the `old` databases that restores have set aside.
 
-    `answered` are the nodes that answered; `not_asked` maps the others to the reason. `promoted` names the standbys
+    `answered` are the nodes that answered; `unanswered` maps the others to the reason. `promoted` names the standbys
     that have taken their primaries' places, by primary.
     """
 
     retained: tuple[Retained, ...]
-    not_asked: Mapping[str, str]
+    unanswered: Mapping[str, str]
     old: tuple[OldDatabase, ...] = ()
     answered: tuple[str, ...] = ()
     promoted: Mapping[str, str] = field(default_factory=dict)

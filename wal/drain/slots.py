@@ -119,7 +119,7 @@ def no_free_slot_error(node: Node, remedy: str = FREE_SLOTS) -> NoFreeSlotError:
     )
 
 
-def count_free_slots(connection: psycopg.Connection[Any], besides: str = "") -> int:
+def count_free_slots(connection: psycopg.Connection[Any], besides: str) -> int:
     """Return how many slots the server can still create; the slot `besides` is not counted as one in use."""
     (free,) = connection.execute(FREE_QUERY, (besides,)).fetchone() or (0,)
     return int(free)

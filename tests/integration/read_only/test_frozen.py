@@ -27,6 +27,8 @@ from tests.integration.read_only.frozen_nodes import (
     role,
 )
 
+CONNECT_SECONDS_MAX = 30
+
 
 @pytest.mark.parametrize(
     "before",
@@ -110,7 +112,10 @@ def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) ->
     with connect(node) as connection, connect(node) as other:
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        deadline = time.monotonic() + CONNECT_SECONDS_MAX
+        while len(sessions) < len(threads):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         freeze(node, connection, FLEET_ID, "operation-1", "last")
         ended, left = end_sessions(node, connection, None, 10, Silent())
         frozen_at = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()

@@ -29,13 +29,14 @@ from tests.integration.recovering.physical_place import (
     physical_place,
     run_all,
 )
+from tests.programs.lacking import lacking
 from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PGBACKREST = shutil.which("pgbackrest")
-pytestmark = pytest.mark.skipif(PGBACKREST is None, reason="there is no pgbackrest in PATH, so this is not tried")
+pytestmark = pytest.mark.skipif(PGBACKREST is None, reason=lacking("pgbackrest", "it is not on the PATH"))
 SECONDS_MAX = 300
 # The first pgBackRest that knows PostgreSQL 18. Debian 12 has an older one.
 KNOWS_18 = (2, 57)

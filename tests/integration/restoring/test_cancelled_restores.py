@@ -11,10 +11,11 @@ import psycopg
 import pytest
 
 from cutline.fleet.config import Node
-from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.operations.open_operations import RESTORE
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.faults.cancelled_command import CancelledRun, cancel_at, cancel_when
+from tests.faults.points import RESTORE_PER_NODE
 from tests.integration.refusing import execute
 from tests.integration.restoring.ending import abandon, restore_left
 from tests.integration.restoring.target_place import (
@@ -36,7 +37,7 @@ POINTS = [
     (point, count)
     for point in RestoreCrashPoint
     if point not in (RestoreCrashPoint.LOCKED, RestoreCrashPoint.OUTCOME_STORED, RestoreCrashPoint.ABANDONED)
-    for count in ((1, SHARDS) if point in PER_NODE else (1,))
+    for count in ((1, SHARDS) if point in RESTORE_PER_NODE else (1,))
 ]
 # In the source it takes no time, in a restored database for ever.
 SLOW_INDEX = """

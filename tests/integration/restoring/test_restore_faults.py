@@ -20,7 +20,7 @@ from cutline.fleet.progress import Silent
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet, resume_restore
-from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.storage.errors import SnapshotError
@@ -38,6 +38,7 @@ from tests.faults.injection import (
 )
 from tests.faults.patience import IMPATIENT, impatient
 from tests.faults.pg_proxy import pg_proxies, route_through
+from tests.faults.points import RESTORE_PER_NODE
 from tests.integration.restoring.target_place import (
     DATABASE,
     NAME,
@@ -70,7 +71,7 @@ POINTS = [
     (point, count)
     for point in RestoreCrashPoint
     if point != RestoreCrashPoint.ABANDONED
-    for count in ((1, SHARDS) if point in PER_NODE else (1,))
+    for count in ((1, SHARDS) if point in RESTORE_PER_NODE else (1,))
 ]
 CASES: list[Case] = [(fault, *at) for fault in FAULTS for at in POINTS]
 SHORT = [CASES[number] for number in sorted(covering(CASES))]

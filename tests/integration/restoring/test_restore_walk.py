@@ -16,11 +16,12 @@ import pytest
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import resume_restore
-from cutline.restore.targets.databases import PER_NODE, RestoreCrashPoint
+from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Watching
+from tests.faults.points import RESTORE_PER_NODE
 from tests.integration.restoring.target_place import (
     NAME,
     SHARDS,
@@ -40,7 +41,7 @@ POINTS = [
     (point, count)
     for point in RestoreCrashPoint
     if point != RestoreCrashPoint.ABANDONED
-    for count in ((1, 2, SHARDS) if point in PER_NODE else (1,))
+    for count in ((1, 2, SHARDS) if point in RESTORE_PER_NODE else (1,))
 ]
 # By turns the one way or the other comes first.
 CASES = [

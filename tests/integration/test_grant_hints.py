@@ -1,0 +1,65 @@
+"""The grants that hints print: pasted as they stand, they let the role read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import Node
+from cutline.nodes.large_objects import LargeObjectsUnreadableError, check_readable
+from cutline.nodes.programs import run_tool
+from cutline.snapshots.create.counters import SequenceUnreadableError, read_sequences
+from tests.integration.own_database import own_database
+from tests.integration.refusing import execute
+
+ROLE = 'it\'s "100%" a reader'
+QUOTED = ROLE.replace('"', '""')
+
+
+@pytest.fixture
+def nodes(shared_fleet: EmbeddedFleet, tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    """A database's node as its owner connects, and as a role does that may read nothing."""
+    with own_database(shared_fleet, tmp_path, "granted") as fleet:
+        (node,) = fleet.nodes
+        execute(node.dsn, f'CREATE ROLE "{QUOTED}" LOGIN')
+        try:
+            yield node, replace(node, dsn=make_conninfo(node.dsn, user=ROLE))
+        finally:
+            execute(node.dsn, f'DROP OWNED BY "{QUOTED}"', f'DROP ROLE "{QUOTED}"')
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_grant_for_sequences_can_be_pasted(nodes: tuple[Node, Node], count: int, which: int) -> None:
+    admin, reader = nodes
+    # The role may read one of them, but not use its schema.
+    execute(admin.dsn, 'CREATE SCHEMA "A.b"', *(f'CREATE SEQUENCE "A.b"."s""{i}"' for i in range(count)))
+    execute(admin.dsn, f'GRANT SELECT ON SEQUENCE "A.b"."s""0" TO "{QUOTED}"')
+    with psycopg.connect(reader.dsn, autocommit=True) as connection:
+        with pytest.raises(SequenceUnreadableError) as refused:
+            read_sequences(reader, connection, 1, print)
+        assert refused.value.message.count("A.b.s") == min(count, 5)
+        execute(admin.dsn, *refused.value.hint.split("   or: ")[which].split("; "))
+        assert len(read_sequences(reader, connection, 1, print)) == count
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_grant_for_large_objects_can_be_pasted_into_psql(
+    nodes: tuple[Node, Node], count: int, tmp_path: Path
+) -> None:
+    admin, reader = nodes
+    execute(admin.dsn, f"SELECT lo_create(0) FROM generate_series(1, {count})")
+    with psycopg.connect(reader.dsn, autocommit=True) as connection:
+        with pytest.raises(LargeObjectsUnreadableError) as refused:
+            check_readable({"s1": connection})
+        statement = refused.value.hint.partition("   or leave")[0].removeprefix("in psql, as a superuser: ")
+        script = tmp_path / "grant.sql"
+        script.write_text(statement + "\n")
+        run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={script}", admin.dsn)
+        check_readable({"s1": connection})

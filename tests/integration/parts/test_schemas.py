@@ -37,3 +37,14 @@ def test_an_unknown_schema_is_refused_by_name(places: TwoPlaces) -> None:
         assert (refused["code"], refused["error"]) == (2, "usage")
         assert words[-1] in refused["message"]
         assert "app, public, sales" in refused["hint"]
+
+
+def test_databases_are_not_replaced_by_ones_in_which_other_tables_are_empty(places: TwoPlaces) -> None:
+    for words in (["--schema", "sales"], ["--group", "app.line"], ["--group", "app.line=app.row"]):
+        refused = places.refuse(*words, "--replace", "--yes", to=places.beside)
+        assert (refused["code"], refused["error"]) == (2, "usage")
+        assert "all other tables are empty: app.customer, " in refused["message"]
+        assert "--data-only" in refused["hint"]
+    # All tables match, so only large objects are left out.
+    places.restore("--group", "*", "--replace", "--yes", to=places.beside)
+    assert 0 not in counts(places.beside).values()

@@ -39,9 +39,14 @@ dsn = "host=db2-standby dbname=shop user=cutline sslmode=verify-full"
 endpoint_url = "https://s3.internal:9000"
 ca_file = "/etc/ssl/internal-ca.pem"
 retry_for = "10min"
+server_side_encryption = "aws:kms"   # or AES256, aws:kms:dsse: how the server encrypts every object
+kms_key_id = "alias/shop"            # its key; by default the account's key for S3
 
 [encryption]                         # without this table, Cutline encrypts nothing
-key_file = "/etc/cutline/shop.key"
+key_file = "/etc/cutline/shop.key"   # or key_variable = "NAME", or key_command = ["program", "argument"]
+
+[tools]
+postgresql = "/usr/lib/postgresql/18/bin"  # the pg_dump and pg_restore to use; by default Cutline finds them
 
 [cut]
 global_id = "exact"                  # how the parts of a global transaction are recognized
@@ -71,10 +76,12 @@ passwords = false                    # whether snapshots contain password verifi
 [watch]                              # the schedule of `snapshot watch`
 every = "5min"
 full = "weekly"
+name = "watch-{date}-{time}"         # the names of full snapshots
 check = "daily"
 drill = "weekly"
 copy = "1h"
 gc = "weekly"
+accept_inconclusive = false          # whether a check or drill that ends with exit code 4 is no failure
 
 [[copy]]                             # a second store, kept up to date by `snapshot copy` and `watch`
 to = "/etc/cutline/second.toml"
@@ -105,20 +112,28 @@ monthly = 12
 yearly = 3
 max_age = "26h"                      # `list` and `watch` report an older newest restore point
 quota = "500GB"                      # `prune` and `watch` report snapshots that take more
-gc_grace = "24h"
+merge = "never"                      # how often `watch` lets the chain begin at its newest increment
+gc_grace = "24h"                     # `gc` removes only older objects
 
 [metrics]
 file = "/var/lib/node_exporter/textfile_collector/cutline.prom"
 listen = "127.0.0.1:9957"
+traces = false                       # whether commands send OpenTelemetry spans
 
 [spark]
 master = "local[*]"
 "driver.memory" = "4g"
 
+[drill]                              # by default, a drill uses Cutline's own PostgreSQL
+postgresql = "/usr/lib/postgresql/18/bin"
+extensions = ["postgis"]             # extensions that only a superuser may create
+allow_unconfined = false             # whether to drill where the servers can't be isolated
+
 [[drill.assertion]]                  # a query that each drill runs on its restored database
 node = "s1"
 sql = "SELECT count(*) > 0 FROM public.orders"
 expected = true
+timeout = "10min"
 """
 FIRST_OPTIONAL = "[store_options]"
 HEAD = """\

@@ -139,7 +139,8 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
             small,
             f"max_slot_wal_keep_size is {size_text(kept)}, less than max_retained_wal: with more WAL between two"
             " increments the server invalidates the slot, before Cutline warns of it",
-            f"set it to -1 or above max_retained_wal, or take an increment for every {size_text(kept // 2)} of WAL",
+            "set it above max_retained_wal, or lower max_retained_wal in fleet.toml; until then, take an increment for"
+            f" every {size_text(kept // 2)} of WAL",
         )
     yield SurroundingsWarning(
         "delayed-standby",
@@ -165,6 +166,22 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
         "a slot of Cutline has the failover property; standbys have slots of the same name, which stops their slot"
         " synchronization with an error",
         'turn it off: ALTER_REPLICATION_SLOT "…" (FAILOVER false), in a session with replication=database',
+    )
+
+
+def unlimited_text(fleet: Fleet, found: Mapping[str, Surroundings]) -> str:
+    """Return the note about servers without max_slot_wal_keep_size; "" if all have it.
+
+    It is not a warning, because having no limit is PostgreSQL's default, and does not endanger a chain.
+    """
+    unlimited = [node for node, one in found.items() if one.wal_kept_bytes < 0]
+    if not unlimited:
+        return ""
+    where = "all nodes" if len(unlimited) == len(fleet.nodes) else name_nodes(unlimited)
+    return (
+        f"max_slot_wal_keep_size is not set on {where}: while no create reaches the nodes and the store, nothing limits"
+        " the WAL that they retain; to limit it, set it above max_retained_wal and below the free space of the disk"
+        " with pg_wal"
     )
 
 

@@ -312,8 +312,9 @@ def _page_section(report: LiveReport, conflict: LiveConflict) -> _Section:
             primary,
             [
                 f"{conflict.group}, {conflict.detail}",
-                "A page of a primary can't be repaired by SQL: fail over to a standby that can read it; or restore the"
-                " table: snapshot restore NAME --group SCHEMA.TABLE",
+                "A page of a primary can't be repaired by SQL: fail over to a standby that can read it; or empty the"
+                " table, and load its rows as of the newest restore point:"
+                f" snapshot restore NAME --node {primary} --group SCHEMA.TABLE --data-only",
             ],
             [],
         )

@@ -1,12 +1,12 @@
 """The one rule for destructive commands: print the plan, then ask at a terminal, or require --yes in a script.
 
-`delete`, `prune`, `gc`, `restore --replace` and the commands that undo a restore or drop old databases follow this
-rule. Without a terminal they need --yes. If --yes is missing, they exit before they contact anything, with the exit
-code of a usage error, so that cron reports a line that can never work. Only `delete` reads the store first, to report
-a refusal that --yes would not lift. --dry-run prints the plan and does not ask. The
-question is asked before any lock is taken, so that no other operation waits for the answer. The plan is therefore made
-again under the lock, and must then destroy the same things. Only gc does not compare the plans: it first settles dead
-operations, whose objects then become garbage, too, and it never removes an object that a commit lists.
+`delete`, `prune`, `gc`, `end`, `merge --drop-earlier`, `repair`, `restore --replace` and the commands that undo a
+restore or drop old databases follow this rule. Without a terminal they need --yes. If --yes is missing, they exit
+before they contact anything, with the exit code of a usage error, so that cron reports a line that can never work. Only
+`delete` reads the store first, to report a refusal that --yes would not lift. --dry-run prints the plan and does not
+ask. The question is asked before any lock is taken, so that no other operation waits for the answer. The plan is
+therefore made again under the lock, and must then destroy the same things. Only gc does not compare the plans: it first
+settles dead operations, whose objects then become garbage, too, and it never removes an object that a commit lists.
 """
 
 from __future__ import annotations

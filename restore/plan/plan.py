@@ -311,9 +311,9 @@ def plan_restore(
     sources. If the target fleet lacks a shard or the request has routes, all its primaries are targets, and routes
     divide the rows.
 
-    Raises UsageError if such rows have no route or no group matches; also SourcesDifferError,
-    LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl; for an exact time, any error of
-    find_exact_point and check_same_definitions.
+    Raises UsageError if such rows have no route, no group matches, or --replace would leave tables empty; also
+    SourcesDifferError, LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl; for an exact
+    time, any error of find_exact_point and check_same_definitions.
     """
     store = source.store.open()
     identity = read_identity(store, source)
@@ -368,7 +368,7 @@ def plan_restore(
     if topology:
         damage = compare_sources(store, chain, shards, wanted) or damage
     plan = RestorePlan(request, source.store, target, chain, targets, intent, open_operations, copies, damage, topology)
-    _check_tables(plan)
+    _check_tables(plan, is_resumed=resumed is not None)
     plan = replace(plan, decided=tuple(list_decided(documents)), spark_master=source.spark_master, exact=exact)
     if request.at and not request.exact:
         plan = replace(plan, next_cut=next_cut_time(whole, chain) or following)
@@ -426,7 +426,7 @@ def _choose_copies(
     return copies, None
 
 
-def _check_tables(plan: RestorePlan) -> None:
+def _check_tables(plan: RestorePlan, *, is_resumed: bool) -> None:
     request = plan.request
     known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
     if unknown := sorted(set(request.scope.schemas) - known):
@@ -449,8 +449,30 @@ def _check_tables(plan: RestorePlan) -> None:
             hint=[*_similar_lines(unmatched, names), f"see: snapshot show {request.name}"],
             details={"groups": unmatched},
         )
+    if not is_resumed:
+        _check_replaced(plan)
 
 
+def _check_replaced(plan: RestorePlan) -> None:
+    """Raise UsageError if --replace would give databases their names in which some tables have lost their rows."""
+    request = plan.request
+    if not request.replace or not request.tables.is_partial:
+        return
+    groups = [group for target in plan.targets for group in plan.chain.groups(target.source)]
+    if others := sorted({group.name for group in groups} - {group.name for group in request.tables.of(groups)}):
+        raise UsageError(
+            "--replace with --group or --schema would replace the databases by ones in which all other tables are"
+            f" empty: {list_some(others, OTHERS_NAMED_MAX)}",
+            hint=[
+                "to restore the rows into databases of their own, name these with --to FILE, and omit --replace",
+                "to load the rows into existing tables, which must be empty, give --data-only in place of --replace",
+            ],
+            details={"tables_left_empty": others},
+        )
+
+
+# How many tables the refusal of --replace names.
+OTHERS_NAMED_MAX = 3
 # How many tables a hint about a pattern names.
 SIMILAR_MAX = 3
 

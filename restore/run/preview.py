@@ -373,7 +373,14 @@ def check_targets(
         newest = max(target.sources or (shard,), key=lambda one: chain.baseline[one].server_version)
         source = chain.baseline[newest]
         check_target(
-            target, connection, source, obstacles, request.into_tables, replace=request.replace, is_resumed=is_resumed
+            target,
+            connection,
+            source,
+            obstacles,
+            request.into_tables,
+            replace=request.replace,
+            is_partial=request.tables.is_partial,
+            is_resumed=is_resumed,
         )
         check_locales(node, connection, source, chain.database_facts(target.source), obstacles)
         with obstacles.collecting(node.id):

@@ -355,11 +355,13 @@ def check_target(
     into_tables: str = "",
     *,
     replace: bool,
+    is_partial: bool,
     is_resumed: bool,
 ) -> None:
     """Add the obstacles to creating the database on the target, for a new restore or one that `is_resumed`.
 
-    `into_tables`: the command that loads the same rows into existing tables; "" if no command can do that.
+    `into_tables`: the command that loads the same rows into existing tables; "" if no command can do that. `is_partial`
+    is set if only some tables get rows: then --replace is refused.
     """
     recovering, version, may_create = connection.execute(FACTS_QUERY).fetchone() or (True, 0, False)
     node = target.node.id
@@ -380,7 +382,10 @@ def check_target(
             _check_replaceable(target, connection)
     if exists and not replace:
         what = f"node {node}: database {target.database} already exists"
-        lines = ["restore to other servers with --to FILE, or set the existing databases aside with --replace"]
+        lines = [
+            "restore to other servers with --to FILE"
+            + ("" if is_partial else ", or set the existing databases aside with --replace")
+        ]
         if is_resumed:
             lines = [
                 "it was created during the restore, which runs without --replace: rename or drop it, then resume"

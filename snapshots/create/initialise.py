@@ -40,7 +40,7 @@ from cutline.nodes.publications import check_admissible, ensure_publications
 from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
-from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings
+from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings, unlimited_text
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
@@ -159,7 +159,10 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         to_copy, renamed = _find_copies_to_renew(store, sessions, kept)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)
-        warnings = find_warnings(fleet, read_surroundings(sessions))
+        surroundings = read_surroundings(sessions)
+        if unlimited := unlimited_text(fleet, surroundings):
+            progress.note(News(unlimited))
+        warnings = find_warnings(fleet, surroundings)
         return InitReport(
             store=identity,
             store_created=created,

@@ -87,7 +87,10 @@ SLOT_UNUSABLE = Metric(
     ("node", "slot"),
 )
 RETAINED_LIMIT = Metric(
-    "cutline_node_retained_wal_limit_bytes", "Limit max_retained_wal: above it, the chain is given up.", ("node",)
+    "cutline_node_retained_wal_limit_bytes",
+    "Limit max_retained_wal. A chain for which the node retains more is copied again from this node by its own next"
+    " increment; another create gives the chain up.",
+    ("node",),
 )
 ARCHIVE_LAG = Metric(
     "cutline_node_archive_lag_bytes",
@@ -145,6 +148,10 @@ SNAPSHOT_REREAD = Metric(
     "Time since which a check has read every object of a snapshot, up to the increment that was checked, for the newest"
     " 20 snapshots.",
     ("snapshot",),
+)
+CHECKED_CUT = Metric(
+    "cutline_newest_checked_cut_timestamp_seconds",
+    "Time of the newest cut with rows that was read by a check of everything in its snapshot that found nothing wrong.",
 )
 ABSENT_COPY = Metric(
     "cutline_absent_copy",

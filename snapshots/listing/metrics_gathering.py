@@ -395,6 +395,8 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
     yield metrics.COMMITTED_BYTES.of(sum(sizes.values()))
     chains = facts.chains
     yield from _samples_of_names(facts.entries, chains, sizes, checks)
+    if checked := list(_checked_cuts(facts.entries, checks)):
+        yield metrics.CHECKED_CUT.of(max(checked).timestamp())
     if restorable := chains_by_cut(entry for entry in facts.entries if _has_rows(entry) and entry.state != BROKEN):
         # A cut in the future would hide that there are no new ones.
         past = [chain for chain in restorable if not is_ahead(cut_time(chain.last), now)]
@@ -426,6 +428,19 @@ def _samples_of_names(
         record = checks.furthest_record(chain.name, by_name[chain.name].operations)
         if record and (oldest := record.point.oldest_read_at):
             yield metrics.SNAPSHOT_REREAD.of(moment_of(oldest), chain.name)
+
+
+def _checked_cuts(entries: Iterable[Entry], checks: NewestChecks) -> Iterator[datetime]:
+    """Yield the time of each snapshot's newest cut that was read by a check of everything that found nothing wrong."""
+    for entry in entries:
+        passed = checks.passed.get(entry.name)
+        if passed is None or entry.chain is None or not _has_rows(entry):
+            continue
+        full = entry.chain.stored_full
+        cuts = {full.increment: cut_time(full)}
+        cuts |= {summary.increment: cut_time(summary) for summary in entry.summaries}
+        if passed.point.increment in cuts:
+            yield cuts[passed.point.increment]
 
 
 def _samples_of_newest(chain: Chain) -> Iterator[Sample]:

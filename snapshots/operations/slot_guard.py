@@ -227,14 +227,14 @@ def guard_nodes(
 
 
 def note_older_chains(store: ObjectStore, snapshots: Iterable[str], progress: Progress) -> None:
-    """Note the `snapshots` with slots that a new full snapshot does not end, and how to end them."""
+    """Note the `snapshots` with slots that a new full snapshot does not end, and how to end them.
+
+    The note also appears with --quiet: without a watch, nothing else ends a chain that a rule of retention keeps.
+    """
     if others := [name for name in snapshots if store.exists(commit_key(name, 0))]:
         progress.note(
-            News(
-                f"nodes also keep WAL and a slot for each of these snapshots: {list_some(others, NODES_NAMED_MAX)}; to"
-                f" end the chain of one that needs no more increments, and keep its restore points: snapshot end"
-                f" {others[0]}"
-            )
+            f"nodes also keep WAL and a slot for each of these snapshots: {list_some(others, NODES_NAMED_MAX)}; to end"
+            f" the chain of one that needs no more increments, and keep its restore points: snapshot end {others[0]}"
         )
 
 
@@ -435,7 +435,12 @@ def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress)
 
 def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
-    remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental" if kept.snapshot else ""
+    remedy = ""
+    if kept.snapshot:
+        remedy = (
+            f"; take an increment: snapshot create {kept.snapshot} --incremental; if nobody continues this chain:"
+            f" snapshot end {kept.snapshot}"
+        )
     if kept.unfinished:
         remedy = f"; to resume it: snapshot create {kept.unfinished}"
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"

@@ -169,6 +169,7 @@ def test_create_can_not_delete_read_can_not_write_and_retention_can_delete(new_f
 
 @pytest.mark.parametrize("key", [
     "deleted/daily.json", "snapshots/daily/only-full.json", "snapshots/daily/repairs/0000000000000001.json",
+    "snapshots/daily/pins/0000000000000001.json", "snapshots/daily/begins/0000000000000001.json",
     "keys/0000000000000002.json",
 ])  # fmt: skip
 def test_who_creates_snapshots_can_not_mark_them_or_add_a_key(new_folder: NewFolder, key: str) -> None:

@@ -256,6 +256,9 @@ def test_policies_let_in_executors_and_who_asks_for_metrics(tmp_path: Path, monk
     (monitor,) = yaml.safe_load_all((FOLDER / "pod-monitor" / "pod-monitor.yaml").read_text())
     assert monitor["spec"]["selector"]["matchLabels"].items() <= watch["metadata"]["labels"].items()
     assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
+    # The rules match up by the job that the operator takes from this label of the pods.
+    job = watch["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+    assert set(re.findall(r'job="(.+?)"', (FOLDER.parent / "monitoring" / "alerts.yml").read_text())) == {job}
 
 
 def test_hosts_of_drivers_differ_and_each_name_is_one_pod() -> None:

@@ -36,6 +36,7 @@ from cutline.snapshots.records.proven_chains import cut_time, read_chain
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.lags import FleetLags, NodeLags, ReplayLag, SlotLag
+from tests.unit import made_checks
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_chains import FLEET as SHARD_FLEET
 from tests.unit.made_commits import unused_url
@@ -152,6 +153,28 @@ def test_a_cut_in_the_future_does_not_hide_that_there_are_no_new_ones() -> None:
         assert newest_cut(entries, now) == cut_at
     limited = Retention(max_age_seconds=3600)
     assert "is 47.0 h old" in age_problem(newest_cut((ahead, daily), now), limited, now)
+
+
+def test_a_check_counts_up_to_the_cut_that_it_has_read() -> None:
+    fleet = new_fleet()
+    store = fleet.store.open()
+    store_chain(fleet, "old", "2026-11-19T00:00:00Z", "2026-11-19T01:00:00Z")
+    store_chain(fleet, "new", "2026-11-20T00:00:00Z", "2026-11-20T01:00:00Z", "2026-11-20T02:00:00Z")
+
+    old, new = ([cut_time(one).timestamp() for one in read_chain(store, name).commits] for name in ("old", "new"))
+
+    def newest_checked() -> dict[str, float]:
+        return of(metrics.CHECKED_CUT, read(samples_of_store(read_facts(fleet, EndedReader(100)), NOW)))
+
+    assert newest_checked() == {}
+    made_checks.ended(store, 1, made_checks.point("old", 1))
+    made_checks.ended(store, 2, made_checks.point("new", 2, "conflicts"), made_checks.point("new", 2, full=False))
+    assert newest_checked() == {"": old[1]}
+    made_checks.ended(store, 3, made_checks.point("new", 1))
+    assert newest_checked() == {"": new[1]}
+    # The check of the older snapshot ended later.
+    made_checks.ended(store, 4, made_checks.point("old", 1))
+    assert newest_checked() == {"": new[1]}
 
 
 def test_of_many_snapshots_only_the_newest_are_named() -> None:

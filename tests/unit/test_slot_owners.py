@@ -9,6 +9,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Retention, WatchTable
 from cutline.fleet.messages import FREE_SLOTS
+from cutline.fleet.progress import News
 from cutline.fleet.units import Interval
 from cutline.snapshots.create.context import not_ended_by_watch
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
@@ -22,6 +23,7 @@ from cutline.snapshots.operations.slot_guard import (
     read_slot_owners,
     rule_on_slots,
     ruling_text,
+    warning_text,
 )
 from cutline.snapshots.records.lost_chains import read_lost
 from cutline.snapshots.records.operation_records import operation_key
@@ -254,6 +256,14 @@ def test_a_hint_about_slots_in_use_names_what_frees_them() -> None:
     ]
 
 
+def test_the_warning_about_retained_wal_says_how_to_continue_the_chain_and_how_to_end_it() -> None:
+    text = warning_text(KeptChain("cutline_1", (Retained("a", "cutline_1", 60, 100),), "old"))
+    assert text.endswith(
+        "; take an increment: snapshot create old --incremental; if nobody continues this chain: snapshot end old"
+    )
+    assert "snapshot end" not in warning_text(KeptChain("cutline_1", (Retained("a", "cutline_1", 60, 100),)))
+
+
 def test_a_full_snapshot_names_the_chains_that_nothing_else_ends() -> None:
     store, watching = memory(), Watching()
     store_two_chains(store)
@@ -262,6 +272,8 @@ def test_a_full_snapshot_names_the_chains_that_nothing_else_ends() -> None:
     assert [note.partition("snapshots: ")[2] for note in watching.notes] == [
         "new, old; to end the chain of one that needs no more increments, and keep its restore points: snapshot end new"
     ]
+    # Nothing else ends them, so the note also appears with --quiet.
+    assert not any(isinstance(note, News) for note in watching.notes)
     note_older_chains(store, ["unfinished"], watching)
     assert len(watching.notes) == 1
     # A watch ends the older chains of its own.

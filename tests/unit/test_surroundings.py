@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cutline.fleet.config import Fleet, WatchTable
-from cutline.nodes.surroundings import Surroundings, find_warnings
+from cutline.nodes.surroundings import Surroundings, find_warnings, unlimited_text
 from tests.unit.made_fleets import new_fleet
 
 PLAIN = Surroundings(
@@ -56,6 +56,15 @@ def test_plain_servers_give_no_warning(fleet: Fleet) -> None:
 )
 def test_each_has_its_own_warning(fleet: Fleet, field: str, value: object, name: str) -> None:
     assert warned(fleet, **{field: value}) == [name]
+
+
+def test_servers_without_a_limit_on_slots_are_noted_in_one_line(fleet: Fleet) -> None:
+    limited = replace(PLAIN, wal_kept_bytes=1 << 40)
+    assert unlimited_text(fleet, {"a": limited, "b": limited}) == ""
+    assert "is not set on node b: " in unlimited_text(fleet, {"a": limited, "b": PLAIN})
+    assert "is not set on all nodes: " in unlimited_text(fleet, {"a": PLAIN, "b": PLAIN})
+    # A standby that is away was not asked.
+    assert "is not set on node a: " in unlimited_text(fleet, {"a": PLAIN})
 
 
 def test_limits_that_leave_enough_room_give_no_warning(fleet: Fleet) -> None:

@@ -38,6 +38,7 @@ from cutline.nodes.programs import check_programs
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
+from cutline.nodes.unmatched_patterns import note_unmatched
 from cutline.nodes.watch import Watch
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
@@ -210,6 +211,11 @@ def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
 
 
+def _note_unmatched(sessions: Sessions, rules: GroupRules, request: CreateRequest, progress: Progress) -> None:
+    options = {"include": ("--group", request.include), "exclude": ("--exclude-group", request.exclude)}
+    note_unmatched(sessions, rules, progress, options=options)
+
+
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
     """Run every check for a full snapshot and return its scope without changing anything."""
     progress.step("check nodes")
@@ -222,6 +228,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
+        _note_unmatched(sessions, plan.selection.rules, request, progress)
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
         preview_resumable(store, sessions, request, plan.selection, progress)
@@ -616,6 +623,7 @@ def create_full(fleet: Fleet, request: CreateRequest, spark: SparkSource, progre
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store)
         note_collation_versions(sessions, progress)
+        _note_unmatched(sessions, plan.selection.rules, request, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:

@@ -199,7 +199,7 @@ def plan_full(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: O
         )
     left_out = read_left_out(sessions.primaries, selection.rules, groups)
     if request.large_objects:
-        check_readable(sessions.primaries)
+        check_readable(sessions)
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
     left_out += standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions)

@@ -237,10 +237,12 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
     problems = find_node_problems(sessions, slots_remedy) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
 
+    large_objects = Purpose.EVERYTHING if sessions.fleet.with_large_objects else Purpose.LARGE_OBJECTS
+
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
         return [
             *find_catalog_problems(node, connection, PUBLIC_CATALOGS),
-            *find_large_object_problems(node, connection),
+            *find_large_object_problems(node, connection, large_objects),
             *find_freeze_problems(node, connection, fleet_id),
         ]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from cutline.fleet.config import GroupRules
+from cutline.fleet.messages import list_some
 
 # SQL for the text that `table_name` returns for n.nspname and c.relname.
 TABLE_NAME = """
@@ -17,6 +19,8 @@ TABLE_NAME = """
 # The pattern that matches every table.
 ANY = "*"
 QUOTED_PART = re.compile(r'"((?:[^"]|"")*)"')
+PART = r'("(?:[^"]|"")*"|[^".]*)'
+TWO_PARTS = re.compile(rf"{PART}\.{PART}", re.DOTALL)
 
 
 def table_name(schema: str, table: str) -> str:
@@ -28,11 +32,61 @@ def table_name(schema: str, table: str) -> str:
 
 
 def is_matching(name: str, patterns: Collection[str]) -> bool:
-    """Whether a table's name, with or without its quotes, matches one of the patterns."""
+    """Whether a table's name, as `table_name` writes it, matches one of the patterns.
+
+    A pattern may quote both parts of the name as in SQL, either, or none; `*`, `?` and `[…]` mean the same in quotes.
+    """
     if not patterns or ANY in patterns:
         return bool(patterns)
     plain = QUOTED_PART.sub(lambda part: part[1].replace('""', '"'), name)
-    return any(fnmatch.fnmatchcase(form, pattern) for pattern in patterns for form in (name, plain))
+    for pattern in patterns:
+        if any(fnmatch.fnmatchcase(form, pattern) for form in (name, plain)):
+            return True
+        if (parts := _quoted_parts(pattern)) and (of_name := _parts(name)):
+            pairs = zip(of_name, parts, strict=True)
+            if all(fnmatch.fnmatchcase(part, part_pattern) for part, part_pattern in pairs):
+                return True
+    return False
+
+
+@functools.lru_cache
+def _quoted_parts(pattern: str) -> tuple[str, str] | None:
+    """Return the pattern's patterns for schema and table, without quotes; None if neither is quoted."""
+    return _parts(pattern) if '"' in pattern else None
+
+
+def _parts(name: str) -> tuple[str, str] | None:
+    """Return the schema and table of `schema.table`, without quotes; None if it has another form."""
+    match = TWO_PARTS.fullmatch(name)
+    return (unquote_identifier(match[1]), unquote_identifier(match[2])) if match else None
+
+
+def is_schema_named(schema: str, given: Collection[str]) -> bool:
+    """Whether one of the given names, which may be quoted as in SQL, is the schema's."""
+    return schema in given or quote_identifier(schema) in given
+
+
+def similar_names(pattern: str, names: Iterable[str], most: int) -> str:
+    """Describe the tables that a pattern without a match may have meant, at most so many of them; "" if none.
+
+    Their names differ in case, or begin like it, or it lacks the schema.
+    """
+    lower = {name.lower(): name for name in names}
+    small = pattern.lower()
+    if similar := [name for other, name in lower.items() if is_matching(other, (small,))]:
+        return f"same name in other case: {list_some(similar, most)}   (patterns are case-sensitive)"
+    if "." not in pattern and (
+        similar := [name for other, name in lower.items() if is_matching(other, (f"*.{small}",))]
+    ):
+        return f"a pattern is schema.table: {list_some(similar, most)}"
+    plain = _parts(small)
+    begin = table_name(*plain) if plain else small
+    if similar := [name for other, name in lower.items() if other.startswith(begin)]:
+        return (
+            f"the rows of a partitioned table are in its partitions; tables that begin with {pattern}:"
+            f" {list_some(similar, most)}"
+        )
+    return ""
 
 
 def is_included(name: str, rules: GroupRules) -> bool:

@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cutline.fleet.messages import list_some
-from cutline.fleet.table_names import quote_identifier
+from cutline.nodes.privileges import find_large_object_problems
+from cutline.nodes.problems import actions_of, addresses_of, comment, grants_of, script_of
+from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError
 
 if TYPE_CHECKING:
     import psycopg
 
-# A large object without an ACL can be read only by its owner (PostgreSQL manual, "Large Objects").
-UNREADABLE_QUERY = """
-SELECT m.oid::bigint FROM pg_largeobject_metadata m
- WHERE NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
-   AND NOT current_setting('lo_compat_privileges')::bool
-   AND NOT EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
-                    WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR pg_has_role(a.grantee, 'USAGE')))
- ORDER BY 1
-"""
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
 # The first oid of each part; the parameter is the number of parts.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
  GROUP BY part ORDER BY 1
 """
-NAMED_MAX = 3
 
 
 class LargeObjectsUnreadableError(RefusedError):
     """Our role may not read a large object that is to be copied."""
 
 
-def check_readable(connections: Mapping[str, psycopg.Connection[Any]]) -> None:
-    """Raise LargeObjectsUnreadableError unless the role may read all large objects on these nodes."""
-    for node, connection in connections.items():
-        if oids := [oid for (oid,) in connection.execute(UNREADABLE_QUERY)]:
-            role = connection.info.user
-            raise LargeObjectsUnreadableError(
-                f"node {node}: role {role} can't read large objects {list_some(map(str, oids), NAMED_MAX)}",
-                hint=f"{_grant(oids, quote_identifier(role))}   or leave large objects out: --no-large-objects",
-                details={"node": node, "large_objects": oids},
-            )
-
-
-def _grant(oids: list[int], role: str) -> str:
-    if len(oids) <= NAMED_MAX:
-        return f"GRANT SELECT ON LARGE OBJECT {', '.join(map(str, oids))} TO {role};"
-    escaped = role.replace("%", "%%").replace("'", "''")
-    every = f"format('GRANT SELECT ON LARGE OBJECT %s TO {escaped}', oid)"
-    return f"in psql, as a superuser: SELECT {every} FROM pg_largeobject_metadata \\gexec"
+def check_readable(sessions: Sessions) -> None:
+    """Raise LargeObjectsUnreadableError, which names all primaries with large objects that our role may not read."""
+    found = sessions.ask_named_primaries(lambda node, connection: list(find_large_object_problems(node, connection)))
+    if problems := [problem for of_node in found.values() for problem in of_node]:
+        leave_out = comment("or leave large objects out: --no-large-objects")
+        raise LargeObjectsUnreadableError(
+            "; ".join(dict.fromkeys(f"node {problem.node}: {problem.problem}" for problem in problems)),
+            hint=[*script_of(problems, addresses_of(sessions.fleet.nodes)), leave_out],
+            details={
+                "problems": [{"node": problem.node, "problem": problem.problem} for problem in problems],
+                "grants": grants_of(problems),
+                "actions": actions_of(problems),
+            },
+        )
 
 
 def count_large_objects(connection: psycopg.Connection[Any]) -> int:

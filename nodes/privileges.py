@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psycopg
+from psycopg import sql
 
 from cutline.fleet.config import GroupRules, Node
 from cutline.fleet.messages import list_some
@@ -59,16 +60,22 @@ PUBLICATIONS_QUERY = """
 SELECT pubname, pg_has_role(pubowner, 'USAGE') FROM pg_publication WHERE pubname = ANY (%s) ORDER BY 1
 """
 MAY_CREATE_QUERY = "SELECT has_database_privilege(current_database(), 'CREATE')"
-# A large object without an ACL can be read only by its owner (PostgreSQL manual, "Large Objects").
+# The large objects that our role may not read, and whether their owners may. One without an ACL can be read only by its
+# owner (PostgreSQL manual, "Large Objects").
 LARGE_OBJECTS_QUERY = """
-SELECT m.oid::bigint, o.rolname, o.rolsuper
+SELECT m.oid::bigint, o.rolname, o.rolsuper,
+       EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
+                WHERE a.privilege_type = 'SELECT' AND a.grantee = m.lomowner)
   FROM pg_largeobject_metadata m JOIN pg_roles o ON o.oid = m.lomowner
  WHERE NOT current_setting('lo_compat_privileges')::bool
    AND NOT EXISTS (SELECT FROM aclexplode(coalesce(m.lomacl, acldefault('L', m.lomowner))) AS a
                     WHERE a.privilege_type = 'SELECT' AND (a.grantee = 0 OR pg_has_role(a.grantee, 'USAGE')))
  ORDER BY 1
 """
-NAMED_MAX, OIDS_AT_ONCE = 5, 500
+ANY_LARGE_OBJECT_QUERY = "SELECT EXISTS (SELECT FROM pg_largeobject_metadata)"
+# The first version with default privileges for large objects.
+DEFAULT_PRIVILEGES_VERSION = 180000
+NAMED_MAX, OIDS_NAMED_MAX, OIDS_AT_ONCE = 5, 3, 500
 
 
 class _Unreadable(NamedTuple):
@@ -109,26 +116,54 @@ def find_table_problems(sessions: Sessions, rules: GroupRules, fleet_id: str | N
     return [problem for problems in sessions.ask_nodes(find).values() for problem in problems]
 
 
-def find_large_object_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
-    """Yield the missing privileges that our role needs to read the large objects."""
+def find_large_object_problems(
+    node: Node, connection: psycopg.Connection[Any], purpose: Purpose = Purpose.LARGE_OBJECTS
+) -> Iterator[NodeProblem]:
+    """Yield the missing privileges that our role needs to read the large objects.
+
+    Statements that also cover large objects that are created later come first.
+    """
     role = read_role(node, connection)
     if role.is_super:
         return
-    owned: dict[tuple[str, bool], list[int]] = {}
-    for oid, owner, is_super in connection.execute(LARGE_OBJECTS_QUERY):
-        owned.setdefault((owner, is_super), []).append(oid)
-    for (owner, is_super), oids in owned.items():
-        problem = f"role {role.name} can't read large objects {list_some(map(str, oids), NAMED_MAX)}"
-        for statement in _grant_large_objects(oids, role) if is_super else role.grant_membership(owner):
-            yield NodeProblem(node.id, problem, statement, role.place, Purpose.LARGE_OBJECTS)
-    if owned:
-        yield from find_function_problems(node, connection, LARGE_OBJECT_FUNCTIONS, Purpose.LARGE_OBJECTS)
+    unreadable = connection.execute(LARGE_OBJECTS_QUERY).fetchall()
+    of_owners: dict[str, list[int]] = {}
+    of_others: dict[tuple[str, bool], list[int]] = {}
+    for oid, owner, is_super, owner_reads in unreadable:
+        if is_super or not owner_reads:
+            of_others.setdefault((owner, is_super), []).append(oid)
+        else:
+            of_owners.setdefault(owner, []).append(oid)
+    found = [(oids, list(role.grant_membership(owner))) for owner, oids in of_owners.items()]
+    if role.version >= DEFAULT_PRIVILEGES_VERSION:
+        found += [(oids, [_grant_later(owner, role)]) for (owner, is_super), oids in of_others.items() if is_super]
+    found += [(oids, [_grant_large_objects(oids, owner, role)]) for (owner, _), oids in of_others.items()]
+    for oids, statements in found:
+        problem = f"role {role.name} can't read large objects {list_some(map(str, oids), OIDS_NAMED_MAX)}"
+        for statement in statements:
+            yield NodeProblem(node.id, problem, statement, role.place, purpose)
+    if connection.execute(ANY_LARGE_OBJECT_QUERY).fetchone() == (True,):
+        yield from find_function_problems(node, connection, LARGE_OBJECT_FUNCTIONS, purpose)
 
 
-def _grant_large_objects(oids: list[int], role: Role) -> Iterator[str]:
-    for start in range(0, len(oids), OIDS_AT_ONCE):
-        listed = ", ".join(map(str, oids[start : start + OIDS_AT_ONCE]))
-        yield f"GRANT SELECT ON LARGE OBJECT {listed} TO {role.quoted};"
+def _grant_later(owner: str, role: Role) -> str:
+    """Return the statement that lets our role read the large objects that `owner` creates later."""
+    return f"ALTER DEFAULT PRIVILEGES FOR ROLE {quote(owner)} GRANT SELECT ON LARGE OBJECTS TO {role.quoted};"
+
+
+def _grant_large_objects(oids: list[int], owner: str, role: Role) -> str:
+    """Return the statement that lets our role read these large objects, or, if they are many, all of their owner."""
+    if len(oids) <= OIDS_AT_ONCE:
+        return f"GRANT SELECT ON LARGE OBJECT {', '.join(map(str, oids))} TO {role.quoted};"
+    owned = f"lomowner = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = {_literal(owner)})"
+    granting = f"pg_catalog.format('GRANT SELECT ON LARGE OBJECT %s TO %I', lo, {_literal(role.name)})"
+    every = f"SELECT oid FROM pg_catalog.pg_largeobject_metadata WHERE {owned}"
+    body = f"DECLARE lo oid; BEGIN FOR lo IN {every} LOOP EXECUTE {granting}; END LOOP; END"
+    return f"DO {_literal(body)};"
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string()
 
 
 def _find_reading(

@@ -72,8 +72,11 @@ def init(
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
         "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
-        "warnings": [warning.text for warning in report.warnings],
+        "warnings": [warning.text for warning in report.warnings] + [pattern.text for pattern in report.unmatched],
         "surroundings": [warning.to_json() for warning in report.warnings],
+        "unmatched_patterns": [
+            {"rule": one.rule, "pattern": one.pattern, "similar": one.similar} for one in report.unmatched
+        ],
         "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
         "renamed": to_builtins(report.renamed),
     }

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET, check_command, list_some
-from cutline.fleet.table_names import is_matching
+from cutline.fleet.table_names import is_matching, is_schema_named, similar_names
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.restore.plan.copies import (
@@ -426,10 +426,16 @@ def _choose_copies(
     return copies, None
 
 
+# How many tables a hint about a pattern names, and how many the refusal of --replace.
+SIMILAR_MAX = OTHERS_NAMED_MAX = 3
+
+
 def _check_tables(plan: RestorePlan, *, is_resumed: bool) -> None:
     request = plan.request
     known = {group.schema for target in plan.targets for group in plan.chain.groups(target.source)}
-    if unknown := sorted(set(request.scope.schemas) - known):
+    if unknown := sorted(
+        name for name in set(request.scope.schemas) if not any(is_schema_named(one, (name,)) for one in known)
+    ):
         raise UsageError(
             f"snapshot {request.name} has no tables in --schema {', '.join(unknown)}",
             hint=f"schemas with tables: {', '.join(sorted(known))}" if known else f"see: snapshot show {request.name}",
@@ -446,7 +452,10 @@ def _check_tables(plan: RestorePlan, *, is_resumed: bool) -> None:
     if unmatched := [group for group in request.groups if not any(is_matching(name, (group,)) for name in names)]:
         raise UsageError(
             f"no table with rows in snapshot {request.name} matches {', '.join(unmatched)}",
-            hint=[*_similar_lines(unmatched, names), f"see: snapshot show {request.name}"],
+            hint=[
+                *filter(None, (similar_names(pattern, names, SIMILAR_MAX) for pattern in unmatched)),
+                f"see: snapshot show {request.name}",
+            ],
             details={"groups": unmatched},
         )
     if not is_resumed:
@@ -469,22 +478,3 @@ def _check_replaced(plan: RestorePlan) -> None:
             ],
             details={"tables_left_empty": others},
         )
-
-
-# How many tables the refusal of --replace names.
-OTHERS_NAMED_MAX = 3
-# How many tables a hint about a pattern names.
-SIMILAR_MAX = 3
-
-
-def _similar_lines(patterns: Iterable[str], names: Iterable[str]) -> Iterator[str]:
-    """Describe the tables that a pattern may have meant: their names differ in case, or begin like it."""
-    lower = {name.lower(): name for name in names}
-    for pattern in patterns:
-        if similar := [name for other, name in lower.items() if is_matching(other, (pattern.lower(),))]:
-            yield f"same name in other case: {list_some(similar, SIMILAR_MAX)}   (patterns are case-sensitive)"
-        elif similar := [name for other, name in lower.items() if other.startswith(pattern.lower())]:
-            yield (
-                f"the rows of a partitioned table are in its partitions; tables that begin with {pattern}:"
-                f" {list_some(similar, SIMILAR_MAX)}"
-            )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cutline.fleet.record import Record
-from cutline.fleet.table_names import is_matching, table_name
+from cutline.fleet.table_names import is_matching, is_schema_named, table_name
 from cutline.nodes.groups import Group
 from cutline.storage.errors import UsageError
 
@@ -136,6 +136,6 @@ class ChosenTables:
             group
             for group in groups
             if (group.schema, group.table) in moved
-            or group.schema in self.scope.schemas
+            or is_schema_named(group.schema, self.scope.schemas)
             or is_matching(group.name, self.patterns)
         )

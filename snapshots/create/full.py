@@ -39,6 +39,7 @@ from cutline.nodes.programs import check_programs
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, in_parallel, open_sessions
 from cutline.nodes.table_state import SNAPSHOT_BEGAN, TableState
+from cutline.nodes.unmatched_patterns import note_unmatched
 from cutline.nodes.watch import Watch, WatchOfSome
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import (
@@ -212,7 +213,7 @@ def plan_full(
         )
     left_out = read_left_out(sessions.primaries, selection.rules, groups)
     if request.large_objects:
-        check_readable(sessions.primaries)
+        check_readable(sessions)
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
     left_out += standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions)
@@ -222,6 +223,11 @@ def plan_full(
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
     """Return the rules in fleet.toml, narrowed by --group and --exclude-group."""
     return structs.replace(rules, include=request.include or rules.include, exclude=(*rules.exclude, *request.exclude))
+
+
+def _note_unmatched(sessions: Sessions, rules: GroupRules, request: CreateRequest, progress: Progress) -> None:
+    options = {"include": ("--group", request.include), "exclude": ("--exclude-group", request.exclude)}
+    note_unmatched(sessions, rules, progress, options=options)
 
 
 def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> FullPlan:
@@ -236,6 +242,7 @@ def preview_full(fleet: Fleet, request: CreateRequest, progress: Progress) -> Fu
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
+        _note_unmatched(sessions, plan.selection.rules, request, progress)
         check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, None, progress)
         check_terminal(sessions, plan.selection.fleet_id, progress, terminal=request.terminal)
@@ -722,6 +729,7 @@ def _create_full(
         check_clocks(sessions.clocks, progress)
         plan = plan_full(fleet, request, sessions, store, progress)
         note_collation_versions(sessions, progress)
+        _note_unmatched(sessions, plan.selection.rules, request, progress)
         progress.reached(CrashPoint.CHECKED)
         find = partial(find_resumable, store, sessions, request, plan.selection, progress)
         with begin_full(sessions, store, request, plan.selection.fleet_id, progress, find) as context:

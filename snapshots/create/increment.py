@@ -26,6 +26,7 @@ from cutline.nodes.clocks import check_clocks
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
+from cutline.nodes.unmatched_patterns import note_unmatched
 from cutline.snapshots.create.absent_copies import (
     ENDING,
     absent_copies,
@@ -286,6 +287,7 @@ def _create_increment(
         check_free_slots(sessions, continuable)
         if continuable.lack:
             progress.note(continuable.lack)
+        note_unmatched(sessions, continuable.state.selection.rules, progress, known=chain.full.rules)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         drop_retired(sessions, chain, progress)
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
@@ -433,6 +435,7 @@ def _preview_increment(
             check_free_slots(sessions, continuable)
         if continuable.lack:
             progress.note(continuable.lack)
+        note_unmatched(sessions, continuable.state.selection.rules, progress, known=chain.full.rules)
         note_servers(sessions, progress, chain.absent, chain.baseline)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)

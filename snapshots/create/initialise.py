@@ -41,6 +41,7 @@ from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.surroundings import SurroundingsWarning, find_warnings, read_surroundings, unlimited_text
+from cutline.nodes.unmatched_patterns import UnmatchedPattern, note_unmatched
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
@@ -90,6 +91,7 @@ class InitReport:
     standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
     `to_copy` lists the copies that the next increments begin again, and `renamed` the nodes that their chains know by
     other ids. `addresses` are those of the primaries for psql, which after a failover are not the ones in fleet.toml.
+    `unmatched` are the patterns that match no table; they have been noted.
     """
 
     store: StoreIdentity
@@ -107,6 +109,7 @@ class InitReport:
     to_copy: tuple[CopyToRenew, ...] = ()
     renamed: tuple[RenamedNode, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=dict)
+    unmatched: tuple[UnmatchedPattern, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
@@ -126,6 +129,8 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
     ):
         for node, absence in sessions.absent.items():
             progress.note(f"standby {node} was not checked: {absence.reason}; run init again when it is back")
+        # The next checks may refuse the tables because of such a pattern.
+        unmatched = note_unmatched(sessions, fleet.groups, progress)
         lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
@@ -179,6 +184,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             to_copy=to_copy,
             renamed=renamed,
             addresses=addresses_of(sessions.fleet.nodes),
+            unmatched=tuple(unmatched),
         )
 
 
@@ -234,10 +240,12 @@ def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> 
     problems = find_node_problems(sessions, slots_remedy) + find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
 
+    large_objects = Purpose.EVERYTHING if sessions.fleet.with_large_objects else Purpose.LARGE_OBJECTS
+
     def find(node: Node, connection: psycopg.Connection[Any]) -> list[NodeProblem]:
         return [
             *find_catalog_problems(node, connection, PUBLIC_CATALOGS),
-            *find_large_object_problems(node, connection),
+            *find_large_object_problems(node, connection, large_objects),
             *find_freeze_problems(node, connection, fleet_id),
         ]
 

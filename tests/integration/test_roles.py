@@ -15,13 +15,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cutline.cli.output.failure import failure_of, report
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import with_database
+from cutline.nodes.large_objects import LargeObjectsUnreadableError
 from cutline.nodes.problems import NodeUnfitError, Purpose, grants_of
 from cutline.nodes.programs import run_tool
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.ddl.dump import read_stored_ddl
@@ -30,6 +32,7 @@ from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
 from tests.commands.snapshot_runs import Ready, Runs, run_command
 from tests.integration.documented_roles import (
+    ADMIN,
     BACKUP,
     OWNER,
     as_role,
@@ -42,7 +45,7 @@ from tests.integration.documented_roles import (
     statements,
     two_versions,
 )
-from tests.integration.refusing import execute
+from tests.integration.refusing import NoSpark, execute, refused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -321,17 +324,89 @@ def test_what_superusers_own_is_not_published_by_making_the_role_one(shop: Fleet
         execute(node.dsn, 'DROP TABLE app."super\nDROP TABLE x"')
 
 
-def test_large_objects_that_the_role_may_not_read_are_named_by_init(shop: Fleet, backup: Fleet) -> None:
-    node = shop.primaries[0]
-    grant_all(shop, NEEDED)
-    execute(node.dsn, "SELECT lo_from_bytea(4711, 'x')")
+@pytest.fixture
+def unreadable(shop: Fleet) -> Iterator[None]:
+    """On every primary, a superuser's large object, one of a role, and one that its owner may not read either."""
+    for node in shop.primaries:
+        execute(
+            node.dsn,
+            "SELECT lo_from_bytea(4711, 'x'), lo_create(4712), lo_create(4713)",
+            f"ALTER LARGE OBJECT 4712 OWNER TO {ADMIN}; ALTER LARGE OBJECT 4713 OWNER TO {OWNER}",
+            f"REVOKE ALL ON LARGE OBJECT 4713 FROM {OWNER}",
+        )
     try:
-        found = [one["statement"] for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS]
-        assert found == statements("large-objects")
-        grant([node.dsn], found)
-        assert [one for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS] == []
+        yield
     finally:
-        execute(node.dsn, "SELECT lo_unlink(4711)")
+        for node in shop.primaries:
+            execute(node.dsn, "SELECT lo_unlink(oid) FROM pg_largeobject_metadata")
+
+
+def large_object_grants(node: Node) -> set[str]:
+    with psycopg.connect(node.dsn) as connection:
+        has_defaults = connection.info.server_version >= 180000
+    later = statements("later-large-objects") if has_defaults else []
+    member, unowned = f'GRANT "{ADMIN}" TO "{BACKUP}";', f'GRANT SELECT ON LARGE OBJECT 4713 TO "{BACKUP}";'
+    return {*statements("large-objects"), *later, member, unowned}
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_large_objects_that_the_role_may_not_read_are_named_by_init(shop: Fleet, backup: Fleet) -> None:
+    grant_all(shop, NEEDED)
+    found = [one for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS]
+    for node in shop.primaries:
+        granted = [one["statement"] for one in found if one["node"] == node.id]
+        assert set(granted) == large_object_grants(node)
+        # What also holds for large objects that are created later comes first.
+        assert [one.startswith("GRANT SELECT ON LARGE OBJECT ") for one in granted] == sorted(
+            one.startswith("GRANT SELECT ON LARGE OBJECT ") for one in granted
+        )
+        grant([node.dsn], granted)
+    await_standbys(shop)
+    assert [one for one in lacking(backup) if one["for"] == Purpose.LARGE_OBJECTS] == []
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_init_refuses_unreadable_large_objects_if_the_fleet_file_includes_them(
+    shop: Fleet, backup: Fleet, tmp_path: Path
+) -> None:
+    grant_all(shop, NEEDED)
+    always = replace(backup, with_large_objects=True)
+    with pytest.raises(NodeUnfitError, match="nodes s1, s2: role backup can't read large objects 4711") as raised:
+        initialise(always, Silent())
+    assert set(statements_of(raised.value)) == set().union(*map(large_object_grants, shop.primaries))
+    run_script(shop, raised.value.hint, tmp_path)
+    assert initialise(always, Silent()).lacking
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_create_names_every_node_with_unreadable_large_objects(shop: Fleet, backup: Fleet, tmp_path: Path) -> None:
+    grant_all(shop, NEEDED)
+    initialise(backup, Silent())
+    request = CreateRequest("large", large_objects=True)
+    with refused(backup, "large-objects-unreadable") as errors:
+        create_full(backup, request, NoSpark(), Silent())
+    assert errors[0].message.count("large objects 4711") == len(shop.primaries) > 1
+    assert "-- or leave large objects out: --no-large-objects" in errors[0].hint
+    run_script(shop, errors[0].hint, tmp_path)
+    assert preview_full(backup, request, Silent()).left_out
+    # A superuser's large objects that are created later are readable, too, from version 18 on.
+    for node in shop.primaries:
+        execute(node.dsn, "SELECT lo_create(4714)")
+    with pytest.raises(LargeObjectsUnreadableError) as raised:
+        preview_full(backup, request, Silent())
+    older = [node.id for node in shop.primaries if "ON LARGE OBJECTS" not in "".join(large_object_grants(node))]
+    assert [f"node {node.id}: " in raised.value.message for node in shop.primaries] == [
+        node.id in older for node in shop.primaries
+    ]
+
+
+def run_script(shop: Fleet, script: str, folder: Path) -> None:
+    """Run a hint in psql, connected to another database."""
+    path = folder / "script.sql"
+    path.write_text(script)
+    elsewhere = with_database(shop.primaries[0], "postgres").dsn
+    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", elsewhere)
+    await_standbys(shop)
 
 
 @pytest.mark.parametrize("name", ['back"up', "Back up; DROP ROLE x", "sichérung"])
@@ -366,8 +441,7 @@ def test_what_the_error_prints_below_its_hint_is_a_script_that_suffices(
     shop: Fleet, backup: Fleet, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     grant_all(shop, NEEDED[:2])
-    first, *others = shop.primaries
-    for node in others:
+    for node in shop.primaries[1:]:
         grant([node.dsn], NEEDED[2:])
     await_standbys(shop)
     with pytest.raises(NodeUnfitError) as raised:
@@ -375,10 +449,6 @@ def test_what_the_error_prints_below_its_hint_is_a_script_that_suffices(
     report(failure_of(raised.value), raised.value, json=False, verbose=False)
     _, _, script = capsys.readouterr().err.partition("hint:\n")
     assert set(statements_of(raised.value)) == set(NEEDED[2:])
-    path = tmp_path / "script.sql"
-    path.write_text(script)
     # It says itself where its statements go.
-    elsewhere = with_database(first, "postgres").dsn
-    run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={path}", elsewhere)
-    await_standbys(shop)
+    run_script(shop, script, tmp_path)
     assert {one["for"] for one in lacking(backup)} == {Purpose.TERMINAL}

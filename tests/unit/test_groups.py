@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.record import INTEGER_MAX, fields_of, from_json
-from cutline.fleet.table_names import is_included, quote_identifier, table_name
+from cutline.fleet.table_names import is_included, is_schema_named, quote_identifier, table_name
 from cutline.nodes.groups import Column, Group, Table, column_list, list_names, number_groups, qualify
 
 COUNTS = st.integers(0, INTEGER_MAX)
@@ -110,3 +110,38 @@ def test_patterns_match_names_with_and_without_quotes() -> None:
     assert is_included(table_name("a.b", "c"), GroupRules(include=('"a.b".*',)))
     assert not is_included(table_name("a", "b.c"), GroupRules(include=('"a.b".*',)))
     assert is_included(table_name("a", 'b"'), GroupRules(include=('a.b"',)))
+
+
+ORDER, DOTTED, ODD = ("Tenant 01 GmbH", "Order"), ("Tenant 02 Ltd.", "Order"), ('Tenant 03 " Inc', "Order")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tables"),
+    [
+        ('"Tenant 01 GmbH"."Order"', {ORDER}),
+        ('Tenant 01 GmbH."Order"', {ORDER}),
+        ('"Tenant 01 GmbH".Order', {ORDER}),
+        ('"Tenant 01 GmbH".*', {ORDER}),
+        ('"Tenant 02 Ltd."."Order"', {DOTTED}),
+        ("Tenant 02 Ltd..Order", {DOTTED}),
+        ('"Tenant 03 "" Inc"."Order"', {ODD}),
+        ('*."Order"', {ORDER, DOTTED, ODD}),
+        ('"Tenant ?? *"."Ord??"', {ORDER, DOTTED, ODD}),
+        ('"Tenant 01 GmbH"."order"', set()),
+        ('"Tenant 01 GmbH.Order"', set()),
+        ('"Tenant 01 GmbH"', set()),
+        # A quote that is not closed, or stands within a part, is part of the name.
+        ('*"*.Order', {DOTTED, ODD}),
+        ('"Tenant 01 GmbH.Order', set()),
+    ],
+)
+def test_a_pattern_may_quote_every_part_as_in_sql(pattern: str, tables: set[tuple[str, str]]) -> None:
+    found = {table for table in (ORDER, DOTTED, ODD) if is_included(table_name(*table), GroupRules(include=(pattern,)))}
+    assert found == tables
+
+
+@pytest.mark.parametrize("schema", ["Tenant 01 GmbH", 'a "quote"', "plain"])
+def test_a_schema_may_be_quoted(schema: str) -> None:
+    assert is_schema_named(schema, [schema])
+    assert is_schema_named(schema, [quote_identifier(schema)])
+    assert not is_schema_named(schema, [schema.upper(), ""])

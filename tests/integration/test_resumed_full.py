@@ -602,12 +602,13 @@ def test_a_command_with_other_options_gives_up_nothing(place: Place) -> None:
     place.interrupt("nightly", signal.SIGKILL)
     (operation,) = place.unfinished()
 
-    repeat = f"repeat the command as it was; to give up what was copied: snapshot cancel {operation}"
+    snapshot = f"snapshot --fleet {place.fleet.path}"
+    repeat = f"repeat the command as it was; to give up what was copied: {snapshot} cancel {operation}"
     hints = {
         ("--exclude-group", "public.small"): repeat,
         ("--large-objects",): repeat,
         ("--only-primary",): repeat,
-        ("--only-cut",): "choose another name; to resume it: snapshot create nightly",
+        ("--only-cut",): f"choose another name; to resume it: {snapshot} create nightly",
     }
     for words, hint in hints.items():
         code, document = run_command(place.fleet, "create", "nightly", *words)

@@ -182,7 +182,8 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
     """Return the items that the previous commit left out, or nothing if it can't be read, so that all are named."""
     with suppress(SnapshotError):
-        return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1).left_out
+        named = commit.previous.digest if commit.previous else ""
+        return read_commit(fleet.store.open(), commit.snapshot, commit.increment - 1, named).left_out
     return ()
 
 

@@ -151,7 +151,8 @@ def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     check_not_deleted(store, commit.snapshot)
     if commit.previous is None:
         return
-    before = find_place(store, commit.snapshot, commit.increment - 1).commit
+    # This operation has proven what it read under this digest.
+    before = find_place(store, commit.snapshot, commit.increment - 1, commit.previous.digest).commit
     key = commit_key(commit.snapshot, commit.increment - 1)
     if before is None or Previous(before.operation, before.digest) != commit.previous:
         raise ManifestError(

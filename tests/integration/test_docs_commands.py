@@ -37,6 +37,7 @@ SAME_AS_CRON = (
 )
 COPIES = "the tour has no second store; tests/integration/test_copying.py copies, and restores from a copy"
 PINS = "the tour has no such increment; tests/integration/test_keep.py pins one"
+ONE_TABLE = "the tour keeps its tables; tests/integration/parts/test_schemas.py restores a table in both ways"
 # Command lines in code blocks that are only parsed, and why. Those in sentences show no output and are only parsed.
 NOT_RUN = {
     "snapshot create large": "nobody interrupts it; tests/integration/test_resumed_full.py interrupts and resumes",
@@ -45,7 +46,10 @@ NOT_RUN = {
     "snapshot --fleet second.toml check": COPIES,
     "snapshot --fleet second.toml drill nightly": COPIES,
     "snapshot --fleet second.toml list": COPIES,
-    "snapshot --fleet second.toml restore nightly --to new-servers.toml": COPIES,
+    "snapshot --fleet second.toml show nightly --statements": COPIES,
+    "snapshot --fleet second.toml restore nightly --to new-servers.toml --create-roles": COPIES,
+    "snapshot restore NAME --group public.account --to scratch.toml": ONE_TABLE,
+    "snapshot restore NAME --group public.account --data-only": ONE_TABLE,
     "snapshot repair nightly --from second.toml": COPIES,
     'snapshot keep nightly-07@12 --until 2027-06-30 --reason "audit of 2026"': PINS,
     "snapshot keep nightly-07@12 --release": PINS,

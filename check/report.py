@@ -224,6 +224,11 @@ class SnapshotReport:
         return ONE_COPY if self.allows_one_copy else INCONCLUSIVE
 
     @property
+    def skipped_by_cause(self) -> list[Skipped]:
+        """The skipped parts; those that fleet.toml allows come last, because they don't decide the result."""
+        return sorted(self.skipped, key=lambda part: part.is_one_copy and self.allows_one_copy)
+
+    @property
     def reads_all(self) -> bool:
         """Whether the check was to read everything up to its increment."""
         return self.rests_on is None and not self.is_partial
@@ -254,7 +259,8 @@ class SnapshotReport:
     def figures(self) -> CheckFigures:
         """The snapshot's figures in the outcome of the check."""
         examples = (
-            SkippedPart(shortened(skipped.what), shortened(skipped.why)) for skipped in self.skipped[:EXAMPLES_MAX]
+            SkippedPart(shortened(skipped.what), shortened(skipped.why))
+            for skipped in self.skipped_by_cause[:EXAMPLES_MAX]
         )
         return CheckFigures(asdict(self.compared), len(self.conflicts), len(self.skipped), tuple(examples))
 
@@ -274,7 +280,7 @@ class SnapshotReport:
             "rests_on": asdict(self.rests_on) if self.rests_on else None,
             "unused_records": self.unused_records or None,
             "warned": to_builtins(self.warned),
-            "skipped": [asdict(skipped) for skipped in self.skipped],
+            "skipped": [asdict(skipped) for skipped in self.skipped_by_cause],
             "uncompared_points": [asdict(points) for points in self.uncompared_points],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "doubts": [asdict(doubt) for doubt in self.doubts],

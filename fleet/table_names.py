@@ -25,10 +25,12 @@ TWO_PARTS = re.compile(rf"{PART}\.{PART}", re.DOTALL)
 
 def table_name(schema: str, table: str) -> str:
     """Return `schema.table`, quoting parts that contain a dot or a quote, so that every table has a different name."""
-    name = f"{schema}.{table}"
-    if name.count(".") == 1 and '"' not in name:
-        return name
-    return ".".join(quote_identifier(part) if "." in part or '"' in part else part for part in (schema, table))
+    return f"{quote_if_needed(schema)}.{quote_if_needed(table)}"
+
+
+def quote_if_needed(part: str) -> str:
+    """Quote a part of a name for reports if it contains a dot or a quote."""
+    return quote_identifier(part) if "." in part or '"' in part else part
 
 
 def is_matching(name: str, patterns: Collection[str]) -> bool:

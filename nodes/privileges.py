@@ -127,21 +127,21 @@ def find_large_object_problems(
     if role.is_super:
         return
     unreadable = connection.execute(LARGE_OBJECTS_QUERY).fetchall()
-    of_owners: dict[str, list[int]] = {}
+    of_owners: dict[str, None] = {}
     of_others: dict[tuple[str, bool], list[int]] = {}
     for oid, owner, is_super, owner_reads in unreadable:
         if is_super or not owner_reads:
             of_others.setdefault((owner, is_super), []).append(oid)
         else:
-            of_owners.setdefault(owner, []).append(oid)
-    found = [(oids, list(role.grant_membership(owner))) for owner, oids in of_owners.items()]
+            of_owners[owner] = None
+    statements = [statement for owner in of_owners for statement in role.grant_membership(owner)]
     if role.version >= DEFAULT_PRIVILEGES_VERSION:
-        found += [(oids, [_grant_later(owner, role)]) for (owner, is_super), oids in of_others.items() if is_super]
-    found += [(oids, [_grant_large_objects(oids, owner, role)]) for (owner, _), oids in of_others.items()]
-    for oids, statements in found:
-        problem = f"role {role.name} can't read large objects {list_some(map(str, oids), OIDS_NAMED_MAX)}"
-        for statement in statements:
-            yield NodeProblem(node.id, problem, statement, role.place, purpose)
+        statements += [_grant_later(owner, role) for owner, is_super in of_others if is_super]
+    statements += [_grant_large_objects(oids, owner, role) for (owner, _), oids in of_others.items()]
+    oids = list_some((str(oid) for oid, *_ in unreadable), OIDS_NAMED_MAX)
+    for statement in statements:
+        problem = f"role {role.name} can't read large objects {oids}"
+        yield NodeProblem(node.id, problem, statement, role.place, purpose)
     if connection.execute(ANY_LARGE_OBJECT_QUERY).fetchone() == (True,):
         yield from find_function_problems(node, connection, LARGE_OBJECT_FUNCTIONS, purpose)
 

@@ -551,11 +551,11 @@ def _snapshot_lines(one: SnapshotReport) -> list[str]:
         lines.append(f"  … {len(one.conflicts) - CONFLICTS_SHOWN_MAX:,} more; --json lists all of them")
     lines += [f"  {line}" for line in warning_lines(one.warned)]
     lines += [f"  {line}" for line in _earlier_lines(one.uncompared_points)]
-    skipped = group_by_value({skipped.what: skipped.why for skipped in one.skipped})
+    skipped = group_by_value({skipped.what: skipped.why for skipped in one.skipped_by_cause})
     if len(one.skipped) > NODES_NAMED_MAX:
         # A fleet may have a thousand shards without a standby.
         return lines + [f"  skipped: {list_some(some, NODES_NAMED_MAX)} ({why})" for why, some in skipped.items()]
-    return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped]
+    return lines + [f"  skipped: {skipped.what} ({skipped.why})" for skipped in one.skipped_by_cause]
 
 
 def _earlier_lines(points: Iterable[UncomparedPoints]) -> Iterator[str]:

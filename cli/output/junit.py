@@ -100,7 +100,7 @@ def _suite(one: SnapshotReport) -> ElementTree.Element:
     for conflict in one.conflicts:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"{conflict.kind}: {conflict.detail}")
         ElementTree.SubElement(case, "failure", message=conflict.detail, type=conflict.kind)
-    for left in one.skipped:
+    for left in one.skipped_by_cause:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=left.what)
         ElementTree.SubElement(case, "skipped", message=left.why)
     if not failed and not skipped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from cutline.restore.drill.assertions import AssertionResult, rows_text
 from cutline.restore.drill.drill import DrillReport
 from cutline.restore.estimates.estimate import BegunShard, Estimate
 from cutline.restore.plan.plan import RestorePlan
-from cutline.restore.plan.report import RefusedStatement, RestoreReport
+from cutline.restore.plan.report import COUNT, RefusedStatement, RestoreReport
 from cutline.restore.run.preview import RestorePreview
 from cutline.restore.targets.databases import Phase
 from cutline.restore.targets.requirements import DiskSpace
@@ -227,6 +227,7 @@ def document_of(report: RestoreReport) -> dict[str, Any]:
         "remarks": report.remarks,
         "scope": to_builtins(report.scope),
         "refused": [statement.document() for statement in report.refused],
+        "search_path_needed": [asdict(needed) for needed in report.needed_paths],
         "role_differences": report.role_differences,
     }
 
@@ -254,6 +255,7 @@ def lines_of(
         lines += left_out_lines(report.not_in_snapshot)
         lines += [one.text for one in report.open_operations]
     lines += [f"warning: {text}" for text in report.warnings if text not in shown]
+    lines += [needed.text() for needed in report.needed_paths] if is_verbose else []
     lines += refused_lines("refused", report.refused, "the file lists all of them")
     for owner_change in report.owner_changes:
         lines.append(
@@ -312,15 +314,31 @@ def refused_lines(word: str, refused: Sequence[RefusedStatement], all_of_them: s
 
 
 def _counted_lines(found: Iterable[tuple[str, str]], all_of_them: str = ALL_IN_JSON) -> list[str]:
-    """Return the texts; if there are many of one kind, return their number instead. The kind "" is never counted."""
+    """Return the texts; if there are many of one kind, which contains COUNT, return their number instead.
+
+    The kind "" is never counted.
+    """
     crowds: dict[tuple[str, str], list[str]] = {}
     for text, counted in found:
         crowds.setdefault((counted, "" if counted else text), []).append(text)
     lines = list[str]()
     for (counted, _), texts in crowds.items():
         is_many = bool(counted) and len(texts) >= COUNTED_MIN
-        lines += [f"privileges of {len(texts)} {counted}: {all_of_them}"] if is_many else texts
+        lines += [f"{counted.replace(COUNT, count_text(len(texts)), 1)}: {all_of_them}"] if is_many else texts
     return lines
+
+
+def left_out_texts(
+    left_out: Iterable[str], counted: Mapping[str, str], rows_left: Collection[str], shown: int | None = None
+) -> list[str]:
+    """Return the lines about omissions: all that are in `rows_left`, then the others, at most `shown` of them.
+
+    `counted` is as in CheckedDdl.
+    """
+    found = [(line, counted.get(line, "")) for line in left_out]
+    rows = [f"left out: {text}" for text in _counted_lines(one for one in found if one[0] in rows_left)]
+    others = [f"left out: {text}" for text in _counted_lines(one for one in found if one[0] not in rows_left)]
+    return rows + (others if shown is None else _shorten(others, shown, "items: --verbose lists all of them"))
 
 
 def route_lines(report: RestoreReport) -> list[str]:
@@ -376,12 +394,10 @@ def _plan_lines(
     replaces: Iterable[str],
     shown: int | None = None,
 ) -> list[str]:
-    """Return the lines of a plan; with `shown`, at most that many left-out items and role differences."""
+    """Return the lines of a plan; with `shown`, at most that many role differences and left-out items besides rows."""
     report = plan.report()
     lines = [*plan_lines(plan, preview), *route_lines(report)]
-    left_out = [(line, preview.counted.get(line, "")) for line in preview.left_out]
-    texts = [f"left out: {line}" for line in _counted_lines(left_out)]
-    lines += texts if shown is None else _shorten(texts, shown, "items: --verbose lists all of them")
+    lines += left_out_texts(preview.left_out, preview.counted, preview.rows_left, shown)
     lines += [f"restored under another name on {one}" for one in report.moved]
     lines += [f"warning: {text}" for text in warnings]
     lines += difference_lines(preview.role_differences, shown or DIFFERENCES_SHOWN_MAX)
@@ -446,6 +462,7 @@ def drill_document(report: DrillReport) -> dict[str, Any]:
         "nodes": [{"node": n.node, "rows": n.rows, "seconds": round(n.seconds, 3)} for n in restored.nodes],
         "left_out": restored.left_out,
         "refused": [statement.document() for statement in restored.refused],
+        "search_path_needed": [asdict(needed) for needed in restored.needed_paths],
         "warnings": restored.warnings,
         "assertions": [_assertion_document(assertion) for assertion in report.assertions],
         **borrowed_document(restored),

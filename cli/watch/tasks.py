@@ -40,7 +40,7 @@ from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.commit import Commit
 from cutline.snapshots.records.merge_records import newest_merge
-from cutline.snapshots.records.operation_records import FAILED
+from cutline.snapshots.records.operation_records import FAILED, ONE_COPY
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
@@ -306,7 +306,9 @@ def _found_in(document: dict[str, Any]) -> str:
         places = [f"{field} {first[field]}" for field in ("node", "object") if first.get(field)]
         said = f"{quantity_text(len(parts), 'conflicts')}; the first: {first['detail']}"
         return "; ".join([said, *places, f"to see all, and what to do: snapshot check {name}"])
-    skipped = [conflict for snapshot in document.get("snapshots", ()) for conflict in snapshot.get("skipped", ())]
+    # Of snapshots and of their parts, those that decide the verdict come first.
+    snapshots = sorted(document.get("snapshots", ()), key=lambda snapshot: snapshot.get("result") == ONE_COPY)
+    skipped = [part for snapshot in snapshots for part in snapshot.get("skipped", ())]
     return f"not compared: {skipped[0]['what']}: {skipped[0]['why']}" if skipped else ""
 
 

@@ -16,7 +16,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
-from cutline.fleet.table_names import quote_identifier, table_name
+from cutline.fleet.table_names import quote_identifier, quote_if_needed, table_name
 from cutline.nodes.connections import (
     connect,
     disrupted_error,
@@ -63,6 +63,10 @@ WITH_SECRETS = frozenset(("USER MAPPING", "SERVER", "FOREIGN DATA WRAPPER"))
 OPTIONS = " OPTIONS ("
 # pg_dump's kind for the rows of extension tables, which may also contain passwords, for example in jobs.
 ROWS, VALUES = "TABLE DATA", " VALUES\n"
+# Kinds of entries whose names are those of objects alone, without arguments or the name of a table.
+OF_ONE_PART = frozenset(
+    ("TABLE", "INDEX", "VIEW", MATERIALIZED_VIEW, "SEQUENCE", "FOREIGN TABLE", "STATISTICS", "TYPE", "DOMAIN", ROWS)
+)
 # A restore's sessions fail where policies would hide rows; others see what the policies leave.
 SEEN_BY_OWNER = "to fill it with the rows that its owner may see, run in the database"
 CAUSE_REMOVED = "once the cause is removed, run in the database"
@@ -91,8 +95,13 @@ class DdlEntry:
 
     @property
     def label(self) -> str:
-        """The object's kind and name, for display."""
-        return show_name(f"{self.kind} {f'{self.schema}.' if self.schema else ''}{self.name}")
+        """The object's kind and name, for display; parts with a dot or a quote are quoted, as in all output.
+
+        Other kinds' names, such as those of functions and constraints, consist of several parts.
+        """
+        schema = f"{quote_if_needed(self.schema)}." if self.schema else ""
+        name = quote_if_needed(self.name) if self.schema and self.kind in OF_ONE_PART else self.name
+        return show_name(f"{self.kind} {schema}{name}")
 
 
 @dataclass(frozen=True, slots=True)

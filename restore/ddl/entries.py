@@ -146,6 +146,8 @@ def _statements_of(connection: psycopg.Connection[Any], move: TableMove) -> Iter
 
 
 VIEW_ROWS = "MATERIALIZED VIEW DATA"
+# Begins a line about a materialized view whose rows are left out.
+ROWS_OF_VIEW = "rows of materialized view"
 # Rows can't be loaded without these. Where pg_dump breaks loops, a table may lack a dependency on its domains.
 WITH_ROWS = ("TABLE", "FOREIGN TABLE", "SEQUENCE", "TYPE", "DOMAIN")
 SYSTEM_SCHEMAS = ("pg_catalog", "information_schema")
@@ -190,7 +192,7 @@ class ArchiveDdl:
     def without_view_rows(self) -> tuple[ArchiveDdl, list[str]]:
         """Leave out the rows of materialized views; also return the omissions."""
         views = [entry for entry in self.entries if entry.kind == VIEW_ROWS]
-        return self.without(views), [f"rows of materialized view {show_name(_qualify(view))}" for view in views]
+        return self.without(views), [f"{ROWS_OF_VIEW} {show_name(_qualify(view))}" for view in views]
 
     def without(self, entries: Iterable[ArchiveEntry]) -> ArchiveDdl:
         """Leave out these entries and all that depend on them, such as comments."""

@@ -17,12 +17,13 @@ from cutline.fleet.table_names import table_name
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.problems import read_role
 from cutline.restore.ddl.ddl import Ddl, Refusal, show_name
-from cutline.restore.ddl.entries import ArchiveDdl, lost_rows, read_archive, with_extension_rows
+from cutline.restore.ddl.entries import ROWS_OF_VIEW, ArchiveDdl, lost_rows, read_archive, with_extension_rows
 from cutline.restore.ddl.role_statements import ChangedRoles
 from cutline.restore.ddl.unprivileged import adapt_ddl, take_superusers_part, with_beforehand
 from cutline.restore.plan.copies import explain_damage
 from cutline.restore.plan.database_plan import PlannedDatabase, check_grantors, find_path
 from cutline.restore.plan.plan import LockedTargets, RestorePlan
+from cutline.restore.plan.report import COUNT
 from cutline.restore.plan.roles import (
     check_mapped,
     check_memberships,
@@ -57,13 +58,20 @@ NAME_BYTES_MAX = 63
 class CheckedDdl:
     """The DDL of some shards as it will be run, their archives' entries, and the omissions.
 
-    `counted` maps lines of `left_out` that may be numerous to the noun under which they are counted.
+    `counted` maps lines of `left_out` that may be numerous to the text that replaces them, with COUNT for their number.
     """
 
     ddl: dict[str, Ddl] = field(default_factory=dict)
     entries: dict[str, Sequence[ArchiveEntry]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     counted: dict[str, str] = field(default_factory=dict)
+
+
+def count_views(lines: Iterable[str], where: str) -> dict[str, str]:
+    """Return the text that replaces those of the lines that name rows of materialized views, as in `counted`."""
+    return dict.fromkeys(
+        (line for line in lines if line.startswith(f"{ROWS_OF_VIEW} ")), f"rows of {COUNT} materialized views {where}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,9 @@ def read_all_ddl(
         chosen, lines = _choose_ddl(plan, stored)
         is_divided = plan.topology is not None and not plan.request.tables.is_partial
         why = ": rows that it joins may be on different targets" if is_divided else ""
-        checked.left_out.extend(f"{line} on {shard}{why}" for line in lines)
+        left = [f"{line} on {shard}{why}" for line in lines]
+        checked.left_out.extend(left)
+        checked.counted.update(count_views(left, f"on {shard}{why}"))
         checked.entries[shard] = chosen.entries
         rows = _find_extension_rows(plan, target, stored.entries, obstacles)
         checked.left_out.extend(rows.left_out)
@@ -138,7 +148,7 @@ def read_all_ddl(
                 where = f"{f' in schema {schema}' * bool(schema)} on {shard}"
                 lines = [f"privileges of {name}{where}: it belongs to an extension" for name in names]
                 checked.left_out.extend(lines)
-                checked.counted.update(dict.fromkeys(lines, f"objects of extensions{where}"))
+                checked.counted.update(dict.fromkeys(lines, f"privileges of {COUNT} objects of extensions{where}"))
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)

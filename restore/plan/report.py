@@ -24,6 +24,9 @@ from cutline.snapshots.listing.recovery_plan import InDoubtTransaction
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.open_operations import OpenOperation
 
+# Stands for the number of lines in the text that replaces them if they are many.
+COUNT = "{count}"
+
 
 @dataclass(slots=True)
 class NodeReport:
@@ -53,7 +56,7 @@ class RefusedStatement:
     may contain passwords, so it is written only to the file of refused statements. `settings` are the statements that
     set the session up for this script and the following ones (empty if nothing changes). `access` is the database's
     connection string without passwords. If there are many similar statements, the text report only counts them, and
-    `counted` is the noun for the count.
+    `counted` describes them, with COUNT in the place of their number.
     """
 
     node: str
@@ -76,6 +79,26 @@ class RefusedStatement:
     def text(self) -> str:
         """Return the refusal on one line."""
         return f"{self.node}: {self.object}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class NeededSearchPath:
+    """A restored object that can't be maintained until the `functions` that it uses set a search_path.
+
+    `work` are the commands that fail, such as REINDEX, and `statements` set the search_path. Functions and statements
+    are empty if the functions are not known.
+    """
+
+    node: str
+    object: str
+    work: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the object and its functions on one line."""
+        functions = f": {', '.join(self.functions)}" if self.functions else ""
+        return f"{self.node}: {self.object} needs functions with a search_path{functions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +131,7 @@ class RestoreReport:
     `role_differences`: how roles that exist on the targets differ from the snapshot's. `cut_at`: when the cut was made,
     `safe_at`: its safe time; both None if the snapshot could not be read. `exact`: the restored state, unless it is
     that of a cut; `increment` is then the first increment after it. `wal` is None if this process loaded no rows
-    and so did not read the archived WAL.
+    and so did not read the archived WAL. `needed_paths`: all objects that `warnings` count, by the cause.
     """
 
     snapshot: str
@@ -141,6 +164,7 @@ class RestoreReport:
     wal: WalPhase | None = None
     refused: list[RefusedStatement] = field(default_factory=list)
     role_differences: list[str] = field(default_factory=list)
+    needed_paths: list[NeededSearchPath] = field(default_factory=list)
 
 
 def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[RefusedStatement]:
@@ -158,7 +182,10 @@ def describe_refusals(target: Target, refusals: Iterable[Refusal]) -> list[Refus
         texts = (one.section, one.reason, shown, one.needs, script, changed)
         refusal = RefusedStatement(*names, *texts, access_to(target))
         if entry.kind == PRIVILEGES and entry.schema:
-            refusal = replace(refusal, counted=f"objects in schema {show_name(entry.schema)} on {target.node.id}")
+            refusal = replace(
+                refusal,
+                counted=f"privileges of {COUNT} objects in schema {show_name(entry.schema)} on {target.node.id}",
+            )
         described.append(refusal)
     return described
 

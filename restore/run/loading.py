@@ -28,9 +28,11 @@ from cutline.nodes.groups import qualify
 from cutline.nodes.problems import find_connect_problems
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
+from cutline.restore.ddl.entries import ROWS_OF_VIEW
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import indexes_tally, rows_tally, tallying
+from cutline.restore.plan.checked_ddl import CheckedDdl, count_views
 from cutline.restore.plan.copies import explain_damage, verify_copies
 from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NodeReport
@@ -77,9 +79,9 @@ IN_RECOVERY = "SELECT pg_is_in_recovery()"
 EARLY_SESSIONS_FROM = 4
 
 
-def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
+def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedDdl:
     """Add an obstacle for everything that prevents loading into the targets' tables; return the omissions."""
-    left_out: list[str] = []
+    checked = CheckedDdl(entries={target.shard: () for target in targets})
     plan, obstacles = locked.plan, locked.obstacles
     for target in targets:
         node, connection = target.node, locked.connections[target.shard]
@@ -93,7 +95,7 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
         with obstacles.collecting(node.id), raising_unreachable(node), _enter(plan, target, connection) as session:
             has_begun = Filling(node.id, session, suffix_of(plan.intent.operation)).exists
             sequences, unset = _sequences_of(plan, target, session)
-            left_out += _unset_lines(target, unset)
+            checked.left_out.extend(_unset_lines(target, unset))
             wanted = WantedRows(groups, sequences, source.encoding, has_begun)
             with limiting_locks(node, session):
                 oids = list(check_tables(node, session, wanted, obstacles).values())
@@ -102,11 +104,11 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
                         f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
                         f" key, the restore fails after the load: {named(empty)}"
                     )
-            views = find_views(session)
-            left_out += [
-                f"rows of materialized view {name} on {target.shard}: the view is not refreshed" for name in views
-            ]
-    return left_out
+            where = f"on {target.shard}: "
+            views = [f"{ROWS_OF_VIEW} {name} {where}the view is not refreshed" for name in find_views(session)]
+            checked.left_out.extend(views)
+            checked.counted.update(count_views(views, f"{where}they are not refreshed"))
+    return checked
 
 
 def _enter(plan: RestorePlan, target: Target, connection: psycopg.Connection[object]) -> psycopg.Connection[object]:

@@ -33,10 +33,10 @@ from cutline.restore.estimates.estimate import (
     without_large_objects,
     without_rows,
 )
-from cutline.restore.plan.checked_ddl import CheckedDdl, read_all_ddl, warn_of_contradictions
+from cutline.restore.plan.checked_ddl import read_all_ddl, warn_of_contradictions
 from cutline.restore.plan.database_plan import PlannedDatabase, plan_database
 from cutline.restore.plan.plan import LockedTargets, RestorePlan, plan_resumed
-from cutline.restore.plan.report import RefusedStatement, describe_refusals
+from cutline.restore.plan.report import COUNT, RefusedStatement, describe_refusals
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.plan.roles import missing_roles
 from cutline.restore.run.loading import check_existing
@@ -105,6 +105,7 @@ class RestorePreview:
     store. `warnings` may describe intended effects. `begun` is the work of earlier processes, keyed by shard; finished
     shards have no volume. `server_globals` are the properties of roles to create, keyed by shard; `role_differences`
     says how existing roles on the targets differ from the snapshot's. For `counted`, see CheckedDdl.
+    `rows_left` are the lines of `left_out` about rows and large objects, which come first and are always shown.
     """
 
     roles_missing: Mapping[str, list[str]]
@@ -122,6 +123,7 @@ class RestorePreview:
     server_globals: Mapping[str, ServerGlobals] = field(default_factory=dict)
     role_differences: list[str] = field(default_factory=list)
     counted: Mapping[str, str] = field(default_factory=dict)
+    rows_left: frozenset[str] = frozenset()
 
 
 def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
@@ -255,8 +257,7 @@ def check_restore(
     if plan.request.scope.data_only:
         server_globals, differences = dict[str, ServerGlobals](), list[str]()
         readable, missing = targets, {target.shard: list[str]() for target in targets}
-        checked = CheckedDdl(entries={target.shard: () for target in targets})
-        checked.left_out.extend(check_existing(locked, targets))
+        checked = check_existing(locked, targets)
         warn_of_contradictions(locked, targets)
     else:
         server_globals, differences = find_globals(locked, targets)
@@ -272,12 +273,13 @@ def check_restore(
     disks = check_space(spaces, obstacles)
     obstacles.raise_found()
     servers = {target.shard: server_of(connections[target.shard]) for target in targets}
+    rows_left = left_rows(plan)
     rows = sum(volume.row_count for volume in volumes.values())
     basis, figures = read_measured(plan.store.open(), plan.decided, rows) or ("", None)
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
-        left_out=[*checked.left_out, *left_rows(plan)],
+        left_out=[*rows_left, *checked.left_out],
         untried=[target.node.id for target in targets if target.shard in checked.ddl],
         warnings=obstacles.warnings,
         refused=[
@@ -301,7 +303,8 @@ def check_restore(
         begun=begun,
         server_globals=server_globals,
         role_differences=differences,
-        counted=checked.counted,
+        counted={**checked.counted, **rows_left},
+        rows_left=frozenset(rows_left),
     )
 
 
@@ -407,31 +410,32 @@ def check_targets(
     return missing, planned
 
 
-def left_rows(plan: RestorePlan) -> list[str]:
+def left_rows(plan: RestorePlan) -> dict[str, str]:
     """List the rows, sequences and large objects that a restore of only the DDL, or of some tables, omits.
 
-    The rows of extension tables are restored only with the complete DDL.
+    The lines are mapped to the texts that replace them if they are many, as in CheckedDdl.counted. The rows of
+    extension tables are restored only with the complete DDL.
     """
-    request, of_extensions = plan.request, list[str]()
+    request, lines = plan.request, dict[str, str]()
+    if not request.is_with_all_rows:
+        counts = count_by_node(plan.chain.full)
+        kept = " except those of extensions" if plan.chain.last.extension_rows else ""
+        if request.scope.schema_only:
+            lines[f"all rows, and the values of all sequences{kept}"] = ""
+        where = f"large objects on {COUNT} shards"
+        lines |= {f"{counts[source]} large objects on {source}": where for source in plan.sources if counts.get(source)}
+        if request.tables.is_partial:
+            for shard in plan.sources:
+                groups = plan.chain.groups(shard)
+                if others := sorted({one.name for one in groups} - {one.name for one in request.tables.of(groups)}):
+                    amount = "another table" if len(others) == 1 else f"{len(others):,} other tables"
+                    line = f"rows of {amount} on {shard}: {list_some(others, OTHERS_MAX)}"
+                    lines[line] = f"rows of other tables on {COUNT} shards"
     if request.tables.is_partial or request.scope.data_only:
         filled = {stored.node for stored in plan.chain.last.extension_rows}
-        of_extensions = [f"rows of extension tables on {shard}" for shard in plan.sources if shard in filled]
-    if request.is_with_all_rows:
-        return of_extensions
-    counts = count_by_node(plan.chain.full)
-    kept = " except those of extensions" if plan.chain.last.extension_rows else ""
-    rows = [f"all rows, and the values of all sequences{kept}"] if request.scope.schema_only else []
-    if request.tables.is_partial:
-        for shard in plan.sources:
-            groups = plan.chain.groups(shard)
-            if others := sorted({group.name for group in groups} - {group.name for group in request.tables.of(groups)}):
-                amount = "another table" if len(others) == 1 else f"{len(others):,} other tables"
-                rows.append(f"rows of {amount} on {shard}: {list_some(others, OTHERS_MAX)}")
-    return (
-        rows
-        + of_extensions
-        + [f"{counts[source]} large objects on {source}" for source in plan.sources if counts.get(source)]
-    )
+        where = f"rows of extension tables on {COUNT} shards"
+        lines |= {f"rows of extension tables on {shard}": where for shard in plan.sources if shard in filled}
+    return lines
 
 
 def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:

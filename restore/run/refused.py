@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from cutline.fleet.messages import CHECK_NAMED, join_some
+from cutline.fleet.messages import CHECK_NAMED, join_some, list_some, name_nodes
 from cutline.nodes.encodings import raw_text
 from cutline.restore.ddl.ddl import DATABASE, MATERIALIZED_VIEW, Ddl, DdlEntry, Refusal, show_name
 from cutline.restore.ddl.running import EARLIER
@@ -19,7 +19,7 @@ from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath
 from cutline.restore.plan.checked_ddl import read_all_ddl
 from cutline.restore.plan.database_plan import plan_database
 from cutline.restore.plan.plan import LockedTargets, RestorePlan
-from cutline.restore.plan.report import RefusedStatement, access_to, describe_refusals
+from cutline.restore.plan.report import NeededSearchPath, RefusedStatement, access_to, describe_refusals
 from cutline.restore.plan.roles import name_bytes
 from cutline.restore.run.build import FinishedDatabase
 from cutline.restore.run.run import RestoreRun
@@ -30,12 +30,15 @@ from cutline.storage.errors import SnapshotError
 # The limit per database, because the record is stored in a comment on the database.
 REFUSED_KEPT_MAX = 100
 NAMED_MAX = 5
+# What fails for an object of each kind.
 MAINTAINED = {
-    "INDEX": "ANALYZE and REINDEX of it will fail",
-    "CONSTRAINT": "ANALYZE and REINDEX of it will fail",
-    "STATISTICS": "ANALYZE of its table will fail",
-    MATERIALIZED_VIEW: "REFRESH of it will fail",
+    "INDEX": ("ANALYZE", "REINDEX"),
+    "CONSTRAINT": ("ANALYZE", "REINDEX"),
+    "STATISTICS": ("ANALYZE",),
+    MATERIALIZED_VIEW: ("REFRESH",),
 }
+# So many objects with the same cause, and so many causes, are named in warnings; JSON and --verbose list them all.
+OBJECTS_NAMED_MAX, CAUSES_NAMED_MAX = 3, 5
 
 
 # What to do if rows are the cause, by the first characters of the SQLSTATE: the statements ran in the empty database.
@@ -63,13 +66,51 @@ class DdlRefusedError(SnapshotError):
         super().__init__(message, hint=hint, details={"refused": [statement.document() for statement in self.refused]})
 
 
-def _unqualified(entry: DdlEntry, needed: tuple[NeededPath, ...]) -> str:
-    """Describe what will fail for an object whose functions use names without a schema, and the remedy."""
-    functions = f" ({', '.join(show_name(path.function) for path in needed)})" if needed else ""
-    statements = " ".join(show_name(path.statement) for path in needed) or "ALTER FUNCTION … SET search_path = …;"
+def needed_path(node: str, entry: DdlEntry, needed: tuple[NeededPath, ...]) -> NeededSearchPath:
+    """Describe an object whose functions use names without a schema."""
+    return NeededSearchPath(
+        node,
+        entry.label,
+        MAINTAINED[entry.kind],
+        tuple(show_name(path.function) for path in needed),
+        tuple(show_name(path.statement) for path in needed),
+    )
+
+
+def path_warnings(found: Iterable[NeededSearchPath]) -> list[str]:
+    """Return a warning for each cause: the functions that set no search_path, some objects, what fails, the remedy."""
+    causes: dict[tuple[tuple[str, ...], tuple[str, ...]], list[NeededSearchPath]] = {}
+    for one in found:
+        causes.setdefault((one.functions, one.statements), []).append(one)
+    most_first = sorted(causes.items(), key=lambda cause: -len(cause[1]))
+    lines = [
+        _path_warning(functions, statements, objects)
+        for (functions, statements), objects in most_first[:CAUSES_NAMED_MAX]
+    ]
+    if others := most_first[CAUSES_NAMED_MAX:]:
+        count = sum(len(objects) for _, objects in others)
+        lines.append(
+            f"{count} more objects use other functions that do not set search_path ({len(others)} causes): --json and"
+            " --verbose list them"
+        )
+    return lines
+
+
+def _path_warning(functions: tuple[str, ...], statements: tuple[str, ...], objects: Sequence[NeededSearchPath]) -> str:
+    nodes, who, of_which, where = list(dict.fromkeys(one.node for one in objects)), objects[0].object, "it", ""
+    if len(objects) > 1:
+        named = [one.object if len(nodes) == 1 else f"{one.object} on {one.node}" for one in objects]
+        hidden = "; --json and --verbose list all" if len(objects) > OBJECTS_NAMED_MAX else ""
+        who, of_which = f"{len(objects)} objects ({list_some(named, OBJECTS_NAMED_MAX)}{hidden})", "them"
+        where = " on each of these nodes" if len(nodes) > 1 else ""
+    use = "use" if len(objects) > 1 else "uses"
+    named_functions = f" ({', '.join(functions)})" if functions else ""
+    *earlier, last = dict.fromkeys(command for one in objects for command in one.work)
+    work = f"{', '.join(earlier)} and {last}" if earlier else last
+    remedy = " ".join(statements) or "ALTER FUNCTION … SET search_path = …;"
     return (
-        f"{entry.label} uses functions that do not set search_path{functions}; on PostgreSQL 17 and newer,"
-        f" {MAINTAINED[entry.kind]} until you run: {statements}"
+        f"{name_nodes(nodes)}: {who} {use} functions that do not set search_path{named_functions}; on PostgreSQL 17 and"
+        f" newer, {work} of {of_which} will fail until you run{where}: {remedy}"
     )
 
 
@@ -79,8 +120,8 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
         if (done := finished.get(target)) and not done.is_earlier:
             run.report.refused += describe_refusals(target, done.refusals)
             if run.connections[target.shard].info.server_version >= RESTRICTED_VERSION:
-                run.report.warnings += [
-                    f"node {target.node.id}: {_unqualified(entry, needed)}"
+                run.report.needed_paths += [
+                    needed_path(target.node.id, entry, needed)
                     for entry, needed in done.helped
                     if entry.kind in MAINTAINED
                 ]
@@ -92,6 +133,7 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
                     f"node {target.node.id}: the server may have refused more objects than the {REFUSED_KEPT_MAX} that"
                     " are named: compare the definitions"
                 )
+    run.report.warnings += path_warnings(run.report.needed_paths)
     # List counted statements last, because there may be many for extension objects.
     named = sorted(run.report.refused, key=lambda statement: bool(statement.counted))
     causes = [statement.text() for statement in named if not statement.needs]

@@ -132,7 +132,7 @@ def resume_restore(
             with suppress(SnapshotError):
                 published = plan_resumed(source, target, resumable.last_record)
                 planned = published.report()
-                planned.left_out = left_rows(published)
+                planned.left_out = list(left_rows(published))
             return end_published(store, target, resumable, provisional, locked, planned)
         allows = request.allow_refused_ddl
         plan = plan_resumed(source, target, resumable.last_record, allow_refused_ddl=allows)

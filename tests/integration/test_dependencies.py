@@ -80,10 +80,10 @@ def failing_refreshes(dsn: str) -> list[str]:
         for schema in SIZES:
             with pytest.raises(psycopg.errors.UndefinedFunction):
                 connection.execute(f"REFRESH MATERIALIZED VIEW {schema}.counted".encode())
+    views = ", ".join(f"MATERIALIZED VIEW {schema}.counted" for schema in sorted(SIZES))
     return [
-        f"node s1: MATERIALIZED VIEW {schema}.counted uses functions that do not set search_path; on PostgreSQL"
-        " 17 and newer, REFRESH of it will fail until you run: ALTER FUNCTION … SET search_path = …;"
-        for schema in sorted(SIZES)
+        f"node s1: {len(SIZES)} objects ({views}) use functions that do not set search_path; on PostgreSQL 17 and"
+        " newer, REFRESH of them will fail until you run: ALTER FUNCTION … SET search_path = …;"
     ]
 
 

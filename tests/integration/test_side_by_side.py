@@ -21,7 +21,7 @@ from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import refresh_views
 from cutline.restore.ddl.running import DdlRun
 from cutline.restore.ddl.statements import RESTRICTED_VERSION
-from cutline.restore.run.refused import _unqualified
+from cutline.restore.run.refused import needed_path, path_warnings
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.integration.refusing import execute
 
@@ -184,8 +184,10 @@ def test_functions_that_need_a_search_path_are_named_with_the_statement_that_giv
     ((entry, needed),) = run.helped
     assert (run.refusals, entry.label) == ({}, "INDEX public.person_norm")
     assert [one.function for one in needed] == ["public.norm(text)"]
-    warning = _unqualified(entry, needed)
-    assert warning.startswith("INDEX public.person_norm uses functions that do not set search_path (public.norm(")
+    (warning,) = path_warnings([needed_path("s1", entry, needed)])
+    assert warning.startswith(
+        "node s1: INDEX public.person_norm uses functions that do not set search_path (public.norm("
+    )
     rebuild = "REINDEX INDEX public.person_norm"
     with psycopg.connect(again.dsn, autocommit=True) as connection:
         if connection.info.server_version >= RESTRICTED_VERSION:
@@ -223,8 +225,8 @@ def test_a_view_whose_functions_need_a_search_path_is_named_with_the_statement_t
             assert refreshed.helped == []
             return
         ((entry, needed),) = refreshed.helped
-        warning = _unqualified(entry, needed)
-        begins = "MATERIALIZED VIEW app.top uses functions that do not set search_path (app.order_count());"
+        (warning,) = path_warnings([needed_path("s1", entry, needed)])
+        begins = "node s1: MATERIALIZED VIEW app.top uses functions that do not set search_path (app.order_count());"
         fails = "on PostgreSQL 17 and newer, REFRESH of it will fail"
         assert warning.startswith(f"{begins} {fails} until you run: ALTER FUNCTION app.")
         # Each schema once.

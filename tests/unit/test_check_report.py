@@ -213,6 +213,17 @@ def test_an_inconclusive_check_says_how_to_allow_one_copy(
     assert ("the next increment continues its copy" in text) == (ABSENT in skipped)
 
 
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_parts_that_fleet_toml_allows_are_named_after_those_that_decide(*, is_allowed: bool) -> None:
+    first, last = (ABSENT, ONE_COPY) if is_allowed else (ONE_COPY, ABSENT)
+    report = SnapshotReport("a", 0, SOMETHING, skipped=[ONE_COPY, ABSENT], allows_one_copy=is_allowed)
+    assert report.result == "inconclusive"
+    assert [part["what"] for part in report.to_json()["skipped"]] == [first.what, last.what]
+    assert [part.what for part in report.figures.examples] == [first.what, last.what]
+    named = [line for line in lines_of(CheckReport((report,), 1.0)) if "skipped: " in line]
+    assert [first.what in named[0], last.what in named[1]] == [True, True]
+
+
 def test_what_earlier_restore_points_lack_is_named_and_changes_nothing() -> None:
     away = "it was left out: it is away"
     points = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from cutline.cli.output.restore_report import lines_of, refused_lines
+from cutline.cli.output.restore_report import left_out_texts, lines_of, refused_lines
 from cutline.fleet.config import Node
 from cutline.nodes.left_out import LeftOut, LeftOutKind
 from cutline.restore.ddl.ddl import POST_DATA, DdlEntry, Refusal
-from cutline.restore.ddl.entries import read_archive
+from cutline.restore.ddl.entries import ROWS_OF_VIEW, read_archive
 from cutline.restore.ddl.unprivileged import take_superusers_part
-from cutline.restore.plan.report import RefusedStatement, RestoreReport, describe_refusals
+from cutline.restore.plan.checked_ddl import count_views
+from cutline.restore.plan.report import COUNT, RefusedStatement, RestoreReport, describe_refusals
 from cutline.restore.targets.target import target_of
 from cutline.snapshots.ddl.ddl_archive import DdlArchive
 from tests.unit.made_archives import MadeEntry, made_archive
@@ -43,6 +44,24 @@ def test_of_many_refused_privileges_the_number_and_the_first_reason_are_shown() 
     ]
     assert [one.document()["object"] for one in refused[:5]] == [f'ACL partman.FUNCTION "f{n}"()' for n in range(5)]
     assert "counted" not in refused[0].document()
+
+
+def test_rows_and_large_objects_are_named_before_all_else_and_views_are_counted() -> None:
+    objects, where = [f"4 large objects on {shard}" for shard in "AB"], f"large objects on {COUNT} shards"
+    views = [f"{ROWS_OF_VIEW} public.v{n} on A: the view is not refreshed" for n in range(8)]
+    others = [f"publication p{n} on A: created by: snapshot init" for n in range(4)]
+    counted = {**dict.fromkeys(objects, where), **count_views([*views, *others], "on A: they are not refreshed")}
+    left_out = [*objects, *others, *views]
+    assert left_out_texts(left_out, counted, objects, 3) == [
+        *(f"left out: {line}" for line in (*objects, *others[:3])),
+        "… and 2 more items: --verbose lists all of them",
+    ]
+    assert left_out_texts(left_out, counted, objects)[-2:] == [
+        f"left out: {others[-1]}",
+        "left out: rows of 8 materialized views on A: they are not refreshed: --json lists all of them",
+    ]
+    many = {f"{n} large objects on s{n}": where for n in range(1200)}
+    assert left_out_texts(many, many, many, 3) == ["left out: large objects on 1,200 shards: --json lists all of them"]
 
 
 def described(count: int) -> list[RefusedStatement]:

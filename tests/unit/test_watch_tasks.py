@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import cutline.cli.watch.running_command
+from cutline.check.report import CheckReport, Compared, Skipped, SnapshotReport
 from cutline.cli.output.failure import REFUSED, failure_of
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.watch.fleet_source import FleetSource
@@ -254,6 +255,20 @@ def test_a_command_that_was_started_when_a_signal_came_is_stopped(
         start_command(tmp_path, ["check"])
     stop_commands()
     assert [one.process.returncode for one in started] == [-signal.SIGTERM]
+
+
+def test_the_log_names_the_part_that_decides_and_none_that_is_allowed() -> None:
+    """Of the parts of a snapshot, and of snapshots."""
+    one_copy = Skipped("rows of shard A", "no backup copy to compare with", is_one_copy=True)
+    absent = Skipped("the copy of B-b1", "increment 9 and later leave it out: it was away", is_absent=True)
+    reports = (
+        SnapshotReport("a", 3, Compared(objects=1), skipped=[one_copy], allows_one_copy=True),
+        SnapshotReport("b", 3, Compared(objects=1), skipped=[one_copy, absent], allows_one_copy=True),
+    )
+    report = CheckReport(reports, 1.0)
+    finding = verdict_of("check", CommandResult(report.exit_code, report.to_json()), new_fleet()).finding
+    assert finding is not None
+    assert finding.hint == f"not compared: {absent.what}: {absent.why}"
 
 
 def test_what_the_rules_accept_is_no_finding() -> None:

@@ -66,6 +66,19 @@ def test_what_a_chosen_group_leaves_out_is_named(place: Place) -> None:
         assert (code, others in done["left_out"]) == (0, True), done
 
 
+def test_many_materialized_views_are_counted(place: Place) -> None:
+    with tables_to_fill(place):
+        first = place.target.primaries[0]
+        execute(first.dsn, *(f"CREATE MATERIALIZED VIEW more_{n} AS SELECT {n} AS n" for n in range(4)))
+        options = ("--data-only", "--group", "public.item", "--dry-run")
+        code, text = run_and_capture(place.fleet, *words(place, *options))
+        assert code == 0, text
+        views = "left out: rows of 5 materialized views on s1: they are not refreshed: --json lists all of them"
+        rows = "left out: rows of 3 other tables on s1: public.account, public.log, public.transfer"
+        assert text.index(rows) < text.index(views), text
+        assert text.count("materialized view public.total on s2: the view is not refreshed") == 1, text
+
+
 def test_a_violated_foreign_key_is_found_and_all_is_undone(place: Place) -> None:
     """tests/integration/restoring/test_references.py has the kinds of keys."""
     last = place.target.primaries[-1]

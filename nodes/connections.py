@@ -684,6 +684,22 @@ def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[
     return connect(node, options=f"{options} {option('search_path', path)}", **more)
 
 
+def connect_plainly(node: Node) -> psycopg.Connection[Any]:
+    """Open a session with the settings of its server, database and role instead of ours.
+
+    Other roles' objects may come before PostgreSQL's there: its queries must qualify every name. Raises the errors of
+    `connect`, except for a pooler's.
+    """
+    try:
+        session = psycopg.connect(probe_conninfo(node.dsn), autocommit=True, context=ADAPTERS, cursor_factory=_Cursor)
+    except psycopg.OperationalError as error:
+        raise session_error(node, error) from error
+    _remember_password(node, session.pgconn.password)
+    remember_open(session, node)
+    _nodes[session] = node.id
+    return session
+
+
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
     """Open a session on `node` that takes replication commands for its database; raise the same errors as `connect`."""
     asked = conninfo(node.dsn, replication="database", **more)

@@ -53,6 +53,7 @@ from cutline.restore.ddl.ddl import (
     ending,
 )
 from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from cutline.restore.ddl.session_settings import set_settings, settings_for_ddl
 from cutline.restore.ddl.side_by_side import BuiltObject, EntryQueue, find_early, object_of, tables_in
 from cutline.restore.ddl.statements import STORED_QUERY, NeededPath, run_statements, run_with_paths, statements_of
 from cutline.snapshots.ddl.database_facts import DEFAULT
@@ -234,14 +235,14 @@ class DdlRun:
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
         texts = ("".join(entry.statements for entry in chunk) for chunk in rest)
         names = name_marks(POST_DATA, map(raw_bytes, texts))
-        with self._session() as connection:
+        with self._computing() as connection:
             done = read_marks(connection, ledger, POST_DATA, names) if ledger else set[str]()
             refused_before = read_refused(connection, ledger) if ledger else set[str]()
             sizes = read_table_sizes(connection)
             queue = self._early.queue if self._early else self._queue_missing(connection, sizes)
         queue.release_all(sizes)
         self._run_side_by_side(queue)
-        with self._session() as connection:
+        with self._computing() as connection:
             for name, chunk in zip(names, rest, strict=True):
                 if name not in done:
                     self._run_chunk(connection, POST_DATA, chunk, ledger, name)
@@ -268,7 +269,7 @@ class DdlRun:
             return
         groups, before = list(tables), tables_in(self.ddl)
         try:
-            with self._session() as connection:
+            with self._computing() as connection:
                 found = connection.execute(TABLES_QUERY, ([tables[group].encode() for group in groups],)).fetchall()
                 names = {(raw_text(bytes(one)), raw_text(bytes(name))): groups[n - 1] for n, one, name in found}
                 sizes = {name: rows.get(group, 0) for name, group in names.items()}
@@ -309,7 +310,7 @@ class DdlRun:
     def _build_early(self, early: EarlyBuild, find_ready: Callable[[psycopg.Connection[Any]], Iterable[int]]) -> None:
         due, settings = 0.0, ""
         try:
-            with self._session() as early.session:
+            with self._computing() as early.session:
                 while not early.ended.is_set():
                     if (began := time.monotonic()) >= due:
                         early.queue.release(find_ready(early.session))
@@ -414,6 +415,13 @@ class DdlRun:
             settings = (statement for statement in statements_of(self.ddl.settings) if statement.bare)
             texts = (setting.bare for setting in settings if has_timeout or setting.bare != TRANSACTION_TIMEOUT)
             run_statements(connection, raw_bytes("\n".join(texts)))
+            yield connection
+
+    @contextmanager
+    def _computing(self) -> Iterator[psycopg.Connection[Any]]:
+        """Open a session in which the server computes values from rows, such as the keys of indexes."""
+        with self._session() as connection:
+            set_settings(connection, settings_for_ddl(self.ddl.session_settings))
             yield connection
 
     def _run_chunk(
@@ -541,7 +549,7 @@ class DdlRun:
 
             def work(_job: int) -> None:
                 settings = ""
-                with queue.stopping(), self._session() as connection:
+                with queue.stopping(), self._computing() as connection:
                     for entry in queue:
                         settings = self._create(connection, queue, entry, settings)
 
@@ -549,7 +557,7 @@ class DdlRun:
         if self._early is not None:
             self._early.work.result()
         if refused := queue.refused:
-            with self._session() as connection:
+            with self._computing() as connection:
                 for entry in refused:
                     self._try(connection, POST_DATA, entry)
 

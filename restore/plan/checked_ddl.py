@@ -241,7 +241,8 @@ def _with_database(
     properties = plan.chain.database_properties(target.source)
     # The archive's search_path dates from the last DDL change, so the database's properties take precedence.
     path = ddl.search_path if properties is None else find_path(properties)
-    return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
+    settings = plan.chain.session_settings(target.source)
+    return replace(ddl, database=planned.ddl, search_path=path, session_settings=settings, lost=lost)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:

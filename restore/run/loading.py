@@ -29,6 +29,7 @@ from cutline.nodes.problems import find_connect_problems
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
 from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.session_settings import settings_for_rows
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import indexes_tally, rows_tally, tallying
 from cutline.restore.plan.copies import explain_damage, verify_copies
@@ -59,7 +60,7 @@ from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals, write_record
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
-from cutline.snapshots.ddl.database_facts import having_path, read_search_path
+from cutline.snapshots.ddl.database_facts import having_path, read_search_path, read_session_settings
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
@@ -205,8 +206,10 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
                 _begin(run, target, filling)
             roots = find_roots(filling.connection, groups)
             paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
+            settings = settings_for_rows(read_session_settings(target.node, filling.connection))
         numbered = {group.number: group for group in groups}
-        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, *paths, is_in_use=True)
+        node = _as_replica(run.loaded(target))
+        return LoadTarget(node, numbered, filling.ledger, roots, *paths, settings, is_in_use=True)
 
     done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
     targets = [target for target in run.plan.targets if target not in done]

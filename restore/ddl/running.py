@@ -66,13 +66,15 @@ DETAIL_SHOWN_MAX = 200
 REFUSED = "refused"
 # Marks are ASCII, so a session can read them in any encoding.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
-# Schema, table and name: an archive names an index without its table.
+# Schema, table and name: an archive names an index without its table. Servers from 18 on name NOT NULL constraints
+# themselves, and a key of the snapshot may have such a name.
 EXISTING_QUERY = """
 SELECT namesend(n.nspname), ''::bytea, namesend(c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('i', 'I')
 UNION ALL
 SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
   FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE o.contype IN ('p', 'u', 'x', 'f')
 """
 # Names of tables from text in UTF-8, in a session of any encoding.
 TABLES_QUERY = b"""
@@ -168,8 +170,8 @@ NOT_GRANTED = ("01007", "01006")
 EARLY_SECONDS, EARLY_SHARE = 1.0, 0.05
 END_AGAIN_SECONDS = 0.5
 EARLIER = "the server refused it in an earlier process of this restore"
-# Records the refused entries of a database, in a session in that database.
-RecordRefused: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
+# Records that a database is finished, and its refused entries, in a session in that database.
+RecordFinished: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
 
 
 @dataclass(slots=True)
@@ -339,13 +341,13 @@ class DdlRun:
         run_statements(connection, "".join(marks).encode())
 
     def last(
-        self, ledger: str, first: str = "", *, allows_refused: bool = False, record: RecordRefused | None = None
+        self, ledger: str, first: str = "", *, allows_refused: bool = False, record: RecordFinished | None = None
     ) -> bool:
         """In one transaction, run `first`, drop the ledger, create event triggers and alter the database.
 
         Rolls everything back if any entry is refused, unless `allows_refused` is set. `record` is called before the
-        commit: the marks of refused entries disappear with the ledger. Returns whether the transaction was committed.
-        Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
+        commit, and must record that the database is finished: from then on it may let nobody in. Returns whether the
+        transaction was committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:

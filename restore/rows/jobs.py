@@ -95,8 +95,8 @@ unsafe AS (
         OR (y.typname ^@ 'reg' AND y.typcategory = 'N' AND y.typnamespace = 'pg_catalog'::regnamespace)),
 below AS (
     SELECT u.partrelid AS relid, u.partrelid AS root FROM unsafe u
-     WHERE NOT EXISTS (SELECT FROM pg_partition_ancestors(u.partrelid) AS a (relid) JOIN unsafe v ON v.partrelid = a.relid
-                        WHERE a.relid <> u.partrelid)
+     WHERE NOT EXISTS (SELECT FROM pg_partition_ancestors(u.partrelid) AS a (relid)
+                         JOIN unsafe v ON v.partrelid = a.relid WHERE a.relid <> u.partrelid)
     UNION
     SELECT h.inhrelid, b.root FROM below b JOIN pg_inherits h ON h.inhparent = b.relid
 )

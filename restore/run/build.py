@@ -30,7 +30,7 @@ from cutline.restore.ddl.ddl import (
     show_name,
 )
 from cutline.restore.ddl.entries import move_statements
-from cutline.restore.ddl.running import DdlRun, RecordRefused
+from cutline.restore.ddl.running import DdlRun, RecordFinished
 from cutline.restore.ddl.session_settings import set_settings, settings_for_rows
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.plan.roles import name_bytes
@@ -180,7 +180,7 @@ def finish_database(
     *,
     analyzes: bool,
     allows_refused: bool,
-    record: RecordRefused,
+    record: RecordFinished,
 ) -> FinishedDatabase:
     """Restore the objects that follow the rows: indexes, keys, triggers, sequences, materialized views, event triggers.
 

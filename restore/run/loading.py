@@ -38,7 +38,7 @@ from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
 from cutline.restore.rows.expected_tasks import ExpectedTasks
-from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
+from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
@@ -103,6 +103,11 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> list[str
                         f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
                         f" key, the restore fails after the load: {named(empty)}"
                     )
+            if unvalidated := find_unvalidated(session, oids):
+                obstacles.warnings.append(
+                    f"{node.id}: NOT VALID constraints check every row that is loaded; if the snapshot has rows that"
+                    f" violate them, run before the restore: {' '.join(unvalidated)}"
+                )
             views = find_views(session)
             left_out += [
                 f"rows of materialized view {name} on {target.shard}: the view is not refreshed" for name in views
@@ -681,7 +686,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 run.plan.moves(target),
                 analyzes=scope.analyze,
                 allows_refused=run.allows_refused,
-                record=partial(_record_refused, run, target),
+                record=partial(_record_finished, run, target),
             )
         if done.is_finished:
             refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
@@ -716,12 +721,12 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     report_refused(run, finished)
 
 
-def _record_refused(
+def _record_finished(
     run: RestoreRun, target: Target, connection: psycopg.Connection[Any], refusals: list[Refusal]
 ) -> None:
-    """Record the refused statements of a target's database in the transaction that drops the ledger."""
-    if refusals:
-        write_record(connection, target.loading, run.records[target.shard], refused=_labels_of(refusals))
+    """Record that a target's database is finished, in the transaction that drops the ledger and sets its properties."""
+    record = run.records[target.shard]
+    write_record(connection, target.loading, record, phase=Phase.FINISHED, refused=_labels_of(refusals))
 
 
 def _labels_of(refusals: list[Refusal]) -> tuple[str, ...]:

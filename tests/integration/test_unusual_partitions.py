@@ -169,7 +169,7 @@ def test_a_partition_whose_detachment_was_interrupted_is_named_with_the_statemen
 ) -> None:
     commit = place.runs.increment(NAME)
     (out,) = [out for out in commit.left_out if out.kind == LeftOutKind.PENDING_DETACH]
-    assert out.name == 'public.months A'
+    assert out.name == "public.months A"
     statement = out.why.partition("To finish it: ")[2]
     assert statement == 'ALTER TABLE public.months DETACH PARTITION public."months A" FINALIZE;'
     execute(place.runs.fleet.primaries[0].dsn, statement)

@@ -560,8 +560,14 @@ CUT_OFF = "server closed the connection unexpectedly"
 ALL_USED = (
     "sorry, too many clients already",
     "remaining connection slots are reserved",
-    "too many connections for ",
+    "too many connections for role",
 )
+# A server's English message when a database has as many connections as its CONNECTION LIMIT allows.
+FULL = "too many connections for database"
+# Words that servers don't translate: a privilege, and the file that admits clients.
+CONNECT, HBA = "CONNECT", "pg_hba.conf"
+# The end of the names of databases that restores create (nodes/other_databases.py).
+NEW_DATABASES = "_(restoring|rehearsing)_[0-9a-f]+$"
 
 
 class Passage(NamedTuple):
@@ -579,6 +585,10 @@ _passages: WeakKeyDictionary[psycopg.Connection[Any], Passage] = WeakKeyDictiona
 
 class NodeUnreachableError(UnreachableError):
     """A connection to a node can't be opened, or its session was lost."""
+
+
+class NotAdmittedError(NodeUnreachableError):
+    """A server's pg_hba.conf does not admit the role to a database."""
 
 
 class NodeDisruptedError(NodeUnreachableError):
@@ -682,6 +692,22 @@ def connect_with_path(node: Node, path: str, **more: str) -> psycopg.Connection[
     """Open a session as `connect` does, with this search_path as the session's default."""
     options = conninfo_to_dict(conninfo(node.dsn))["options"]
     return connect(node, options=f"{options} {option('search_path', path)}", **more)
+
+
+def connect_plainly(node: Node) -> psycopg.Connection[Any]:
+    """Open a session with the settings of its server, database and role instead of ours.
+
+    Other roles' objects may come before PostgreSQL's there: its queries must qualify every name. Raises the errors of
+    `connect`, except for a pooler's.
+    """
+    try:
+        session = psycopg.connect(probe_conninfo(node.dsn), autocommit=True, context=ADAPTERS, cursor_factory=_Cursor)
+    except psycopg.OperationalError as error:
+        raise session_error(node, error) from error
+    _remember_password(node, session.pgconn.password)
+    remember_open(session, node)
+    _nodes[session] = node.id
+    return session
 
 
 def connect_replication(node: Node, **more: str) -> psycopg.Connection[Any]:
@@ -903,6 +929,8 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
     )
     if NO_DETAILS in str(error) and are_few_left():
         reason = TOO_MANY
+    if HBA in str(error):
+        return _not_admitted_error(node, reason)
     if any(text in str(error) for text in ALL_USED):
         hint = (
             "all its connections are in use: end other clients' sessions, or raise max_connections; connections_max of"
@@ -915,6 +943,15 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
             "see the server's log; if it does not mention this, a proxy may have closed the connection, as HAProxy does"
             ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
+    elif is_full(node, error):
+        name = database_name(node.dsn)
+        hint = (
+            f"end other sessions in database {name}, or raise its limit: ALTER DATABASE {_quoted(name)} CONNECTION"
+            " LIMIT …;"
+        )
+    elif refuses_database(node, error) and CONNECT in str(error):
+        name, role = database_name(node.dsn), str(conninfo_to_dict(node.dsn).get("user") or "…")
+        hint = f"as a superuser or the owner: GRANT CONNECT ON DATABASE {_quoted(name)} TO {_quoted(role)};"
     elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
         hint = f"a restore first connects to the server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
     elif refuses_database(node, error):
@@ -925,6 +962,22 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         hint=hint,
         details={"node": node.id},
     )
+
+
+def _not_admitted_error(node: Node, reason: str) -> NotAdmittedError:
+    name = database_name(node.dsn)
+    hint = f"let pg_hba.conf on the server admit this role from this machine to database {name}"
+    if re.search(NEW_DATABASES, name):
+        hint = (
+            "a restore loads a database that it creates, and renames it at the end: let a line of pg_hba.conf on the"
+            f" server admit this role to all databases (all), or to {MAINTENANCE_DATABASE} and, with PostgreSQL 16 and"
+            f' newer, to "/{NEW_DATABASES}"; then: SELECT pg_reload_conf();'
+        )
+    return NotAdmittedError(f"node {node.id}: {reason}", hint=hint, details={"node": node.id, "database": name})
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def disrupted_error(node: str, error: psycopg.Error, what: str = "") -> NodeDisruptedError:
@@ -951,7 +1004,12 @@ def refuses_database(node: Node, error: BaseException | None) -> bool:
     """
     text = str(error)
     is_answer = has_answered(error) and database_name(node.dsn) in text
-    return is_answer and not any(sign in text for sign in ("authentication", "pg_hba.conf"))
+    return is_answer and not any(sign in text for sign in ("authentication", HBA, FULL))
+
+
+def is_full(node: Node, error: BaseException | None) -> bool:
+    """Whether the server refused a connection because of the database's CONNECTION LIMIT."""
+    return FULL in str(error) and database_name(node.dsn) in str(error)
 
 
 @contextmanager

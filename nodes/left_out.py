@@ -60,6 +60,7 @@ class LeftOutKind(StrEnum):
     UNLOGGED_SEQUENCE = "unlogged_sequence"
     SUBSCRIPTION = "subscription"
     USER_MAPPING = "user_mapping"
+    PENDING_DETACH = "pending_detach"
     APPEND_ONLY_TABLE = "append_only_table"
     UNCOUNTED_TABLE = "uncounted_table"
     STANDBY_COPY = "standby_copy"
@@ -80,6 +81,8 @@ WHY: Mapping[LeftOutKind, str] = {
     LeftOutKind.UNLOGGED_SEQUENCE: "its value is not in the WAL: it is restored with its start value",
     LeftOutKind.SUBSCRIPTION: "a copy of the database must not subscribe as well: it is not restored",
     LeftOutKind.USER_MAPPING: "PostgreSQL shows its options, if any, only to superusers: it is restored without them",
+    LeftOutKind.PENDING_DETACH: "DETACH PARTITION CONCURRENTLY was interrupted: it is restored attached. To finish it:"
+    " {};",
     LeftOutKind.APPEND_ONLY_TABLE: "no replica identity: its updates and deletes are not captured. If you give it one"
     " (ALTER TABLE … REPLICA IDENTITY FULL, or a primary key), the next increment copies it again and captures them",
     LeftOutKind.UNCOUNTED_TABLE: "PostgreSQL's counters were reset or are off, so rows may have been updated or deleted"
@@ -98,6 +101,7 @@ WARNED = frozenset(
         LeftOutKind.STANDBY_COPY,
         LeftOutKind.ABSENT_COPY,
         LeftOutKind.EXTENSION_ROWS,
+        LeftOutKind.PENDING_DETACH,
     }
 )
 # Parts that are counted rather than named.
@@ -110,7 +114,7 @@ SELECT CASE WHEN c.relkind = 'S' THEN 'unlogged_sequence'
             WHEN c.relkind = 'f' THEN 'foreign_table'
             WHEN c.relpersistence = 'u' THEN 'unlogged_table'
             ELSE '' END,
-       {TABLE_NAME}, coalesce(e.extname, s.srvname, ''), 1::bigint
+       {TABLE_NAME}, coalesce(e.extname, s.srvname, '')::text, 1::bigint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
        AND d.deptype = 'e' AND d.refclassid = 'pg_extension'::regclass
@@ -124,6 +128,10 @@ UNION ALL SELECT 'temporary_tables', 'pg_temp', '', count(*) FROM pg_class
 UNION ALL SELECT 'large_objects', 'pg_largeobject', '', count(*) FROM pg_largeobject_metadata HAVING count(*) > 0
 UNION ALL SELECT 'subscription', subname, '', 1 FROM pg_subscription
  WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+UNION ALL SELECT 'pending_detach', {TABLE_NAME},
+       format('ALTER TABLE %s DETACH PARTITION %s FINALIZE', h.inhparent::regclass, h.inhrelid::regclass), 1
+  FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE h.inhdetachpending
 UNION ALL SELECT 'user_mapping', format('%s on server %s', usename, srvname), '', 1 FROM pg_user_mappings
  WHERE umoptions IS NULL AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 """

@@ -30,13 +30,35 @@ SELECT datname, CASE WHEN has_database_privilege(oid, 'CONNECT') THEN pg_databas
 """
 
 
+REPLICATION_QUERY = """
+SELECT ARRAY(SELECT slot_name::text FROM pg_replication_slots
+              WHERE datoid = d.oid AND NOT slot_name ^@ 'cutline_' AND NOT temporary ORDER BY 1),
+       ARRAY(SELECT subname::text FROM pg_subscription WHERE subdbid = d.oid ORDER BY 1)
+  FROM pg_database d WHERE d.datname = %(database)s
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class OldDatabase:
-    """A database that a restore set aside. Its size is None if our role may not query it."""
+    """A database that a restore set aside. Its size is None if our role may not query it.
+
+    `slots` are its logical replication slots, which are dropped with it, and `subscriptions` those of it, with which it
+    can't be dropped.
+    """
 
     node: str
     database: str
     bytes: int | None
+    slots: tuple[str, ...] = ()
+    subscriptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """The logical replication from and to a database: the slots in it that Cutline did not make, and subscriptions."""
+
+    slots: tuple[str, ...]
+    subscriptions: tuple[str, ...]
 
 
 def name_beside(database: str, middle: str, suffix: str) -> str:
@@ -54,7 +76,18 @@ def read_old(node: Node, connection: psycopg.Connection[Any]) -> list[OldDatabas
     """List the databases that restores have set aside for the node's database."""
     database = database_name(node.dsn)
     rows = connection.execute(SIZES_QUERY, (_prefix(database, ASIDE),)).fetchall()
-    return [OldDatabase(node.id, name, size) for name, size in rows if is_beside(name, database, ASIDE)]
+    found: list[OldDatabase] = []
+    for name, size in rows:
+        if is_beside(name, database, ASIDE):
+            others = read_replication(connection, name)
+            found.append(OldDatabase(node.id, name, size, others.slots, others.subscriptions))
+    return found
+
+
+def read_replication(connection: psycopg.Connection[Any], database: str) -> Replication:
+    """Read which logical replication a database on the session's server takes part in, apart from Cutline's own."""
+    slots, subscriptions = connection.execute(REPLICATION_QUERY, {"database": database}).fetchone() or ([], [])
+    return Replication(tuple(slots), tuple(subscriptions))
 
 
 def _prefix(database: str, middle: str) -> str:

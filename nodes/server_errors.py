@@ -27,8 +27,12 @@ REMEDIES = {
 
 
 def remedy_of(error: psycopg.Error) -> str:
-    """Return what to do before the statement is repeated; "" if the error is about the statement itself."""
-    return remedy_of_state(error.diag.sqlstate or "")
+    """Return what to do before the statement is repeated; "" if the error is about the statement itself.
+
+    Includes the server's own hint, which may name the setting to raise.
+    """
+    remedy, hint = remedy_of_state(error.diag.sqlstate or ""), " ".join((error.diag.message_hint or "").split())
+    return f"{remedy}; the server's own hint: {hint}" if remedy and hint else remedy
 
 
 def remedy_of_state(sqlstate: str) -> str:

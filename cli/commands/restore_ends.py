@@ -143,7 +143,11 @@ def _discard_document(old: list[OldDatabase], *, is_dry: bool) -> dict[str, obje
 
 
 def _names_of(old: list[OldDatabase]) -> list[str]:
-    return [f"{database.node}: {database.database}" for database in old]
+    return [f"{database.node}: {database.database}{_slots_text(database)}" for database in old]
+
+
+def _slots_text(old: OldDatabase) -> str:
+    return f", with the logical slots of others in it: {', '.join(old.slots)}" if old.slots else ""
 
 
 def _abandon_lines(report: AbandonReport, *, is_done: bool) -> list[str]:
@@ -160,6 +164,8 @@ def _abandon_document(report: AbandonReport) -> dict[str, object]:
 
 def old_text(one: OldDatabase) -> str:
     """Describe a database that was set aside, with its size if known."""
-    return f"database {one.database} of node {one.node}" + (
-        f", {size_text(one.bytes)}" if one.bytes is not None else ""
+    return (
+        f"database {one.database} of node {one.node}"
+        + (f", {size_text(one.bytes)}" if one.bytes is not None else "")
+        + _slots_text(one)
     )

@@ -40,12 +40,18 @@ PARTIAL: Mapping[LeftOutKind, KindText] = {
     LeftOutKind.APPEND_ONLY_TABLE: KindText("append-only table", "append-only tables", "without updates and deletes"),
     LeftOutKind.LARGE_OBJECTS_OF_FULL: KindText("large object", "large objects", "as of the full snapshot"),
     LeftOutKind.STANDBY_COPY: KindText("standby", "standbys", "without a copy to compare"),
+    LeftOutKind.PENDING_DETACH: KindText(
+        "partition whose detachment was interrupted",
+        "partitions whose detachment was interrupted",
+        "attached when restored",
+    ),
     LeftOutKind.EXTENSION_ROWS: KindText(
         "extension table that was not read",
         "extension tables that were not read",
         "restored as CREATE EXTENSION creates them",
     ),
 }
+DETACHED = "partitions whose detachment was interrupted are restored attached (show prints how to finish it)"
 LARGE_OBJECTS_REMEDY = (
     "a full snapshot includes them with --large-objects, or with large_objects = true under [groups] in fleet.toml"
 )
@@ -57,6 +63,7 @@ WARNINGS: Mapping[LeftOutKind, str] = {
     f" PostgreSQL's counters were reset or are disabled ({REMEDY})",
     LeftOutKind.LARGE_OBJECTS_OF_FULL: "large objects as of the full snapshot, without the changes since",
     LeftOutKind.STANDBY_COPY: "standbys older than PostgreSQL 16 can't decode WAL: check has no copy to compare",
+    LeftOutKind.PENDING_DETACH: DETACHED,
     LeftOutKind.ABSENT_COPY: "copies of standbys are left out, so check can't compare them",
     LeftOutKind.EXTENSION_ROWS: "rows of extension tables were not read: they are restored as CREATE EXTENSION"
     " creates them (--json lists the reasons; exclude the tables in [groups], or give the role BYPASSRLS if policies"

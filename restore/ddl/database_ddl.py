@@ -37,7 +37,9 @@ LISTS = frozenset(
 # The elements of these lists are identifiers; the other lists contain file names.
 IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
 # Servers accept any library name here, but if the library is missing, nobody can connect to the database anymore.
-PRELOADED = {"session_preload_libraries": "", "local_preload_libraries": "$libdir/plugins/"}
+# A library in local_preload_libraries without a folder is in LOCAL, from where any role may load libraries.
+PRELOADED = frozenset(("session_preload_libraries", "local_preload_libraries"))
+LOCAL = "$libdir/plugins/"
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
 
 
@@ -54,7 +56,7 @@ class DatabaseDdl:
     """The statements that set a restored database's own properties, using the target's roles.
 
     `name` is the database's real name. `ours` is the restoring role; `owner` is "" if that role remains the owner.
-    `loads`: the role can test whether libraries load.
+    `loads`: the role can test whether any library loads.
     """
 
     name: str
@@ -101,9 +103,7 @@ class DatabaseDdl:
         pieces = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
         for setting in properties.settings:
             label = setting.name + (f" of role {setting.role}" if setting.role else "")
-            pieces.append(
-                DatabasePiece(SET_KIND, label, [*(_loads(setting) if self.loads else ()), _set(where, setting)])
-            )
+            pieces.append(DatabasePiece(SET_KIND, label, [*_loads(setting, of_any=self.loads), _set(where, setting)]))
         pieces.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
         pieces.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))
         return [piece for piece in pieces if piece.statements]
@@ -209,11 +209,15 @@ def setting_value(name: str, value: str) -> str:
     return ", ".join(map(literal, list_elements(value, folds=name.lower() in IDENTIFIERS) or [""]))
 
 
-def _loads(setting: DatabaseSetting) -> Iterator[str]:
-    if (folder := PRELOADED.get(setting.name.lower())) is not None:
-        yield from (
-            f"LOAD {literal(folder + library)};" for library in list_elements(setting.value, folds=False) if library
-        )
+def _loads(setting: DatabaseSetting, *, of_any: bool) -> Iterator[str]:
+    """Yield the statements that load a setting's libraries; unless `of_any`, only those that any role may load."""
+    if (name := setting.name.lower()) not in PRELOADED:
+        return
+    is_local = name == "local_preload_libraries"
+    for library in filter(None, list_elements(setting.value, folds=False)):
+        path = LOCAL + library if is_local and "/" not in library else library
+        if of_any or is_local:
+            yield f"LOAD {literal(path)};"
 
 
 def _labels(where: str, properties: DatabaseProperties) -> Iterator[str]:

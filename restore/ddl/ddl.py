@@ -29,6 +29,7 @@ from cutline.nodes.encodings import RAW, raw_bytes
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.nodes.watch import Watch
 from cutline.restore.ddl.database_ddl import DatabaseDdl
+from cutline.restore.ddl.session_settings import set_settings
 from cutline.restore.ddl.statements import RESTRICTED_VERSION, NeededPath, run_with_paths
 from cutline.snapshots.ddl.database_facts import search_path_of
 from cutline.snapshots.ddl.ddl_archive import EXTENSION
@@ -110,7 +111,8 @@ class Ddl:
 
     `settings` are statements that every session runs first. `side_by_side` are the entries after the rows that several
     sessions may run concurrently. `views` are the materialized views that were populated, in the order of their
-    dependencies. `search_path` is the source database's setting, or None. If `is_adapted`, the DDL is for a role that
+    dependencies. `search_path` is the source database's setting, or None. `session_settings` are those of its sessions
+    on which computed values may depend. If `is_adapted`, the DDL is for a role that
     is not a superuser, and `roles` maps its owners and grantors to the objects that they own or granted privileges on.
     `omitted` are Cutline's publications, which are left out. `beforehand` are the statements that a superuser first
     runs for that role in the empty database. `database` contains the statements that set the database's own properties,
@@ -124,6 +126,7 @@ class Ddl:
     side_by_side: frozenset[int] = frozenset()
     views: tuple[str, ...] = ()
     search_path: str | None = None
+    session_settings: Mapping[str, str] = field(default_factory=dict)
     is_adapted: bool = False
     roles: Mapping[str, list[str]] = field(default_factory=dict)
     omitted: tuple[str, ...] = ()
@@ -230,6 +233,7 @@ def refresh_views(node: Node, ddl: Ddl, watch: Watch) -> Refreshed:
         return "".join(ddl_entry.statements for ddl_entry in reached.values())
 
     with raising_unreachable(node), connect(node, client_encoding=RAW) as connection, ending(watch, connection):
+        set_settings(connection, ddl.session_settings)
         if connection.info.server_version < RESTRICTED_VERSION:
             query = "SELECT pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)"
             connection.execute(query, (search_path_of(ddl.search_path).encode(),))

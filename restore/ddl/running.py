@@ -53,6 +53,7 @@ from cutline.restore.ddl.ddl import (
     ending,
 )
 from cutline.restore.ddl.role_statements import DEFAULT_PRIVILEGES
+from cutline.restore.ddl.session_settings import set_settings, settings_for_ddl
 from cutline.restore.ddl.side_by_side import BuiltObject, EntryQueue, find_early, object_of, tables_in
 from cutline.restore.ddl.statements import STORED_QUERY, NeededPath, run_statements, run_with_paths, statements_of
 from cutline.snapshots.ddl.database_facts import DEFAULT
@@ -65,13 +66,15 @@ DETAIL_SHOWN_MAX = 200
 REFUSED = "refused"
 # Marks are ASCII, so a session can read them in any encoding.
 MARKS_QUERY = "SELECT convert_to(task, 'UTF8') FROM {ledger} WHERE starts_with(task, '{section} ')"
-# Schema, table and name: an archive names an index without its table.
+# Schema, table and name: an archive names an index without its table. Servers from 18 on name NOT NULL constraints
+# themselves, and a key of the snapshot may have such a name.
 EXISTING_QUERY = """
 SELECT namesend(n.nspname), ''::bytea, namesend(c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('i', 'I')
 UNION ALL
 SELECT namesend(n.nspname), namesend(c.relname), namesend(o.conname)
   FROM pg_constraint o JOIN pg_class c ON c.oid = o.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE o.contype IN ('p', 'u', 'x', 'f')
 """
 # Names of tables from text in UTF-8, in a session of any encoding.
 TABLES_QUERY = b"""
@@ -167,8 +170,8 @@ NOT_GRANTED = ("01007", "01006")
 EARLY_SECONDS, EARLY_SHARE = 1.0, 0.05
 END_AGAIN_SECONDS = 0.5
 EARLIER = "the server refused it in an earlier process of this restore"
-# Records the refused entries of a database, in a session in that database.
-RecordRefused: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
+# Records that a database is finished, and its refused entries, in a session in that database.
+RecordFinished: TypeAlias = Callable[[psycopg.Connection[Any], list[Refusal]], None]
 
 
 @dataclass(slots=True)
@@ -234,14 +237,14 @@ class DdlRun:
         rest = list(chunks_of([entry for entry in self.ddl.post_data if entry.number not in parallel]))
         texts = ("".join(entry.statements for entry in chunk) for chunk in rest)
         names = name_marks(POST_DATA, map(raw_bytes, texts))
-        with self._session() as connection:
+        with self._computing() as connection:
             done = read_marks(connection, ledger, POST_DATA, names) if ledger else set[str]()
             refused_before = read_refused(connection, ledger) if ledger else set[str]()
             sizes = read_table_sizes(connection)
             queue = self._early.queue if self._early else self._queue_missing(connection, sizes)
         queue.release_all(sizes)
         self._run_side_by_side(queue)
-        with self._session() as connection:
+        with self._computing() as connection:
             for name, chunk in zip(names, rest, strict=True):
                 if name not in done:
                     self._run_chunk(connection, POST_DATA, chunk, ledger, name)
@@ -268,7 +271,7 @@ class DdlRun:
             return
         groups, before = list(tables), tables_in(self.ddl)
         try:
-            with self._session() as connection:
+            with self._computing() as connection:
                 found = connection.execute(TABLES_QUERY, ([tables[group].encode() for group in groups],)).fetchall()
                 names = {(raw_text(bytes(one)), raw_text(bytes(name))): groups[n - 1] for n, one, name in found}
                 sizes = {name: rows.get(group, 0) for name, group in names.items()}
@@ -309,7 +312,7 @@ class DdlRun:
     def _build_early(self, early: EarlyBuild, find_ready: Callable[[psycopg.Connection[Any]], Iterable[int]]) -> None:
         due, settings = 0.0, ""
         try:
-            with self._session() as early.session:
+            with self._computing() as early.session:
                 while not early.ended.is_set():
                     if (began := time.monotonic()) >= due:
                         early.queue.release(find_ready(early.session))
@@ -338,13 +341,13 @@ class DdlRun:
         run_statements(connection, "".join(marks).encode())
 
     def last(
-        self, ledger: str, first: str = "", *, allows_refused: bool = False, record: RecordRefused | None = None
+        self, ledger: str, first: str = "", *, allows_refused: bool = False, record: RecordFinished | None = None
     ) -> bool:
         """In one transaction, run `first`, drop the ledger, create event triggers and alter the database.
 
         Rolls everything back if any entry is refused, unless `allows_refused` is set. `record` is called before the
-        commit: the marks of refused entries disappear with the ledger. Returns whether the transaction was committed.
-        Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
+        commit, and must record that the database is finished: from then on it may let nobody in. Returns whether the
+        transaction was committed. Raises SchemaLoadError if the server refuses `first` or the drop of the ledger.
         """
         with self._session() as connection, connection.transaction() as transaction:
             try:
@@ -414,6 +417,13 @@ class DdlRun:
             settings = (statement for statement in statements_of(self.ddl.settings) if statement.bare)
             texts = (setting.bare for setting in settings if has_timeout or setting.bare != TRANSACTION_TIMEOUT)
             run_statements(connection, raw_bytes("\n".join(texts)))
+            yield connection
+
+    @contextmanager
+    def _computing(self) -> Iterator[psycopg.Connection[Any]]:
+        """Open a session in which the server computes values from rows, such as the keys of indexes."""
+        with self._session() as connection:
+            set_settings(connection, settings_for_ddl(self.ddl.session_settings))
             yield connection
 
     def _run_chunk(
@@ -541,7 +551,7 @@ class DdlRun:
 
             def work(_job: int) -> None:
                 settings = ""
-                with queue.stopping(), self._session() as connection:
+                with queue.stopping(), self._computing() as connection:
                     for entry in queue:
                         settings = self._create(connection, queue, entry, settings)
 
@@ -549,7 +559,7 @@ class DdlRun:
         if self._early is not None:
             self._early.work.result()
         if refused := queue.refused:
-            with self._session() as connection:
+            with self._computing() as connection:
                 for entry in refused:
                     self._try(connection, POST_DATA, entry)
 

@@ -304,6 +304,22 @@ def _run_once_more(
     return tuple(needed)
 
 
+# Since this version, a partitioned table can't be UNLOGGED; before, that had no effect.
+LOGGED_PARENTS_VERSION = 180000
+# pg_restore writes a comment before the statement.
+UNLOGGED = re.compile(r"\A((?:\s*--[^\n]*\n)*\s*CREATE) UNLOGGED( TABLE )")
+PARTITIONED = re.compile(
+    r"""--[^\n]*|[eE]'(?:[^'\\]|\\.)*'|'[^']*'|"[^"]*"|(?P<by>\nPARTITION BY (?:HASH|LIST|RANGE) )""", re.DOTALL
+)
+
+
+def without_unlogged_parent(statements: str) -> str:
+    """Return the statements for a table, as pg_dump writes them, without UNLOGGED if the table is partitioned."""
+    if UNLOGGED.match(statements) and any(match["by"] for match in PARTITIONED.finditer(statements)):
+        return UNLOGGED.sub(r"\1\2", statements, count=1)
+    return statements
+
+
 def run_statements(connection: psycopg.Connection[Any], statements: bytes) -> None:
     """Run the statements as one message, in the current transaction or in a separate one; raise psycopg.Error."""
     if not statements:

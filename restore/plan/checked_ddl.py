@@ -19,6 +19,7 @@ from cutline.nodes.problems import read_role
 from cutline.restore.ddl.ddl import Ddl, Refusal, show_name
 from cutline.restore.ddl.entries import ROWS_OF_VIEW, ArchiveDdl, lost_rows, read_archive, with_extension_rows
 from cutline.restore.ddl.role_statements import ChangedRoles
+from cutline.restore.ddl.statements import LOGGED_PARENTS_VERSION, without_unlogged_parent
 from cutline.restore.ddl.unprivileged import adapt_ddl, take_superusers_part, with_beforehand
 from cutline.restore.plan.copies import explain_damage
 from cutline.restore.plan.database_plan import PlannedDatabase, check_grantors, find_path
@@ -43,7 +44,7 @@ from cutline.restore.targets.requirements import (
 )
 from cutline.restore.targets.target import Target, TargetUnfitError
 from cutline.snapshots.ddl.contradictions import DdlContradictedError, contradictions
-from cutline.snapshots.ddl.ddl_archive import EXTENSION, ArchiveEntry, DdlArchive
+from cutline.snapshots.ddl.ddl_archive import EXTENSION, TABLE, ArchiveEntry, DdlArchive
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.ddl.extension_tables import ExtensionsOfShard, read_extension_rows
 from cutline.snapshots.records.commit import count_by_node
@@ -137,6 +138,7 @@ def read_all_ddl(
         with_rows = partial(with_extension_rows, found=rows.found, sequences=plan.sequences(target))
         if read_role(target.node, connection).is_super:
             written = with_rows(chosen.for_target(target.node, folder))
+            written = _for_version(written, connection.info.server_version)
             checked.ddl[shard] = _with_database(plan, target, written, planned, rows.lost)
             continue
         chosen, grants = chosen.without_system_grants()
@@ -152,7 +154,7 @@ def read_all_ddl(
             written = with_beforehand(chosen.for_target(target.node, folder), done)
         else:
             written = chosen.for_target(target.node, folder)
-        adapted = with_rows(adapt_ddl(written, read_our_name(target)))
+        adapted = with_rows(adapt_ddl(_for_version(written, connection.info.server_version), read_our_name(target)))
         checked.ddl[shard] = ours = _with_database(plan, target, adapted, planned, rows.lost)
         with obstacles.collecting(target.node.id):
             check_memberships(target, connection, ours.roles)
@@ -244,6 +246,17 @@ def _earlier_rows(store: ObjectStore, plan: RestorePlan, shard: str) -> Iterator
             return
 
 
+def _for_version(ddl: Ddl, version: int) -> Ddl:
+    """Change the statements that an older pg_dump writes and that a server of this version refuses."""
+    if version < LOGGED_PARENTS_VERSION:
+        return ddl
+    entries = (
+        replace(entry, statements=without_unlogged_parent(entry.statements)) if entry.kind == TABLE else entry
+        for entry in ddl.pre_data
+    )
+    return replace(ddl, pre_data=tuple(entries))
+
+
 def _with_database(
     plan: RestorePlan, target: Target, ddl: Ddl, planned: PlannedDatabase, lost: tuple[Refusal, ...]
 ) -> Ddl:
@@ -251,7 +264,8 @@ def _with_database(
     properties = plan.chain.database_properties(target.source)
     # The archive's search_path dates from the last DDL change, so the database's properties take precedence.
     path = ddl.search_path if properties is None else find_path(properties)
-    return replace(ddl, database=planned.ddl, search_path=path, lost=lost)
+    settings = plan.chain.session_settings(target.source)
+    return replace(ddl, database=planned.ddl, search_path=path, session_settings=settings, lost=lost)
 
 
 def _choose_ddl(plan: RestorePlan, ddl: ArchiveDdl) -> tuple[ArchiveDdl, list[str]]:

@@ -397,7 +397,7 @@ def find_reserved_settings(connection: psycopg.Connection[Any]) -> set[str]:
     The former may give power over the server or over other roles' objects. If the library is missing on the server, the
     latter would prevent everyone from logging in.
     """
-    return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED.keys()
+    return {name.lower() for (name,) in connection.execute(RESERVED_QUERY)} | PRELOADED
 
 
 def _refused(connection: psycopg.Connection[Any], statement: str) -> Iterator[str]:

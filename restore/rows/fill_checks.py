@@ -118,6 +118,17 @@ SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
   FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE k.conrelid = ANY (%s) AND k.contype IN ('p', 'u', 'x') AND k.condeferrable ORDER BY 1, 2
 """
+# Constraints that the tables' former rows may violate, where they are defined: COPY checks each new row.
+UNVALIDATED_QUERY = """
+WITH RECURSIVE above AS (
+    SELECT relid FROM unnest(%s::oid[]) AS given (relid)
+    UNION SELECT h.inhparent FROM above a JOIN pg_inherits h ON h.inhrelid = a.relid)
+SELECT format('%%I.%%I', n.nspname, c.relname), quote_ident(k.conname), pg_get_constraintdef(k.oid)
+  FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE k.conrelid IN (SELECT relid FROM above) AND k.contype IN ('c', 'n') AND NOT k.convalidated AND k.coninhcount = 0
+   AND (NOT k.connoinherit OR k.conrelid = ANY (%s)) AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
+ ORDER BY 1, 2
+"""
 PRIVILEGES_QUERY = f"""
 WITH RECURSIVE filled AS (SELECT relid FROM unnest(%s::oid[]) AS given (relid)),
 {DELETED}
@@ -324,6 +335,15 @@ def _check_constraints(
             f"foreign keys of {checker.label} compare periods, which a restore can't verify: {named(temporal)}",
             "drop them, then add them again after the restore",
         )
+
+
+def find_unvalidated(connection: psycopg.Connection[Any], oids: list[int]) -> list[str]:
+    """Return, for each NOT VALID constraint of the tables, the statements that drop it and add it again."""
+    return [
+        f"ALTER TABLE {table} DROP CONSTRAINT {name}; afterwards: ALTER TABLE {table} ADD CONSTRAINT {name}"
+        f" {definition};"
+        for table, name, definition in connection.execute(UNVALIDATED_QUERY, (oids, oids))
+    ]
 
 
 def _check_privileges(

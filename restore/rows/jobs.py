@@ -1,8 +1,9 @@
 """The load jobs: a task reads a base object and loads it; the folded changes are loaded at the same time.
 
-If a table is partitioned by the hash of an enum, its rows are loaded through the root. PostgreSQL hashes an enum value
-by its label's oid, and a restored database has different oids for the labels, so a row may belong to a different
-partition there. pg_dump does the same (`--load-via-partition-root`).
+If a table is partitioned by the hash of an enum, or of an array, a composite or another type with enums inside, its
+rows are loaded through that table. PostgreSQL hashes an enum value by its label's oid, and a restored database has
+different oids for the labels, so a row may belong to a different partition there; values of regclass and similar types
+are oids themselves. pg_dump does the same (`--load-via-partition-root`).
 """
 
 from __future__ import annotations
@@ -68,21 +69,40 @@ from cutline.storage.location import StoreLocation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The root of every leaf partition below a table that is partitioned by the hash of an enum.
+# For every leaf partition below a table that is partitioned by such a hash, the topmost of these tables. The type of an
+# expression is that of its operator class, which may be one for all arrays, records or ranges.
 ROOTS_QUERY = """
-WITH RECURSIVE unsafe AS (
-    SELECT p.partrelid FROM pg_partitioned_table p
-     WHERE (SELECT c.oid FROM pg_opclass c JOIN pg_am a ON a.oid = c.opcmethod
-             WHERE c.opcname = 'enum_ops' AND c.opcnamespace = 'pg_catalog'::regnamespace AND a.amname = 'hash')
-           = ANY (p.partclass)),
-below AS (
-    SELECT partrelid AS relid FROM unsafe
+WITH RECURSIVE types AS (
+    SELECT p.partrelid, coalesce(a.atttypid, o.opcintype) AS type
+      FROM pg_partitioned_table p
+     CROSS JOIN unnest(p.partattrs::int2[], p.partclass::oid[]) AS k (attnum, opclass)
+      JOIN pg_opclass o ON o.oid = k.opclass
+      LEFT JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = k.attnum AND k.attnum <> 0
+     WHERE p.partstrat = 'h'
     UNION
-    SELECT h.inhrelid FROM below b JOIN pg_inherits h ON h.inhparent = b.relid
+    SELECT t.partrelid, inner_types.type
+      FROM types t
+     CROSS JOIN LATERAL (
+        SELECT typbasetype FROM pg_type WHERE oid = t.type AND typtype = 'd'
+        UNION ALL SELECT typelem FROM pg_type WHERE oid = t.type AND typelem <> 0 AND typlen = -1
+        UNION ALL SELECT a.atttypid FROM pg_type y JOIN pg_attribute a ON a.attrelid = y.typrelid
+                   WHERE y.oid = t.type AND y.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL SELECT rngsubtype FROM pg_range WHERE rngtypid = t.type
+        UNION ALL SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.type) AS inner_types (type)),
+unsafe AS (
+    SELECT DISTINCT t.partrelid FROM types t JOIN pg_type y ON y.oid = t.type
+     WHERE y.typtype IN ('e', 'p')
+        OR (y.typname ^@ 'reg' AND y.typcategory = 'N' AND y.typnamespace = 'pg_catalog'::regnamespace)),
+below AS (
+    SELECT u.partrelid AS relid, u.partrelid AS root FROM unsafe u
+     WHERE NOT EXISTS (SELECT FROM pg_partition_ancestors(u.partrelid) AS a (relid)
+                         JOIN unsafe v ON v.partrelid = a.relid WHERE a.relid <> u.partrelid)
+    UNION
+    SELECT h.inhrelid, b.root FROM below b JOIN pg_inherits h ON h.inhparent = b.relid
 )
 SELECT n.nspname, c.relname, format('%I.%I', rn.nspname, r.relname)
   FROM below b JOIN pg_class c ON c.oid = b.relid AND c.relkind = 'r' JOIN pg_namespace n ON n.oid = c.relnamespace
-  JOIN pg_class r ON r.oid = pg_partition_root(c.oid) JOIN pg_namespace rn ON rn.oid = r.relnamespace
+  JOIN pg_class r ON r.oid = b.root JOIN pg_namespace rn ON rn.oid = r.relnamespace
 """
 
 

@@ -33,6 +33,7 @@ from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.nodes.unlocked_results import exchange, next_result
+from cutline.restore.ddl.session_settings import set_settings
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
 from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of
@@ -81,8 +82,9 @@ class LoadTarget:
     `ledger` is the table of the load's ledger. `roots` are the partitioned tables through which rows are loaded
     (restore/rows/jobs.py), by group number. `search_paths`, keyed by group number, are set while a group's rows are
     loaded, because the table's functions may depend on them. `wider_paths` are set instead if one of the table's
-    functions fails to find a name; tables without functions have none. `is_in_use`: other sessions also use the tables
-    and may have written rows, so no table is emptied. `task_sessions` is the maximum number of concurrent task sessions
+    functions fails to find a name; tables without functions have none. `settings` are those of the sessions in which
+    the server computes values from the rows. `is_in_use`: other sessions also use the tables and may have written rows,
+    so no table is emptied. `task_sessions` is the maximum number of concurrent task sessions
     on the database's node, and `bytes_per_second` how fast each task may send rows (None: no limit).
     """
 
@@ -92,6 +94,7 @@ class LoadTarget:
     roots: Mapping[int, str] = field(default_factory=dict)
     search_paths: Mapping[int, str] = field(default_factory=dict)
     wider_paths: Mapping[int, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
     is_in_use: bool = False
     task_sessions: int = 1
     bytes_per_second: float | None = None
@@ -534,6 +537,7 @@ class Loaders:
             # This context also covers the commit at the end.
             self._stack.enter_context(_naming(target.node))
             connection = self._stack.enter_context(connect(target.node))
+            set_settings(connection, target.settings)
             self._stack.enter_context(connection.transaction())
             # The table may also get rows from other sources or other users.
             alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone

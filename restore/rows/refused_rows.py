@@ -14,8 +14,12 @@ from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 
 SEE_LOG = "check the server's log, then repeat the command"
 READS_OTHERS = (
-    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded: drop it"
-    " before the load, and add it again afterwards"
+    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded, and so may"
+    " one that depends on a setting of a role or session: drop it before the load, and add it again afterwards"
+)
+OTHER_PARTITION = (
+    "the target puts this row into another partition than the source, as it may if a collation has another version"
+    " there: detach the partition before the load; afterwards move such rows, and attach it again"
 )
 OTHER_KEYS = "if another session has inserted a row with this key, stop it, then repeat the command"
 EQUAL_KEYS = (
@@ -53,4 +57,7 @@ WRONG_COUNT = f"lines of the stored rows are damaged, so repeating the command d
 def hint_of(error: psycopg.Error) -> list[str]:
     """Return what to do about an error that a COPY of the snapshot's rows has raised."""
     state = error.diag.sqlstate or ""
+    # A CHECK of a table or a domain has a name.
+    if state == "23514" and error.diag.table_name and not error.diag.constraint_name:
+        return [OTHER_PARTITION, IN_STEPS]
     return list(next((lines for begin, lines in HINTS.items() if state.startswith(begin)), (SEE_LOG,)))

@@ -30,7 +30,8 @@ from cutline.restore.ddl.ddl import (
     show_name,
 )
 from cutline.restore.ddl.entries import move_statements
-from cutline.restore.ddl.running import DdlRun, RecordRefused
+from cutline.restore.ddl.running import DdlRun, RecordFinished
+from cutline.restore.ddl.session_settings import set_settings, settings_for_rows
 from cutline.restore.ddl.statements import NeededPath, run_with_paths
 from cutline.restore.plan.roles import name_bytes
 from cutline.restore.rows.jobs import find_roots
@@ -143,7 +144,8 @@ def _load_target(
     database: Node, connection: psycopg.Connection[Any], ddl: Ddl, groups: Mapping[int, Group], ledger: str
 ) -> LoadTarget:
     paths = find_load_paths(connection, groups.values(), ddl.search_path)
-    return LoadTarget(database, groups, ledger, find_roots(connection, groups.values()), *paths)
+    roots, settings = find_roots(connection, groups.values()), settings_for_rows(ddl.session_settings)
+    return LoadTarget(database, groups, ledger, roots, *paths, settings)
 
 
 def _without_refused(connection: psycopg.Connection[Any], groups: Iterable[Group], run: DdlRun) -> dict[int, Group]:
@@ -178,7 +180,7 @@ def finish_database(
     *,
     analyzes: bool,
     allows_refused: bool,
-    record: RecordRefused,
+    record: RecordFinished,
 ) -> FinishedDatabase:
     """Restore the objects that follow the rows: indexes, keys, triggers, sequences, materialized views, event triggers.
 
@@ -198,12 +200,18 @@ def finish_database(
         some_lack = bool(run.refusals) or ddl.has_extensions
         settable, left = find_settable(connection, wanted, some_lack=some_lack)
         set_sequences(connection, settable)
+        unknown = set_settings(connection, ddl.session_settings)
     run.after_rows(target.ledger)
     refreshed = refresh_views(target.node, ddl, watch)
     unset = [
         f"node {target.node.id}: sequence {name} was not set to its stored value: {why}" for name, why in left.items()
     ]
-    done.warnings = [*unset, *refreshed.problems]
+    without = [
+        f"node {target.node.id}: what depends on setting {name} was computed without the source's value"
+        f" {ddl.session_settings[name]!r}: {why}"
+        for name, why in unknown.items()
+    ]
+    done.warnings = [*unset, *without, *refreshed.problems]
     if analyzes:
         # Analyze before event triggers exist: a login trigger would run in the session.
         with (

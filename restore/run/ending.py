@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET, abandon_command, join_some, resume_command
+from cutline.nodes.connections import NotAdmittedError
 from cutline.nodes.watch import REACHABLE, SilentNodeError
 from cutline.restore.plan.report import NodeReport, RestoreReport
 from cutline.restore.plan.topology import ShownRoute
@@ -39,7 +40,8 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     """After an error in the block, drop the loaded data unless the restore can be resumed; the error's hint says how.
 
     A restore can be resumed if a node or the store became unreachable, other sessions use its tables, or statements
-    were refused after the rows were loaded. It can also be resumed after the decision, or if it was resumed before.
+    were refused after the rows were loaded. If pg_hba.conf does not admit us to the databases that were just created,
+    nothing is worth being kept. It can also be resumed after the decision, or if it was resumed before.
     Closed databases are reopened in any case. A drill leaves nothing behind that could be resumed.
     """
     try:
@@ -62,7 +64,8 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         if run.is_closing:
             for line in open_databases(run.plan.targets, run.connections):
                 run.progress.note(line)
-        if run.is_deciding or (run.records and (is_resumed or isinstance(error, RESUMABLE))):
+        may_resume = isinstance(error, RESUMABLE) and not (isinstance(error, NotAdmittedError) and has_no_rows(run))
+        if run.is_deciding or (run.records and (is_resumed or may_resume)):
             say_open(run, error)
         elif run.undo_created():
             lease.stays_open = False
@@ -71,6 +74,11 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         else:
             say_open(run, error)
         raise
+
+
+def has_no_rows(run: RestoreRun) -> bool:
+    """Whether no database has its tables yet."""
+    return all(record.phase == Phase.CREATED for record in run.records.values())
 
 
 @contextmanager

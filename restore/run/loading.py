@@ -30,6 +30,7 @@ from cutline.nodes.sessions import in_parallel, let_end
 from cutline.restore.ddl.ddl import Ddl, Refusal, SchemaLoadError, ending, find_settable, set_sequences
 from cutline.restore.ddl.entries import ROWS_OF_VIEW
 from cutline.restore.ddl.running import DdlRun
+from cutline.restore.ddl.session_settings import settings_for_rows
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import indexes_tally, rows_tally, tallying
 from cutline.restore.plan.checked_ddl import CheckedDdl, count_views
@@ -39,7 +40,7 @@ from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
 from cutline.restore.rows.expected_tasks import ExpectedTasks
-from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_used, find_views
+from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
@@ -61,7 +62,7 @@ from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals, write_record
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, check_xml, databases, find_xml_columns, suffix_of
-from cutline.snapshots.ddl.database_facts import having_path, read_search_path
+from cutline.snapshots.ddl.database_facts import having_path, read_search_path, read_session_settings
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
 from cutline.snapshots.records.commit import Sequence, count_by_node
@@ -104,6 +105,11 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedD
                         f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
                         f" key, the restore fails after the load: {named(empty)}"
                     )
+            if unvalidated := find_unvalidated(session, oids):
+                obstacles.warnings.append(
+                    f"{node.id}: NOT VALID constraints check every row that is loaded; if the snapshot has rows that"
+                    f" violate them, run before the restore: {' '.join(unvalidated)}"
+                )
             where = f"on {target.shard}: "
             views = [f"{ROWS_OF_VIEW} {name} {where}the view is not refreshed" for name in find_views(session)]
             checked.left_out.extend(views)
@@ -207,8 +213,10 @@ def open_tables(run: RestoreRun) -> dict[str, LoadTarget]:
                 _begin(run, target, filling)
             roots = find_roots(filling.connection, groups)
             paths = find_load_paths(filling.connection, groups, read_search_path(filling.connection))
+            settings = settings_for_rows(read_session_settings(target.node, filling.connection))
         numbered = {group.number: group for group in groups}
-        return LoadTarget(_as_replica(run.loaded(target)), numbered, filling.ledger, roots, *paths, is_in_use=True)
+        node = _as_replica(run.loaded(target))
+        return LoadTarget(node, numbered, filling.ledger, roots, *paths, settings, is_in_use=True)
 
     done = run.shards_in(Phase.FINISHED, Phase.PUBLISHED)
     targets = [target for target in run.plan.targets if target not in done]
@@ -680,7 +688,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 run.plan.moves(target),
                 analyzes=scope.analyze,
                 allows_refused=run.allows_refused,
-                record=partial(_record_refused, run, target),
+                record=partial(_record_finished, run, target),
             )
         if done.is_finished:
             refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
@@ -715,12 +723,12 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     report_refused(run, finished)
 
 
-def _record_refused(
+def _record_finished(
     run: RestoreRun, target: Target, connection: psycopg.Connection[Any], refusals: list[Refusal]
 ) -> None:
-    """Record the refused statements of a target's database in the transaction that drops the ledger."""
-    if refusals:
-        write_record(connection, target.loading, run.records[target.shard], refused=_labels_of(refusals))
+    """Record that a target's database is finished, in the transaction that drops the ledger and sets its properties."""
+    record = run.records[target.shard]
+    write_record(connection, target.loading, record, phase=Phase.FINISHED, refused=_labels_of(refusals))
 
 
 def _labels_of(refusals: list[Refusal]) -> tuple[str, ...]:

@@ -17,10 +17,13 @@ from cutline.fleet.config import Fleet, restore_limit
 from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.free_connections import check_free_connections, task_sessions
+from cutline.nodes.other_databases import Replication, read_replication
+from cutline.nodes.problems import quote
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.ddl.ddl import Ddl, Refusal
 from cutline.restore.ddl.server_roles import find_differences
+from cutline.restore.ddl.statements import literal
 from cutline.restore.estimates.estimate import (
     BegunShard,
     Estimate,
@@ -438,6 +441,24 @@ def left_rows(plan: RestorePlan) -> dict[str, str]:
     return lines
 
 
+def _lines_of_replication(target: Target, others: Replication) -> list[str]:
+    """Say what becomes of logical replication that others have set up for a database that is set aside."""
+    lines: list[str] = []
+    if others.slots:
+        drops = " ".join(f"SELECT pg_drop_replication_slot({literal(slot)});" for slot in others.slots)
+        lines.append(
+            f"{target.node.id}: logical slots of others stay in {target.aside} and retain WAL, and their clients can't"
+            f" use them in the new database: {', '.join(others.slots)}; once nobody needs them: {drops}"
+        )
+    if others.subscriptions:
+        ends = " ".join(f"ALTER SUBSCRIPTION {quote(name)} DISABLE;" for name in others.subscriptions)
+        lines.append(
+            f"{target.node.id}: subscriptions of the old database stay in {target.aside} and go on there:"
+            f" {', '.join(others.subscriptions)}; to end that, in {target.aside}: {ends}"
+        )
+    return lines
+
+
 def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
     """List the databases that `--replace` will set aside and the chains that will end with them, one per line."""
     plan = locked.plan
@@ -461,6 +482,7 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
                 f" {plan.target_fleet.path.name}"
             )
         slots.update(find_slots(connection, target.database))
+        lines += _lines_of_replication(target, read_replication(connection, target.database))
     owners = read_slot_owners(plan.store.open())
     found = {slot: owners.owner_of(slot) for slot in slots}
     chains = {f"chain {owner.snapshot}" if owner else f"the chain of slot {slot}" for slot, owner in found.items()}

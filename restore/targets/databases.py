@@ -32,6 +32,7 @@ from cutline.nodes.connections import (
     NodeUnreachableError,
     connect,
     disrupted_error,
+    is_full,
     node_of,
     raising_unreachable,
     refuses_database,
@@ -297,6 +298,7 @@ EMPTY_QUERY = """
 SELECT NOT EXISTS (SELECT FROM pg_class WHERE oid >= 16384) AND NOT EXISTS (SELECT FROM pg_proc WHERE oid >= 16384)
 """
 TEMPLATE_QUERY = "SELECT datistemplate FROM pg_database WHERE datname = %s"
+LIMIT_QUERY = "SELECT datconnlimit FROM pg_database WHERE datname = %s"
 DATABASE_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
 # The owner of a database that was set aside, if its replacement belongs to a different role.
 PREVIOUS_OWNER_QUERY = f"""
@@ -540,9 +542,16 @@ def open_session(target: Target, connection: psycopg.Connection[Any]) -> psycopg
     try:
         return connect(target.node)
     except NodeUnreachableError as error:
-        if refuses_database(target.node, error.__cause__):
+        if _refuses(target, connection, error):
             return None
         raise
+
+
+def _refuses(target: Target, connection: psycopg.Connection[Any], error: NodeUnreachableError) -> bool:
+    """Whether the target's database refuses our role for good, not only because it is full at present."""
+    if is_full(target.node, error.__cause__):
+        return connection.execute(LIMIT_QUERY, (target.database,)).fetchone() == (0,)
+    return refuses_database(target.node, error.__cause__)
 
 
 def is_shut(target: Target, connection: psycopg.Connection[Any]) -> bool:
@@ -585,7 +594,7 @@ def lock_target_fleet(
             try:
                 connection = connect(target.node)
             except NodeUnreachableError as error:
-                if refuses_database(target.node, error.__cause__):
+                if _refuses(target, connections[target.shard], error):
                     # A role that may not connect can't set the database aside either. Later checks name the missing
                     # privilege.
                     continue

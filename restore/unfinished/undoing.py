@@ -32,6 +32,7 @@ from cutline.restore.targets.swap import check_nothing_prepared, is_restored, op
 from cutline.restore.targets.target import (
     Connections,
     Target,
+    TargetUnfitError,
     ending_on_silence,
     lock_targets,
     provisional_targets,
@@ -445,6 +446,10 @@ def find_old(source: Fleet, target: Fleet, progress: Progress, nodes: tuple[str,
         return aside.listed
 
 
+def _end_of(subscription: str) -> str:
+    return f"DROP SUBSCRIPTION {quote(subscription)};"
+
+
 @dataclass(frozen=True, slots=True)
 class _OldDatabases:
     """The databases that were set aside, keyed by target, and the sessions that hold the targets' locks."""
@@ -471,6 +476,16 @@ def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tupl
         aside = _OldDatabases({one: read_old(one.node, connections[one.shard]) for one in targets}, connections, watch)
         remains = find_remains(targets, connections)
         for old in aside.listed:
+            if old.subscriptions:
+                raise TargetUnfitError(
+                    f"{old.node}: database {old.database} has subscriptions, with which PostgreSQL does not drop it:"
+                    f" {', '.join(old.subscriptions)}",
+                    hint=[
+                        f"in {old.database}: {_end_of(name)}   this drops its slot on the publisher, too"
+                        for name in old.subscriptions
+                    ],
+                    details={"node": old.node, "database": old.database},
+                )
             if (left := remains.get(old.database.rsplit("_", 1)[-1])) is not None:
                 raise UnfinishedRestoreError(
                     f"{old.node}: database {old.database} was set aside by a restore that never finished and left"

@@ -1,5 +1,9 @@
 """Read the facts about a shard's database for the commit: settings, properties, search_path.
 
+What a server computes may depend on a session's settings: the rows of a materialized view; the values of a generated
+column, the keys of an index and the result of a CHECK, if they call a function that is not really immutable. Our own
+sessions have pinned settings, so those that the source's sessions have are stored.
+
 COPY calls functions in CHECK constraints, domains and generated columns, and some of these functions name tables and
 other functions without a schema. Rows that need such a function could not be loaded with the search_path of our
 sessions, which contains only pg_catalog. Therefore the database's setting of search_path (ALTER DATABASE … SET) is
@@ -19,6 +23,7 @@ from psycopg.pq import TransactionStatus
 
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import table_name
+from cutline.nodes.connections import connect_plainly, raising_unreachable
 from cutline.nodes.encodings import fetch_texts, readable
 from cutline.nodes.groups import MEASURED_RELATIONS_MAX
 from cutline.nodes.read_only import FreezeRecordError, is_on, read_record
@@ -150,6 +155,33 @@ SELECT l.provider, l.label FROM pg_shseclabel l
  ORDER BY 1
 """
 READ_ONLY = "default_transaction_read_only"
+# The settings of PostgreSQL's own on which computed values may depend, in lower case.
+COMPUTING = frozenset(
+    (
+        "bytea_output",
+        "datestyle",
+        "default_text_search_config",
+        "extra_float_digits",
+        "intervalstyle",
+        "lc_monetary",
+        "lc_numeric",
+        "lc_time",
+        "timezone",
+        "timezone_abbreviations",
+        "xmlbinary",
+        "xmloption",
+    )
+)
+# The sources of a session's values that concern only its own client or role.
+OWN_SOURCES = frozenset(("client", "database user", "override", "session", "user"))
+SESSION_QUERY = "SELECT s.name, s.setting, s.source FROM pg_catalog.pg_settings s"
+# What is set for all roles: in all databases, then in this one, which counts.
+FOR_ALL_QUERY = """
+SELECT split_part(s.setting, '=', 1), substr(s.setting, strpos(s.setting, '=') + 1)
+  FROM pg_db_role_setting g CROSS JOIN unnest(g.setconfig) WITH ORDINALITY AS s (setting, number)
+ WHERE g.setrole = 0 AND g.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+ ORDER BY g.setdatabase <> 0, s.number
+"""
 
 
 def read_facts(node: Node, connection: psycopg.Connection[Any], same: DatabaseFacts | None = None) -> DatabaseFacts:
@@ -166,7 +198,23 @@ def read_facts(node: Node, connection: psycopg.Connection[Any], same: DatabaseFa
     )
     lz4_columns = same.lz4_columns if same else _read_lz4_columns(connection)
     properties = read_properties(node, connection)
-    return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, properties, connection.info.dbname)
+    name, settings = connection.info.dbname, read_session_settings(node, connection)
+    return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, properties, name, settings)
+
+
+def read_session_settings(node: Node, connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """Read the settings that the server and the database give every session, on which computed values may depend.
+
+    These are the settings in COMPUTING and those with a prefix, which belong to applications and extensions. What only
+    a role or a client sets is left out.
+    """
+    for_all = {str(name).lower(): str(value) for name, value in fetch_texts(connection, FOR_ALL_QUERY)}
+    found = {name: value for name, value in for_all.items() if name in COMPUTING or "." in name}
+    with raising_unreachable(node), connect_plainly(node) as session:
+        for name, value, source in session.execute(SESSION_QUERY):
+            if name.lower() in COMPUTING and source not in OWN_SOURCES:
+                found[name.lower()] = value
+    return dict(sorted(found.items()))
 
 
 def _read_lz4_columns(connection: psycopg.Connection[Any]) -> tuple[str, ...]:

@@ -585,6 +585,11 @@ class Chain:
         facts = self.database_facts(shard)
         return facts.properties if facts else None
 
+    def session_settings(self, shard: str) -> Mapping[str, str]:
+        """Return the newest settings of sessions of the shard's database on which computed values may depend."""
+        facts = self.database_facts(shard)
+        return facts.session_settings if facts else {}
+
     def _newest_object(self, kind: str, shard: str) -> StoredObject | None:
         return self._newest_objects.get((kind, shard))
 

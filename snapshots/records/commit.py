@@ -186,7 +186,9 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     """A shard's database right after the cut: its size, its extensions with their versions, and its collations.
 
     `lz4_columns` lists the columns whose values are compressed with lz4, as `schema.table.column`. `name` is the name
-    of the database, which may have changed since it was copied; early versions did not record it.
+    of the database, which may have changed since it was copied; early versions did not record it. `session_settings`
+    are the values that the server and the database, but no role, give a session's settings on which computed values may
+    depend, by name.
     """
 
     size_bytes: Count
@@ -195,6 +197,7 @@ class DatabaseFacts(Record, frozen=True, omit_defaults=True):
     lz4_columns: tuple[str, ...] = ()
     properties: DatabaseProperties | None = None
     name: str = ""
+    session_settings: dict[str, str] = field(default_factory=dict)
 
 
 FULL_FORMAT, INCREMENT_FORMAT, VOID_FORMAT = "cutline/snapshot/2", "cutline/increment/2", "cutline/void/1"

@@ -19,6 +19,7 @@ from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.rows.load import LoadError, load_error
 from cutline.restore.rows.refused_rows import (
     EQUAL_KEYS,
+    OTHER_PARTITION,
     OWN_CODE,
     OWN_RULES,
     PRIVILEGES,
@@ -37,13 +38,14 @@ from cutline.storage.errors import SnapshotError
 NODE = Node("s1", "dbname=shop")
 
 
-def refused(state: str, detail: str = "") -> psycopg.Error:
+def refused(state: str, detail: str = "", constraint: str = "rule") -> psycopg.Error:
     """An error as the server sends it. PostgreSQL manual, "PostgreSQL Error Codes"."""
     fields = {
         DiagnosticField.SQLSTATE: state.encode(),
         DiagnosticField.MESSAGE_PRIMARY: b"no",
         DiagnosticField.MESSAGE_DETAIL: detail.encode() or None,
         DiagnosticField.TABLE_NAME: b"item",
+        DiagnosticField.CONSTRAINT_NAME: constraint.encode() or None,
     }
     info = cast("Any", defaultdict(lambda: None, fields))
     try:
@@ -75,6 +77,10 @@ def test_a_refused_row_has_the_hint_of_its_cause(state: str, what: str) -> None:
     lines = hint_of(refused(state))
     assert any(what in line for line in lines), lines
     assert ("server's log" in " ".join(lines)) == (what == SEE_LOG)
+
+
+def test_a_row_of_another_partition_is_told_from_one_that_a_check_refuses() -> None:
+    assert hint_of(refused("23514", constraint="")) == [OTHER_PARTITION, IN_STEPS]
 
 
 def test_the_key_that_occurs_twice_is_shown_but_no_row() -> None:

@@ -78,7 +78,8 @@ def run_drill(
     check_drill(source)
     store = source.store.open()
     check_not_deleted(store, request.name)
-    request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
+    request = replace(request, is_drill=True)
+    request = replace(request, create_roles=request.create_roles or own is None, drill_command=request.command)
     plan = plan_restore(source, own or without_servers(source, read_all_shards(store, request.name)), request)
     shards = plan.chain.primaries
     listed = {node.id for node in plan.target_fleet.primaries}

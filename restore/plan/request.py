@@ -29,7 +29,7 @@ class RestoreRequest:
     `scope`: which part to restore. `replace`: set existing databases aside. `create_roles`: create roles that a target
     lacks. `use_backup_copies`: if rows are missing from a primary's copy, take them from a standby's.
     `allow_refused_ddl`: restore without the DDL that the targets refuse. `is_drill`: restore into servers started for
-    the drill.
+    the drill; it then creates roles, whatever the user's options were: `drill_command` is the `command` with these.
     """
 
     name: str
@@ -44,6 +44,7 @@ class RestoreRequest:
     scope: RestoreScope = WHOLE
     is_drill: bool = False
     exact: bool = False
+    drill_command: str = ""
 
     @property
     def exact_at(self) -> datetime | None:
@@ -53,6 +54,8 @@ class RestoreRequest:
     @property
     def command(self) -> str:
         """The command for this request, without --increment, --at, --exact, --use-backup-copies and --to."""
+        if self.drill_command:
+            return self.drill_command
         scope = self.scope
         words = [word for node in scope.nodes for word in ("--node", node)]
         words += [
@@ -72,6 +75,14 @@ class RestoreRequest:
         return f"{DRILL_COMMAND if self.is_drill else 'snapshot restore'} {self.name} {shlex.join(words)}".rstrip()
 
     @property
+    def words_of_state(self) -> list[str]:
+        """The options that choose the restored state and its copies, which `command` lacks."""
+        words = ["--increment", str(self.increment)] if self.increment is not None and not self.exact else []
+        words += ["--at", self.at.isoformat()] if self.at else []
+        words += ["--exact"] if self.exact else []
+        return words + (["--use-backup-copies"] if self.use_backup_copies else [])
+
+    @property
     def into_tables(self) -> str:
         """The command that loads the same rows into existing tables; "" if no command can do that.
 
@@ -81,11 +92,8 @@ class RestoreRequest:
         if not self.tables.is_partial or scope.moves or self.routes or self.is_drill:
             return ""
         only = RestoreScope(nodes=scope.nodes, schemas=scope.schemas, data_only=True, analyze=scope.analyze)
-        words = ["--increment", str(self.increment)] if self.increment is not None and not self.exact else []
-        words += ["--at", self.at.isoformat()] if self.at else []
-        words += ["--exact"] if self.exact else []
-        words += ["--use-backup-copies"] if self.use_backup_copies else []
-        return shlex.join([*shlex.split(RestoreRequest(self.name, groups=self.groups, scope=only).command), *words])
+        given = RestoreRequest(self.name, groups=self.groups, scope=only).command
+        return shlex.join([*shlex.split(given), *self.words_of_state])
 
     def steps(self, increment: int) -> tuple[str, str] | None:
         """Return the commands for the same restore in two steps, first all but the rows, then the rows.

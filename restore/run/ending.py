@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -53,7 +54,9 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
             # Everything that the drill created disappears with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
-                without = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
+                request = run.plan.request
+                words = shlex.join([*request.words_of_state, "--allow-refused-ddl"])
+                without = f"to drill without them: {request.command} {words}   {SAME_TARGET}"
                 error.hint = "\n".join(filter(None, [error.hint, without]))
             if isinstance(error, KeyboardInterrupt):
                 raise StoppedError("everything that the drill created was removed") from error

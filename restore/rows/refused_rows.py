@@ -14,8 +14,8 @@ from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 
 SEE_LOG = "check the server's log, then repeat the command"
 READS_OTHERS = (
-    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded: drop it"
-    " before the load, and add it again afterwards"
+    "a CHECK refuses this row, even after all other rows were loaded that could be: if it reads other rows, which"
+    " PostgreSQL does not support, drop it before the load, and add it again afterwards"
 )
 OTHER_KEYS = "if another session has inserted a row with this key, stop it, then repeat the command"
 EQUAL_KEYS = (
@@ -54,3 +54,14 @@ def hint_of(error: psycopg.Error) -> list[str]:
     """Return what to do about an error that a COPY of the snapshot's rows has raised."""
     state = error.diag.sqlstate or ""
     return list(next((lines for begin, lines in HINTS.items() if state.startswith(begin)), (SEE_LOG,)))
+
+
+# What rows may be refused with because a CHECK or a function that reads other rows runs before they are there.
+DEPENDENT = ("21", "22", "23", "38", "39", "P0")
+OF_KEYS = ("23505", "23P01")
+
+
+def may_depend_on_others(error: psycopg.Error) -> bool:
+    """Whether the rows that a COPY refused may be accepted once other rows are there."""
+    state = error.diag.sqlstate or ""
+    return state.startswith(DEPENDENT) and state not in OF_KEYS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -78,7 +79,9 @@ def run_drill(
     check_drill(source)
     store = source.store.open()
     check_not_deleted(store, request.name)
-    request = replace(request, create_roles=request.create_roles or own is None, is_drill=True)
+    request = replace(request, is_drill=True)
+    given = shlex.join([*shlex.split(request.command), *(["--to", str(own.path)] if own else [])])
+    request = replace(request, create_roles=request.create_roles or own is None, drill_command=given)
     plan = plan_restore(source, own or without_servers(source, read_all_shards(store, request.name)), request)
     shards = plan.chain.primaries
     listed = {node.id for node in plan.target_fleet.primaries}

@@ -29,7 +29,8 @@ class RestoreRequest:
     `scope`: which part to restore. `replace`: set existing databases aside. `create_roles`: create roles that a target
     lacks. `use_backup_copies`: if rows are missing from a primary's copy, take them from a standby's.
     `allow_refused_ddl`: restore without the DDL that the targets refuse. `is_drill`: restore into servers started for
-    the drill.
+    the drill, or into new databases on servers of the user's own; `drill_command` is the command that was given,
+    because a drill sets options that the command doesn't accept.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RestoreRequest:
     scope: RestoreScope = WHOLE
     is_drill: bool = False
     exact: bool = False
+    drill_command: str = ""
 
     @property
     def exact_at(self) -> datetime | None:
@@ -52,7 +54,12 @@ class RestoreRequest:
 
     @property
     def command(self) -> str:
-        """The command for this request, without --increment, --at, --exact, --use-backup-copies and --to."""
+        """The command for this request, without --increment, --at, --exact, --use-backup-copies and --to.
+
+        That of a drill has --to.
+        """
+        if self.drill_command:
+            return self.drill_command
         scope = self.scope
         words = [word for node in scope.nodes for word in ("--node", node)]
         words += [
@@ -70,6 +77,13 @@ class RestoreRequest:
         words += ["--analyze"] if scope.analyze else []
         words += ["--no-database-settings"] if scope.no_database_settings else []
         return f"{DRILL_COMMAND if self.is_drill else 'snapshot restore'} {self.name} {shlex.join(words)}".rstrip()
+
+    def state(self, increment: int) -> list[str]:
+        """Return the options that choose the same state, of this increment or exact time, and the same copies."""
+        words = ["--increment", str(increment)]
+        if self.exact_at:
+            words = ["--at", self.exact_at.isoformat(), "--exact"]
+        return [*words, *(["--use-backup-copies"] if self.use_backup_copies else [])]
 
     @property
     def into_tables(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -51,7 +52,9 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
             # Everything that the drill created disappears with its servers.
             lease.stays_open = False
             if isinstance(error, DdlRefusedError):
-                without = f"to drill without them: {run.plan.request.command} --allow-refused-ddl"
+                request, number = run.plan.request, run.plan.chain.last.increment
+                words = shlex.join([*request.state(number), "--allow-refused-ddl"])
+                without = f"to drill without them: {request.command} {words}"
                 error.hint = "\n".join(filter(None, [error.hint, without]))
             if isinstance(error, KeyboardInterrupt):
                 raise StoppedError("everything that the drill created was removed") from error

@@ -117,6 +117,7 @@ class Ddl:
     `omitted` are Cutline's publications, which are left out. `beforehand` are the statements that a superuser first
     runs for that role in the empty database. `database` contains the statements that set the database's own properties,
     if any. `lost` are entries whose statements are missing from the store; they are treated like refused statements.
+    `early_grants` are statements that the indexes may need; entries after the rows contain them as well.
     """
 
     settings: str
@@ -133,6 +134,7 @@ class Ddl:
     beforehand: tuple[str, ...] = ()
     database: DatabaseDdl | None = None
     lost: tuple[Refusal, ...] = ()
+    early_grants: tuple[str, ...] = ()
 
     @property
     def has_extensions(self) -> bool:

@@ -242,6 +242,8 @@ class DdlRun:
             refused_before = read_refused(connection, ledger) if ledger else set[str]()
             sizes = read_table_sizes(connection)
             queue = self._early.queue if self._early else self._queue_missing(connection, sizes)
+            if done.isdisjoint(names):
+                self._grant_early(connection)
         queue.release_all(sizes)
         self._run_side_by_side(queue)
         with self._computing() as connection:
@@ -252,6 +254,16 @@ class DdlRun:
                 for entry in chunk:
                     if refused_mark(POST_DATA, entry) in refused_before:
                         self._run_again(connection, entry, ledger)
+
+    def _grant_early(self, connection: psycopg.Connection[Any]) -> None:
+        """Grant what indexes may need, before they are created; what is refused is refused once more, and reported."""
+        for statement in self.ddl.early_grants:
+            try:
+                with connection.transaction():
+                    run_statements(connection, raw_bytes(statement))
+            except psycopg.Error:
+                if connection.broken:
+                    raise
 
     def begin_early(
         self,

@@ -3,7 +3,9 @@
 An ordinary role may transfer an object only to an owner with CREATE on the object's schema, and a publication only to
 an owner with CREATE on the database. Superusers are exempt, so pg_dump writes privileges after the objects. In adapted
 DDL, each owner therefore gets a temporary grant of that privilege, a *loan*, which is revoked before the dump's own
-grants. All grants come after the rows, so that an owner's REVOKE from itself doesn't prevent loading its rows.
+grants. All grants come after the rows, so that an owner's REVOKE from itself doesn't prevent loading its rows. What is
+only granted on schemas, types, functions and relations is granted before the indexes as well, because they call
+functions as their tables' owners.
 
 A superuser creates extensions and their schemas in the empty database, before it contains any of the source's objects.
 The statements are generated here, with names from the entries. Every role may use the extensions' foreign-data
@@ -37,6 +39,8 @@ GRANTOR = re.compile(rf"SET SESSION AUTHORIZATION (?P<role>{NAME});")
 DEFAULTS = re.compile(rf"ALTER DEFAULT PRIVILEGES FOR ROLE (?P<role>{NAME}) ")
 NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGE_VERBS = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
+EARLY_GRANT = re.compile(r"GRANT [^\"]*? ON (?:SCHEMA|TYPE|FUNCTION|PROCEDURE|TABLE|SEQUENCE) ")
+FROM_ALL, TO_ALL = re.compile(r" FROM PUBLIC;\Z"), re.compile(r" TO PUBLIC(?: WITH GRANT OPTION)?;\Z")
 # The statements with which adapted DDL changes roles.
 SET_ROLE, RESET_ROLE = "SET ROLE ", "RESET ROLE;"
 # Entries in archives have positive numbers.
@@ -93,11 +97,14 @@ def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
     Omits Cutline's own publications, which `init` creates.
     """
     loans, privileges, omitted = _Loans(ours), list[DdlEntry](), dict[str, None]()
+    early = list[str]()
 
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:
             kept, granting = list[str](), list[str]()
-            for one in statements_of(entry.statements):
+            statements = list(statements_of(entry.statements))
+            early.extend(_early_grants(one.bare for one in statements))
+            for one in statements:
                 if match := CUTLINES.match(one.bare):
                     omitted[match["name"]] = None
                 elif one.bare.startswith(PRIVILEGE_VERBS):
@@ -126,7 +133,25 @@ def adapt_ddl(ddl: Ddl, ours: str) -> Ddl:
         is_adapted=True,
         roles=loans.roles,
         omitted=tuple(omitted),
+        early_grants=tuple(early),
     )
+
+
+def _early_grants(statements: Iterable[str]) -> Iterator[str]:
+    """Yield the statements of an entry that grant what the indexes may need and that nothing takes back.
+
+    Owners' grants that an entry gives after a REVOKE keep their place in it, and so do others' grants: then the entry
+    has the same effect as without the early grants, and the privileges are in the same order.
+    """
+    bare = [statement for statement in statements if statement.startswith(PRIVILEGE_VERBS)]
+    if any(
+        one.startswith("SET SESSION") or (one.startswith("REVOKE ") and FROM_ALL.search(one) is None) for one in bare
+    ):
+        return
+    has_revoked = any(one.startswith("REVOKE ") for one in bare)
+    for one in bare:
+        if EARLY_GRANT.match(one) and not (has_revoked and TO_ALL.search(one)):
+            yield one
 
 
 def _as_role(statement: Statement, roles: dict[str, list[str]]) -> str:

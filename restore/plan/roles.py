@@ -8,7 +8,7 @@ database.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import psycopg
@@ -47,6 +47,10 @@ SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_
 # In a raw session the server sends the stored bytes without conversion.
 OURS_QUERY = b"SELECT namesend(current_user)"
 NAMED_MAX = 5
+
+
+# The usual name of a server's first superuser.
+BOOTSTRAP = "postgres"
 
 
 def read_our_name(target: Target) -> str:
@@ -245,14 +249,16 @@ def create_roles(
     roles: Iterable[str],
     superusers: Superusers | None = None,
     server_globals: ServerGlobals | None = None,
+    former_superusers: Collection[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Create all of the roles or none; return the new roles, as `node: role`, and lines about their missing properties.
 
     Roles in `server_globals` get the properties they had; other roles get no login, password or privileges. Unless our
     role is a superuser, it becomes a member of the new roles, because otherwise it could not make them owners. If
-    `superusers` is given, a superuser creates the roles. The session is in the database being restored, not in the
-    locked maintenance database, because the server stores the names in the encoding of the session's database. Roles
-    belong to the whole server, so they remain if the restore fails.
+    `superusers` is given, a superuser creates the roles. `former_superusers` get the privileges of the snapshot's other
+    roles. The session is in the database being restored, not in the locked maintenance database, because the server
+    stores the names in the encoding of the session's database. Roles belong to the whole server, so they remain if the
+    restore fails.
     """
     roles = list(roles)
     if not roles:
@@ -264,6 +270,7 @@ def create_roles(
             created = _create_missing(target, connection, roles, superusers, server_globals, notes)
             if server_globals and created:
                 notes += _give_what_they_had(connection, server_globals, created, roles)
+            _stand_in_for_superusers(connection, former_superusers, created, roles)
         return [f"{target.node.id}: {role}" for role in created], [f"node {target.node.id}: {note}" for note in notes]
 
 
@@ -376,6 +383,23 @@ def _give_what_they_had(
         elif problems := list(_refused(connection, membership_statement(membership))):
             # The grantor may not grant the membership on this server, or does not exist here.
             yield from problems if list(_refused(connection, membership_statement(membership, grantor=False))) else ()
+
+
+def _stand_in_for_superusers(
+    connection: psycopg.Connection[Any], former: Collection[str], created: Container[str], roles: Collection[str]
+) -> None:
+    """Make the roles that were superusers members of the snapshot's other `roles`, if this restore created one of them.
+
+    Superusers' views and functions read other owners' tables. In a drill nobody but Cutline is a superuser, and all of
+    the roles have nothing but the snapshot's objects.
+    """
+    options = " WITH INHERIT TRUE" if connection.info.server_version >= INHERIT_OPTION_VERSION else ""
+    ranked = sorted(set(former) & set(roles), key=lambda name: (name != BOOTSTRAP, name))
+    for number, member in enumerate(ranked, 1):
+        # PostgreSQL allows no circles, so a superuser gets only the privileges of the superusers after it.
+        for role in [*sorted(set(roles) - set(former)), *ranked[number:]]:
+            if member in created or role in created:
+                list(_refused(connection, f"GRANT {quote(role)} TO {quote(member)}{options};"))
 
 
 def _grant_parameters(connection: psycopg.Connection[Any], privileges: Iterable[ParameterPrivilege]) -> Iterator[str]:

@@ -8,17 +8,17 @@ are oids themselves. pg_dump does the same (`--load-via-partition-root`).
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain as chain_of
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psycopg
@@ -36,14 +36,19 @@ from cutline.restore.rows.load import (
     BaseLoadTask,
     Feed,
     ImageLoadTask,
+    LoadReport,
     LoadTargets,
     LoadTask,
+    Refused,
     SegmentLoadTask,
     check_complete,
     incomplete_error,
+    load_again,
     load_images,
     load_task,
+    reported,
 )
+from cutline.restore.rows.rounds import LoadEnd, load_in_rounds
 from cutline.snapshots.fold.changes import NO_IMAGES
 from cutline.snapshots.fold.fold import Fold, fold, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
@@ -60,10 +65,11 @@ from cutline.spark.spark_jobs import (
     job_progress,
     limited_sessions,
     raise_first,
-    run_many,
+    run_tasks,
     share_rate,
     shared_problem,
 )
+from cutline.storage.errors import ErrorReport
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:
@@ -112,7 +118,7 @@ def find_roots(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> 
     return {group.number: roots[group.schema, group.table] for group in groups if (group.schema, group.table) in roots}
 
 
-LOADED_ROWS = "placed string, problem string"
+LOADED_ROWS = "placed string, problem string, rest string"
 # Each batch needs one COPY per group, so with more groups than this, sorting is cheaper.
 MIXED_GROUPS_MAX = 100
 # The JVM holds the images that the driver sends to tasks.
@@ -161,6 +167,9 @@ def load_rows(
 ) -> Counter[int]:
     """Load the shards' rows at the cut into their databases; raise the first error of any task.
 
+    Rows that a table refuses, but may accept once other rows are there, are loaded again after all others
+    (restore/rows/rounds.py).
+
     Returns the number of rows that the tasks placed on each target, keyed by the target's number, including rows that
     were already there. Before the first task starts, calls `announce` with the tasks that each target is to expect,
     unless there are more than a job can have.
@@ -201,7 +210,7 @@ def load_rows(
                 announce(expect_tasks(first, loaded, _groups_in_frames(sources, folded, feeds)))
             tasks = chain_of(first, tasks)
         spread = Spread(targets.parts, 0 if targets.is_routed else len(nodes))
-        jobs: list[Callable[[], Counter[int]]] = []
+        jobs: list[Callable[[], LoadEnd]] = []
         if (images := folded.images) is not None:
             jobs.append(lambda: _load_images(session, images, feeds, spread))
         if (long_images := folded.long_images) is not None:
@@ -209,8 +218,8 @@ def load_rows(
             jobs.append(lambda: load_long_images(session, long_images, feeds, spread, reader))
         dealing = Dealing[LoadTask](lambda task: task.size, lambda task: task.nodes, limited, LOADS_PER_CORE)
         completed: Counter[tuple[int, int]] = Counter()
-        jobs.append(lambda: _run_tasks(session, tasks, dealing, completed))
-        placed = run_together(session, jobs)
+        jobs.append(lambda: _run_tasks(session, load_task, tasks, dealing, completed, Counter()))
+        placed = load_in_rounds(partial(run_together, session), jobs)
         _check_completed(folded, feeds, completed)
         return placed
     finally:
@@ -322,8 +331,11 @@ def _segment_tasks(
             yield SegmentLoadTask(segment, feed, images.flags, store, anchored)
 
 
-def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]]]) -> Counter[int]:
-    """Run jobs concurrently and add up the rows that they placed; after the first error, cancel the other jobs."""
+End = TypeVar("End")
+
+
+def run_together(session: SparkSession, jobs: Sequence[Callable[[], End]]) -> list[End]:
+    """Run jobs concurrently and return their results in order; after the first error, cancel the other jobs."""
     stopped: KeyboardInterrupt | None = None
     with ThreadPoolExecutor(max_workers=len(jobs)) as threads:
         running = [threads.submit(job) for job in jobs]
@@ -345,34 +357,62 @@ def run_together(session: SparkSession, jobs: Sequence[Callable[[], Counter[int]
     if errors := [error for future in running if (error := future.exception())]:
         # Prefer an error other than cancellation, because a failing job may cancel the others before it ends.
         raise next((error for error in errors if CANCELLED not in str(error)), errors[0])
-    return _sum_placed(future.result() for future in running)
+    return [future.result() for future in running]
 
 
 def _run_tasks(
-    session: SparkSession, tasks: Iterable[LoadTask], dealing: Dealing[LoadTask], completed: Counter[tuple[int, int]]
-) -> Counter[int]:
-    """Run the tasks; return how many rows they placed, and add up the images that they `completed`."""
-    placed: Counter[int] = Counter()
-    for reports in run_many(session, load_task, tasks, Silent(), dealing, shared_problem):
-        raise_first([report.problem for report in reports])
-        placed.update(_sum_placed(report.placed for report in reports))
-        for report in reports:
-            completed.update(report.completed)
-    return placed
+    session: SparkSession,
+    work: Callable[[LoadTask], LoadReport],
+    tasks: Iterable[LoadTask],
+    dealing: Dealing[LoadTask],
+    completed: Counter[tuple[int, int]],
+    placed: Counter[int],
+) -> LoadEnd:
+    """Run the tasks, and add the rows that they `placed` and the images that they `completed`.
+
+    At most TASKS_PER_JOB_MAX tasks are kept to be loaded again; with more than that, their first error is raised.
+    """
+    refused: list[LoadTask] = []
+    problems: list[ErrorReport] = []
+    has_progressed, left = False, iter(tasks)
+    while some := list(islice(left, TASKS_PER_JOB_MAX)):
+        reports = run_tasks(session, work, some, Silent(), dealing, problem_of=shared_problem)
+        _raise_final(reports)
+        for task, report in zip(some, reports, strict=True):
+            has_progressed = has_progressed or report.has_progressed
+            if report.problem:
+                refused.append(task)
+                problems += report.problems
+            else:
+                placed.update(report.placed)
+                completed.update(report.completed)
+        if len(refused) > TASKS_PER_JOB_MAX:
+            raise_first(problems)
+    again = partial(_run_tasks, session, load_again, refused, dealing, completed, placed) if refused else None
+    return LoadEnd(placed, problems, has_progressed, again)
 
 
-def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], spread: Spread) -> Counter[int]:
-    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
+def _raise_final(reports: Sequence[LoadReport]) -> None:
+    """Raise the first error that no other rows can end, with all others in its details, if there is one."""
+    final = [report for report in reports if report.problem and not report.may_be_accepted]
+    if final:
+        others = [report for report in reports if report.may_be_accepted]
+        raise_first([problem for report in (*final, *others) for problem in report.problems])
 
-        context = TaskContext.get()
-        yield from load_images(batches, feeds, f"images-{context.partitionId() if context else 0}")
 
-    chosen = images.where(f"node IN ({_numbers(feeds)})").select("node", "group", "row", "key")
-    parts = spread.divide(chosen, "`group`, key, row")
-    if sum(len(target.groups) for feed in feeds.values() for target in feed.targets.values()) > MIXED_GROUPS_MAX:
-        parts = parts.sortWithinPartitions("node", "group")
-    return _run(session, map_batches(parts, load, LOADED_ROWS))
+def _load_images(session: SparkSession, images: Any, feeds: Mapping[int, Feed], spread: Spread) -> LoadEnd:
+    @contextmanager
+    def frame(left_out: Mapping[str, Refused] | None) -> Iterator[DataFrame]:
+        def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _load_partition("images", batches, feeds, left_out)
+
+        chosen = images.where(f"node IN ({_numbers(feeds)})").select("node", "group", "row", "key")
+        parts = spread.divide(chosen, "`group`, key, row")
+        if sum(len(target.groups) for feed in feeds.values() for target in feed.targets.values()) > MIXED_GROUPS_MAX:
+            parts = parts.sortWithinPartitions("node", "group")
+        yield map_batches(parts, load, LOADED_ROWS)
+
+    return _run(session, frame)
 
 
 def load_long_images(
@@ -381,36 +421,68 @@ def load_long_images(
     feeds: Mapping[int, Feed],
     spread: Spread,
     reader: LongImageReader,
-) -> Counter[int]:
+) -> LoadEnd:
     """Load LONG_IMAGE_ROWS; each task reads the lines from their objects."""
-    # Broadcast the reader: as part of a closure, the object lists of all nodes would be sent with every task.
-    sent = broadcast(session, reader)
 
-    def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
+    @contextmanager
+    def frame(left_out: Mapping[str, Refused] | None) -> Iterator[DataFrame]:
+        # Broadcast the reader: as part of a closure, the object lists of all nodes would be sent with every task.
+        sent = broadcast(session, reader)
 
-        context = TaskContext.get()
-        lines = sent.value.read_images(batches)
-        yield from load_images(lines, feeds, f"long-{context.partitionId() if context else 0}")
+        def load(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from _load_partition("long", sent.value.read_images(batches), feeds, left_out)
 
-    try:
-        chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
-        return _run(session, map_batches(chosen, load, LOADED_ROWS))
-    finally:
-        sent.unpersist()
+        try:
+            chosen = order_by_place(images.where(f"node IN ({_numbers(feeds)})"), spread.divide)
+            yield map_batches(chosen, load, LOADED_ROWS)
+        finally:
+            sent.unpersist()
+
+    return _run(session, frame)
+
+
+def _load_partition(
+    kind: str,
+    batches: Iterator[pa.RecordBatch],
+    feeds: Mapping[int, Feed],
+    left_out: Mapping[str, Refused] | None,
+) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    task = f"{kind}-{context.partitionId() if context else 0}"
+    yield from load_images(batches, feeds, task, None if left_out is None else left_out.get(task, {}))
 
 
 def _numbers(feeds: Mapping[int, Feed]) -> str:
     return ", ".join(map(str, feeds))
 
 
-def _run(session: SparkSession, loaded: Any) -> Counter[int]:
-    with job_progress(session, Silent()):
-        reports = loaded.collect()  # a row per partition
-    raise_first([json.loads(report["problem"]) if report["problem"] else None for report in reports])
-    return _sum_placed(
-        {int(number): rows for number, rows in json.loads(report["placed"]).items()} for report in reports
-    )
+def _run(
+    session: SparkSession,
+    frame: Callable[[Mapping[str, Refused] | None], AbstractContextManager[DataFrame]],
+    *,
+    is_again: bool = False,
+) -> LoadEnd:
+    """Load a frame; `frame` provides its LOADED_ROWS, given the tables to leave out of each task that is loaded again.
+
+    Tasks that are done load nothing when the frame is loaded again.
+    """
+    left_out: dict[str, Refused] | None = {} if is_again else None
+    has_progressed = False
+    while True:
+        with frame(left_out) as loaded, job_progress(session, Silent()):
+            rows = loaded.collect()  # a row per partition
+        reports = dict(reported(*row) for row in rows)
+        _raise_final(list(reports.values()))
+        has_progressed = has_progressed or any(report.has_progressed for report in reports.values())
+        torn = {task: report.torn for task, report in reports.items() if report.torn}
+        if left_out is None or not torn:
+            break
+        left_out |= torn
+    problems = [problem for report in reports.values() for problem in report.problems]
+    again = partial(_run, session, frame, is_again=True) if problems else None
+    return LoadEnd(_sum_placed(report.placed for report in reports.values()), problems, has_progressed, again)
 
 
 def _sum_placed(reports: Iterable[Mapping[int, int]]) -> Counter[int]:

@@ -2,6 +2,10 @@
 
 A task loads its rows and records itself in the ledger of each database in one transaction. A task that is already in a
 database's ledger loads nothing there, so Spark may run a task any number of times.
+
+A table may refuse rows until others are there (restore/rows/rounds.py). Then nothing of the task is loaded at first.
+When the task is loaded again, each of its tables is loaded that accepts its rows. In the ledger, a task that has only
+some of its tables lacks the entry for itself, and loads only the others.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,7 +42,7 @@ from cutline.nodes.unlocked_results import exchange, next_result
 from cutline.restore.ddl.session_settings import set_settings
 from cutline.restore.ddl.statements import NOT_FOUND, path_of_owner
 from cutline.restore.estimates.pace import LOADING
-from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of
+from cutline.restore.rows.refused_rows import SEE_LOG, WRONG_COUNT, hint_of, may_depend_on_others
 from cutline.restore.scope.table_routes import EVERYWHERE, NOWHERE, Places, SourceRoutes, place_rows
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path
@@ -44,7 +50,7 @@ from cutline.snapshots.fold.anchored_images import OfTables, complete_base_rows,
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.changes import unpack_flags
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, SegmentSource, filter_effective, problem_of, read_at_cut
-from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
+from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, find_behind, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.rate import RateLimit
 from cutline.wal.segments.segments import SEGMENT_SCHEMA
@@ -221,9 +227,9 @@ class TablesInUseError(RefusedError):
 def create_ledger(connection: psycopg.Connection[Any], schema: str | None = None) -> str:
     """Create the ledger in the database, in a new schema; return the table's qualified name.
 
-    It has a row for each task (group 0), the rows that each task has loaded, by group, and the images that it has
-    completed, by the negative number of the source's group. If no name is given, the schema gets a random name, because
-    the snapshot may have schemas with any name.
+    It has a row for each task that is done (group 0), the rows that each task has loaded, by group, and the images that
+    it has completed, by the negative number of the source's group. If no name is given, the schema gets a random name,
+    because the snapshot may have schemas with any name.
     """
     schema = schema or f"cutline_{secrets.token_hex(TOKEN_BYTES)}"
     connection.execute(f"CREATE SCHEMA {schema}")
@@ -299,26 +305,49 @@ def load_error(node: Node, error: psycopg.Error, hint: Sequence[str] = (SEE_LOG,
     )
 
 
+# Why tables refused rows that they may accept once others are there, keyed by target number and group number.
+Refused: TypeAlias = Mapping[tuple[int, int], ErrorReport]
+
+
 class Loader:
     """Sends a task's rows to one database in the caller's transaction, group by group.
 
-    If the task is already in the ledger, `add` does nothing. `alone` are the groups that have no rows in other tasks.
+    Groups that the ledger already has of this task are skipped. `alone` are the groups that have no rows in other
+    tasks. If `left_out` is given, the task is loaded again: these groups are left out, with the reasons, and groups
+    that refuse rows are added to `refused` instead of raising an error, unless they can't ever accept them.
     """
 
     def __init__(
-        self, connection: psycopg.Connection[Any], target: LoadTarget, task: str, alone: Set[int] = frozenset()
+        self,
+        connection: psycopg.Connection[Any],
+        target: LoadTarget,
+        task: str,
+        alone: Set[int] = frozenset(),
+        left_out: Mapping[int, ErrorReport] | None = None,
     ) -> None:
         self._connection, self._target, self._task, self._alone = connection, target, task, alone
+        self._is_again, self.refused = left_out is not None, dict(left_out or {})
+        # Whether a group has refused rows after it had accepted others in this transaction.
+        self.is_torn = False
         self._rows: dict[int, int] = {}
-        self._completed: dict[int, int] = {}
         self._frozen: set[int] = set()
         self._widened: set[int] = set()
         self._said, self._path = 0.0, ""
         self._pace = RateLimit(target.bytes_per_second)
         connection.execute("SET LOCAL synchronous_commit = off")
         entry = f"INSERT INTO {target.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
-        # The INSERT waits for a concurrent attempt at the same task.
+        # The INSERT waits for a concurrent attempt at the same task, so what that has loaded is read afterwards.
         self._is_loaded = connection.execute(entry.encode(), (task,)).rowcount == 0
+        earlier = f"SELECT groupno, rows FROM {target.ledger} WHERE task = %s AND groupno <> 0"
+        entries = dict(connection.execute(earlier.encode(), (task,)).fetchall())
+        self._loaded = {number for number in entries if number > 0}
+        self._earlier = {-number: count for number, count in entries.items() if number < 0}
+        self._completed: dict[int, int] = {}
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether this attempt loads something that was not in the ledger."""
+        return not self._is_loaded and (bool(self._rows) or not self.refused)
 
     def add(self, batch: pa.RecordBatch, groups: Mapping[int, Group]) -> None:
         """Send the batch's rows (columns group and row, in the order of the groups) with one COPY per group."""
@@ -326,8 +355,11 @@ class Loader:
             return
         lines, group = batch.column("row"), np.asarray(batch.column("group").to_numpy())
         for rows in runs(group):
-            if (number := int(group[rows.start])) in groups:
+            if (number := int(group[rows.start])) in groups and not self._skips(groups[number].number):
                 self._copy(groups[number], lines.slice(rows.start, rows.stop - rows.start))
+
+    def _skips(self, number: int) -> bool:
+        return self._is_loaded or number in self._loaded or number in self.refused
 
     def _copy(self, group: Group, lines: pa.Array) -> None:
         column = column_of(lines)
@@ -336,10 +368,17 @@ class Loader:
         # Omit the column list for a table without columns, or with only generated columns.
         columns = f" ({column_list(group)})" if group.columns else ""
         frozen = ", FREEZE" if self._is_frozen(group, table, len(lines)) else ""
+        statement = f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})"
         try:
-            stored = self._copy_in(group.number, f"COPY {table}{columns} FROM STDIN (ENCODING '{RAW}'{frozen})", data)
+            with self._connection.transaction() if self._is_again else nullcontext():
+                stored = self._copy_in(group.number, statement, data)
         except psycopg.Error as error:
-            raise load_error(self._target.node, error, hint_of(error)) from error
+            problem = load_error(self._target.node, error, hint_of(error))
+            if not self._is_again or not may_depend_on_others(error):
+                raise problem from error
+            self.refused[group.number] = report_of(problem)
+            self.is_torn = self.is_torn or group.number in self._rows
+            return
         if stored != len(lines):
             raise LoadError(
                 f"node {self._target.node.id}: table {group.name}: COPY stored {stored} of {len(lines)} rows",
@@ -377,7 +416,7 @@ class Loader:
         Only groups without rows in other tasks qualify. PostgreSQL requires that the table was truncated in the same
         transaction; for only a few rows, that is not worth the time.
         """
-        is_first = group.number not in self._rows
+        is_first = group.number not in self._rows and not self._is_again
         # A COPY in a savepoint can't freeze.
         may_freeze = self._alone - self._target.roots.keys() - self._target.wider_paths.keys()
         if is_first and rows >= FROZEN_FROM and group.number in may_freeze:
@@ -395,17 +434,15 @@ class Loader:
 
     def completed(self) -> dict[int, int]:
         """Return how many images this task has completed, by group; also if it did so earlier."""
-        if not self._is_loaded:
-            return self._completed
-        query = f"SELECT -groupno, rows FROM {self._target.ledger} WHERE task = %s AND groupno < 0"
-        return dict(self._connection.execute(query.encode(), (self._task,)).fetchall())
+        return self._earlier | self._completed
 
     def note_completed(self, number: int, count: int) -> None:
-        """Count images of a group that this task has completed."""
-        self._completed[number] = self._completed.get(number, 0) + count
+        """Count images of a group that this task has completed, unless the group's rows were skipped."""
+        if not self._skips(self._target.groups[number].number):
+            self._completed[number] = self._completed.get(number, 0) + count
 
     def finish(self) -> None:
-        """Record the numbers of sent rows and of completed images in the ledger."""
+        """Record the numbers of sent rows and of completed images in the ledger, and the task if no group is left."""
         if self._is_loaded:
             return
         if self._said:
@@ -416,6 +453,9 @@ class Loader:
         entries = f"INSERT INTO {self._target.ledger} SELECT %s::text, * FROM unnest(%s::int[], %s::bigint[])"
         counts = self._rows | {-number: count for number, count in self._completed.items()}
         self._connection.execute(entries.encode(), (self._task, list(counts), list(counts.values())))
+        if self.refused:
+            undone = f"DELETE FROM {self._target.ledger} WHERE task = %s AND groupno = 0"
+            self._connection.execute(undone.encode(), (self._task,))
 
 
 def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryview, pace: RateLimit) -> int:
@@ -446,16 +486,27 @@ def _copy_in(connection: psycopg.Connection[Any], statement: str, data: memoryvi
     return int(ended.command_tuples or 0)
 
 
+class TornTableError(Exception):
+    """A table refused rows after it had accepted others of the same attempt; `refused` is what to leave out next."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__()
+        self.refused = refused
+
+
 @contextmanager
-def loading(feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset()) -> Iterator[Loaders]:
+def loading(
+    feeds: Mapping[int, Feed], task: str, alone: Set[int] = frozenset(), left_out: Refused | None = None
+) -> Iterator[Loaders]:
     """Load the rows of one task; if the block succeeds, all databases commit, otherwise none do.
 
     If the process ends between two commits, only some databases have the task in their ledgers; when the task runs
     again, the other databases load their rows. `feeds` are keyed by source; `alone` are the groups that have no rows in
-    other tasks. Raises SnapshotError.
+    other tasks. If `left_out` is given, the task is loaded again without these tables, and tables that refuse rows are
+    left out, too. Raises SnapshotError and TornTableError.
     """
     with ExitStack() as stack:
-        loaders = Loaders(stack, feeds, task, alone)
+        loaders = Loaders(stack, feeds, task, alone, left_out)
         yield loaders
         loaders.finish()
 
@@ -467,8 +518,16 @@ class Loaders:
     that it refused.
     """
 
-    def __init__(self, stack: ExitStack, feeds: Mapping[int, Feed], task: str, alone: Set[int]) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        feeds: Mapping[int, Feed],
+        task: str,
+        alone: Set[int],
+        left_out: Refused | None = None,
+    ) -> None:
         self.placed: Counter[int] = Counter()
+        self._left_out = left_out
         self._stack, self._feeds, self._task, self._alone = stack, feeds, task, alone
         self._loaders: dict[int, Loader] = {}
         self._nodes: dict[int, Node] = {}
@@ -507,8 +566,29 @@ class Loaders:
         (loader,) = self._loaders.values()
         return {(source, group): count for group, count in loader.completed().items()}
 
+    def report(self, completed: Mapping[tuple[int, int], int] = MappingProxyType({})) -> LoadReport:
+        """Return what was placed and refused."""
+        problem, *others = self._refused().values() or (None,)
+        return LoadReport(
+            self.placed,
+            problem,
+            completed,
+            tuple(others),
+            may_be_accepted=problem is not None,
+            has_progressed=any(loader.has_progressed for loader in self._loaders.values()),
+        )
+
+    def _refused(self) -> dict[tuple[int, int], ErrorReport]:
+        return {
+            (number, group): problem
+            for number, loader in self._loaders.items()
+            for group, problem in loader.refused.items()
+        }
+
     def finish(self) -> None:
-        """Record the numbers of sent rows in the ledgers."""
+        """Record the numbers of sent rows in the ledgers; raise TornTableError if a table has only some of its rows."""
+        if any(loader.is_torn for loader in self._loaders.values()):
+            raise TornTableError(self._refused())
         for number, loader in self._loaders.items():
             with _naming(self._nodes[number]):
                 loader.finish()
@@ -541,8 +621,13 @@ class Loaders:
             self._stack.enter_context(connection.transaction())
             # The table may also get rows from other sources or other users.
             alone = frozenset[int]() if feed.routes or target.is_in_use else self._alone
-            self._loaders[number] = Loader(connection, target, self._task, alone)
+            left_out = None if self._left_out is None else _of_target(self._left_out, number)
+            self._loaders[number] = Loader(connection, target, self._task, alone, left_out)
             self._nodes[number] = target.node
+
+
+def _of_target(refused: Refused, number: int) -> dict[int, ErrorReport]:
+    return {group: problem for (target, group), problem in refused.items() if target == number}
 
 
 @contextmanager
@@ -640,46 +725,77 @@ LoadTask: TypeAlias = BaseLoadTask | ImageLoadTask | SegmentLoadTask
 class LoadReport:
     """The number of rows that a task placed on each target, keyed by target number, or the error that ended it.
 
-    `completed` counts the images that were completed with base rows, by source and group.
+    `completed` counts the images that were completed with base rows, by source and group. `others` are more problems,
+    of further tables. `may_be_accepted`: the task can be loaded again once other rows are there. `has_progressed`: this
+    attempt has loaded something. `torn` are the tables to leave out of the next attempt; then nothing was loaded.
     """
 
     placed: Mapping[int, int] = field(default_factory=dict)
     problem: ErrorReport | None = None
     completed: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    others: tuple[ErrorReport, ...] = ()
+    may_be_accepted: bool = False
+    has_progressed: bool = False
+    torn: Refused = field(default_factory=dict)
+
+    @property
+    def problems(self) -> list[ErrorReport]:
+        """All problems: one for each table that refused rows."""
+        return [self.problem, *self.others] if self.problem else []
 
 
 def load_task(task: LoadTask) -> LoadReport:
     """Load the rows of a task; report an error instead of raising it."""
+    return _attempt(partial(_load, task), None)
+
+
+def load_again(task: LoadTask) -> LoadReport:
+    """Load a task whose rows were refused: each of its tables that accepts its rows now."""
+    left_out: Refused = {}
+    while (report := _attempt(partial(_load, task), left_out)).torn:
+        left_out = report.torn
+    return report
+
+
+def _attempt(load: Callable[[Refused | None], LoadReport], left_out: Refused | None) -> LoadReport:
     try:
-        match task:
-            case BaseLoadTask():
-                return _load_base(task)
-            case SegmentLoadTask():
-                return _load_segment(task)
-            case ImageLoadTask():
-                return _load_images(from_stream(task.stream).to_batches(), {task.source: task.feed}, task.name)
+        return load(left_out)
+    except TornTableError as error:
+        return LoadReport(problem=next(iter(error.refused.values())), may_be_accepted=True, torn=error.refused)
     except SnapshotError as error:
-        return LoadReport(problem=report_of(error))
+        cause = find_behind(error, psycopg.Error)
+        return LoadReport(problem=report_of(error), may_be_accepted=cause is not None and may_depend_on_others(cause))
 
 
-def _load_base(task: BaseLoadTask) -> LoadReport:
+def _load(task: LoadTask, left_out: Refused | None) -> LoadReport:
+    match task:
+        case BaseLoadTask():
+            return _load_base(task, left_out)
+        case SegmentLoadTask():
+            return _load_segment(task, left_out)
+        case ImageLoadTask():
+            batches = from_stream(task.stream).to_batches()
+            return _load_images(batches, {task.source: task.feed}, task.name, left_out)
+
+
+def _load_base(task: BaseLoadTask, left_out: Refused | None) -> LoadReport:
     tables = read_at_cut(task.store.open(), task.base, BASE_SCHEMA)
     changed: Mapping[int, Keys] = task.changed.value if task.changed is not None else {}
     anchored: OfTables = task.anchored.value if task.anchored is not None else {}
     number = task.base.source.number
-    with loading({number: task.feed}, task.name, task.alone) as loaders:
+    with loading({number: task.feed}, task.name, task.alone, left_out) as loaders:
         for batch in (batch for table in tables for batch in table.to_batches()):
             holds = find_valid_rows(batch, task.base, changed)
             loaders.add(number, batch if holds.all() else batch.filter(pa.array(holds)))
             for images in complete_base_rows(batch, task.base, anchored, ~holds) if anchored else ():
                 loaders.add_completed(number, images)
         completed = loaders.completed(number) if anchored else {}
-    return LoadReport(loaders.placed, completed=completed)
+    return loaders.report(completed)
 
 
-def _load_segment(task: SegmentLoadTask) -> LoadReport:
+def _load_segment(task: SegmentLoadTask, left_out: Refused | None) -> LoadReport:
     source, seen, completed = task.segment.source, 0, 0
-    with loading({source.number: task.feed}, task.name) as loaders:
+    with loading({source.number: task.feed}, task.name, left_out=left_out) as loaders:
         for table in read_at_cut(task.store.open(), task.segment, SEGMENT_SCHEMA):
             effective = filter_effective(table, task.segment)
             for images in complete_changes(effective, task.anchored):
@@ -696,30 +812,30 @@ def _load_segment(task: SegmentLoadTask) -> LoadReport:
                 loaders.add(source.number, batch)
         if completed != sum(len(images.images) for images in task.anchored.values()):
             raise RuntimeError(f"{completed} images were completed with those in {source.key}")
-    return LoadReport(loaders.placed)
+    return loaders.report()
 
 
-def load_images(batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> Iterator[pa.RecordBatch]:
+def load_images(
+    batches: Iterator[pa.RecordBatch], feeds: Mapping[int, Feed], task: str, left_out: Refused | None = None
+) -> Iterator[pa.RecordBatch]:
     """Load one Spark partition of folded rows (node, group, row, key); yield its report as one LOADED_ROWS row.
 
-    `task` is the task's name in the ledgers, and `feeds` are keyed by node.
+    `task` is the task's name in the ledgers, and `feeds` are keyed by node. `left_out` as for `loading`.
     """
-    try:
-        report = _load_images(batches, feeds, task)
-    except SnapshotError as error:
-        report = LoadReport(problem=report_of(error))
-    yield report_batch(report)
+    yield report_batch(_attempt(partial(_load_images, batches, feeds, task), left_out), task)
 
 
-def _load_images(batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str) -> LoadReport:
-    with loading(feeds, task) as loaders:
+def _load_images(
+    batches: Iterable[pa.RecordBatch], feeds: Mapping[int, Feed], task: str, left_out: Refused | None
+) -> LoadReport:
+    with loading(feeds, task, left_out=left_out) as loaders:
         for batch in batches:
             check_complete(batch, feeds)
             node = np.asarray(batch.column("node").to_numpy())
             for number in np.unique(node):
                 chosen = batch if (node == number).all() else batch.filter(pa.array(node == number))
                 loaders.add(int(number), chosen)
-    return LoadReport(loaders.placed)
+    return loaders.report()
 
 
 def check_complete(batch: pa.RecordBatch | pa.Table, feeds: Mapping[int, Feed]) -> None:
@@ -743,8 +859,28 @@ def incomplete_error(node: str, rows: str) -> LoadError:
     )
 
 
-def report_batch(report: LoadReport) -> pa.RecordBatch:
-    """Return the report as one LOADED_ROWS row: the rows placed on each target, and the error, as JSON."""
+def report_batch(report: LoadReport, task: str) -> pa.RecordBatch:
+    """Return a task's report, without completed images, as one LOADED_ROWS row; `reported` is the inverse."""
     problem = json.dumps(report.problem) if report.problem else None
-    columns = [pa.array([json.dumps(report.placed)], pa.string()), pa.array([problem], pa.string())]
-    return pa.record_batch(columns, names=["placed", "problem"])
+    rest = {
+        "task": task,
+        "others": report.others,
+        "may_be_accepted": report.may_be_accepted,
+        "has_progressed": report.has_progressed,
+        "torn": [[*table, why] for table, why in report.torn.items()],
+    }
+    columns = [pa.array([text], pa.string()) for text in (json.dumps(report.placed), problem, json.dumps(rest))]
+    return pa.record_batch(columns, names=["placed", "problem", "rest"])
+
+
+def reported(placed: str, problem: str | None, rest: str) -> tuple[str, LoadReport]:
+    """Return the task's name and its report from the columns of a LOADED_ROWS row."""
+    fields = json.loads(rest)
+    return fields["task"], LoadReport(
+        {int(number): rows for number, rows in json.loads(placed).items()},
+        json.loads(problem) if problem else None,
+        others=tuple(fields["others"]),
+        may_be_accepted=fields["may_be_accepted"],
+        has_progressed=fields["has_progressed"],
+        torn={(target, group): why for target, group, why in fields["torn"]},
+    )

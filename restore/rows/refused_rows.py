@@ -14,8 +14,9 @@ from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 
 SEE_LOG = "check the server's log, then repeat the command"
 READS_OTHERS = (
-    "a CHECK that reads other rows, which PostgreSQL does not support, may fail until those rows are loaded, and so may"
-    " one that depends on a setting of a role or session: drop it before the load, and add it again afterwards"
+    "a CHECK refuses this row, even after all other rows were loaded that could be: if it reads other rows, which"
+    " PostgreSQL does not support, or depends on a setting of a role or session, drop it before the load, and add it"
+    " again afterwards"
 )
 OTHER_PARTITION = (
     "the target puts this row into another partition than the source, as it may if a collation has another version"
@@ -61,3 +62,14 @@ def hint_of(error: psycopg.Error) -> list[str]:
     if state == "23514" and error.diag.table_name and not error.diag.constraint_name:
         return [OTHER_PARTITION, IN_STEPS]
     return list(next((lines for begin, lines in HINTS.items() if state.startswith(begin)), (SEE_LOG,)))
+
+
+# What rows may be refused with because a CHECK or a function that reads other rows runs before they are there.
+DEPENDENT = ("21", "22", "23", "38", "39", "P0")
+OF_KEYS = ("23505", "23P01")
+
+
+def may_depend_on_others(error: psycopg.Error) -> bool:
+    """Whether the rows that a COPY refused may be accepted once other rows are there."""
+    state = error.diag.sqlstate or ""
+    return state.startswith(DEPENDENT) and state not in OF_KEYS

@@ -37,7 +37,7 @@ from cutline.restore.plan.checked_ddl import CheckedDdl, count_views
 from cutline.restore.plan.copies import explain_damage, verify_copies
 from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NodeReport
-from cutline.restore.plan.roles import check_memberships, create_roles, name_bytes
+from cutline.restore.plan.roles import BOOTSTRAP, check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
 from cutline.restore.rows.expected_tasks import ExpectedTasks
 from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
@@ -65,6 +65,7 @@ from cutline.restore.targets.target import Target, check_xml, databases, find_xm
 from cutline.snapshots.ddl.database_facts import having_path, read_search_path, read_session_settings
 from cutline.snapshots.ddl.ddl_archive import SEQUENCE
 from cutline.snapshots.ddl.dump import read_stored_ddl
+from cutline.snapshots.ddl.server_globals_object import read_stored_globals
 from cutline.snapshots.records.commit import Sequence, count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
 from cutline.spark.driver_session import cancel_jobs
@@ -522,7 +523,10 @@ def make_databases(
 
     in_parallel(create, targets)
     for target in targets:
-        created, notes = create_roles(target, missing[target.shard], superusers, server_globals.get(target.shard))
+        former = find_former_superusers(run.plan, target) if superusers is not None else ()
+        created, notes = create_roles(
+            target, missing[target.shard], superusers, server_globals.get(target.shard), former
+        )
         run.report.roles_created += created
         run.report.warnings += notes
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
@@ -531,6 +535,14 @@ def make_databases(
     if not run.allows_refused:
         refuse(refused, run.connections, run.plan.steps)
     in_parallel(create, targets)
+
+
+def find_former_superusers(plan: RestorePlan, target: Target) -> set[str]:
+    """Return the roles that were superusers on the snapshot's server; the usual name of one if that is not stored."""
+    with suppress(ObjectDamagedError):
+        if (stored := read_stored_globals(plan.store.open(), plan.chain, target.source)) is not None:
+            return {role.name for role in stored.roles if role.superuser}
+    return {BOOTSTRAP}
 
 
 def _share_sessions(run: RestoreRun, targets: Iterable[Target]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.filled_tables import TablesUnfitError
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.load import LoadError
+from cutline.restore.rows.rounds import LoadEnd
 from cutline.restore.run.restore import resume_restore
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.unfinished.undoing import abandon_restore
@@ -187,7 +188,7 @@ def test_only_what_is_missing_is_loaded_by_another_process(place: Place, monkeyp
             # Whoever has folded them.
             patch.setattr("cutline.restore.rows.jobs._segment_tasks", lambda *_: [])
             patch.setattr("cutline.restore.rows.jobs._image_tasks", lambda *_: [])
-            patch.setattr("cutline.restore.rows.jobs._load_images", lambda *_: Counter[int]())
+            patch.setattr("cutline.restore.rows.jobs._load_images", lambda *_: LoadEnd(Counter[int]()))
             leave(place, RestoreCrashPoint.ROWS_LOADED, 1)
         lines = [rows_of(node.dsn, "item")["public.item"].count(b"\n") for node in place.target.primaries]
         # Of 300 rows those whose id is a multiple of 3 or of 50 have changed.

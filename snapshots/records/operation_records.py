@@ -242,7 +242,8 @@ class CheckedPoint(Record, frozen=True):
         spans, begin = list[tuple[int, int]](), 0
         for first, last in () if isinstance(self.uncompared, UnsetType) or not self.has_passed else self.uncompared:
             spans, begin = [*spans, (begin, first - 1)], last + 1
-        return [(first, last) for first, last in (*spans, (begin, self.increment)) if first <= last]
+        within = ((first, min(last, self.increment)) for first, last in (*spans, (begin, self.increment)))
+        return [(first, last) for first, last in within if first <= last]
 
     @property
     def rests_on_records(self) -> bool:

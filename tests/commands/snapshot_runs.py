@@ -9,16 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.check.report import CheckReport, SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.report import RestoreReport
@@ -80,8 +82,16 @@ class Runs:
         return create_increment(self.fleet, CreateRequest(name), self.spark, Silent())
 
     def restore(self, name: str, target: Fleet, increment: int | None = None, **options: Any) -> RestoreReport:
-        """Restore into `target`, whose databases are moved aside."""
-        request = RestoreRequest(name, increment, replace=True, **options)
+        """Restore into `target`, whose databases are moved aside.
+
+        If only some tables are restored, they are dropped instead: a restore refuses to replace a database then.
+        """
+        request = RestoreRequest(name, increment, **options)
+        if request.tables.is_partial:
+            for node in target.primaries:
+                drop_database(node)
+        else:
+            request = replace(request, replace=True)
         return restore_fleet(plan_restore(self.fleet, target, request), self.spark, Silent())
 
     def check(self, name: str | None = None, increment: int | None = None) -> CheckReport:
@@ -90,6 +100,13 @@ class Runs:
     def check_one(self, name: str, increment: int | None = None) -> SnapshotReport:
         (report,) = self.check(name, increment).snapshots
         return report
+
+
+def drop_database(node: Node) -> None:
+    """Drop the node's database, if it exists, and end the sessions in it."""
+    name = conninfo_to_dict(node.dsn)["dbname"]
+    with psycopg.connect(make_conninfo(node.dsn, dbname="postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(str(name))))
 
 
 def configure_fleet(

@@ -120,8 +120,7 @@ def test_large_objects_are_restored_as_of_the_full_snapshot(runs: Runs, monkeypa
         entry = document["snapshots"][0] if command == ("list",) else document
         assert [(one["kind"], one["count"]) for one in entry["warned"]] == [("large_objects_of_full", COUNT)]
 
-    request = RestoreRequest(NAME, groups=("public.kept",), replace=True)
-    report = restore_fleet(plan_restore(runs.fleet, restore_target(runs.fleet), request), runs.spark, Silent())
+    report = runs.restore(NAME, restore_target(runs.fleet), groups=("public.kept",))
     assert f"{COUNT} large objects on s1" in report.left_out
     assert read_large_objects(restored) == []
     assert_a_repeated_task_loads_nothing_twice(runs, monkeypatch)

@@ -255,7 +255,10 @@ OPTIONAL = {
         "check daily",
         "rests_on",
         "read",
+        "uncompared",
+        "restorable",
     },
+    "baseline": {"timeline"},
 }
 # Objects that are maps: their keys are nodes, shards or names, not fields.
 MAPS = {
@@ -288,6 +291,7 @@ VALID_VALUES = (
     ("is_called", True),
     ("full", True),
     ("cycles", True),
+    ("restorable", True),
 )
 
 

@@ -10,6 +10,7 @@ from cutline.cli.commands.create import plan_document, plan_lines
 from cutline.fleet.config import GroupRules, Node
 from cutline.nodes.groups import Column, Group, Table
 from cutline.snapshots.create.full import FullPlan
+from cutline.snapshots.ddl.fingerprint import Moment
 from cutline.snapshots.ddl.table_changes import NodeTables, TableSelection
 
 
@@ -20,7 +21,9 @@ def plan(*rows: int | None) -> FullPlan:
               key_is_immediate=True)
         for number, estimate in enumerate(rows, 1)
     ]  # fmt: skip
-    return FullPlan((), {"s1": NodeTables(tuple(tables), {}, "")}, TableSelection("f", GroupRules()), ())
+    return FullPlan(
+        (), {"s1": NodeTables(tuple(tables), {}, "", Moment("", ""))}, TableSelection("f", GroupRules()), ()
+    )
 
 
 @pytest.mark.parametrize(("rows", "text"), [

@@ -102,7 +102,7 @@ def test_the_warning_is_shown_once_per_command_and_in_json(
 class Answers:
     """What `list` asks the nodes: nothing."""
 
-    not_asked: Mapping[str, str] = {}
+    unanswered: Mapping[str, str] = {}
     promoted: Mapping[str, str] = {}
     old = ()
 

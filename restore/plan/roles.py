@@ -47,8 +47,6 @@ SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_
 # In a raw session the server sends the stored bytes without conversion.
 OURS_QUERY = b"SELECT namesend(current_user)"
 NAMED_MAX = 5
-
-
 # The usual name of a server's first superuser.
 BOOTSTRAP = "postgres"
 

@@ -44,12 +44,20 @@ EQUAL_KEYS = (
     "two rows have the same key: unless a collation or a function of the target compares them in another way, the"
     f" snapshot or the index on the source is damaged; to find out: {CHECK_NAMED} --restorable"
 )
+OWNERS = (
+    "indexes and constraints call functions as their table's owner, who may lack a privilege that it has on the source"
+    " from a superuser's grant or as a superuser: a missing USAGE on a schema also hides what is in it"
+)
 ROW_CAUSES: Mapping[str, str] = {
     "23503": "a row references a row that is missing on the source, too, or left out of this restore, unless the"
     f" snapshot is damaged; to find out: {CHECK_NAMED} --restorable",
     "23": "a row violates a constraint that it does not violate on the source, or it is damaged:"
     f" {CHECK_NAMED} --restorable",
     "22": "a function or an operator fails on a value: its version or a locale may differ from the source's",
+    # With rows, an index calls functions as its table's owner.
+    "42501": OWNERS,
+    "42883": OWNERS,
+    "42P01": OWNERS,
 }
 
 

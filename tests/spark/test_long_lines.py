@@ -21,8 +21,8 @@ from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.columns.python_workers import map_batches
 from cutline.fleet.lsn import Lsn
 from cutline.restore.rows.jobs import Spread, load_long_images
-from cutline.restore.rows.rounds import LoadEnd
 from cutline.restore.rows.load import Feed
+from cutline.restore.rows.rounds import LoadEnd
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import changed_keys, key_history, limits
 from cutline.snapshots.fold.changed_keys import KeyFilter, KeySet, find_valid_rows

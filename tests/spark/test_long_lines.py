@@ -22,6 +22,7 @@ from cutline.columns.python_workers import map_batches
 from cutline.fleet.lsn import Lsn
 from cutline.restore.rows.jobs import Spread, load_long_images
 from cutline.restore.rows.load import Feed
+from cutline.restore.rows.rounds import LoadEnd
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
 from cutline.snapshots.fold import changed_keys, key_history, limits
 from cutline.snapshots.fold.changed_keys import KeyFilter, KeySet, find_valid_rows
@@ -187,13 +188,17 @@ def test_what_tasks_need_to_read_long_images_is_broadcast(
     """A task of a check, and one of a restore, takes no list of objects with it."""
     sent: list[int] = []
 
+    def only_planned(_session: object, frame: Any) -> LoadEnd:
+        with frame(None):
+            return LoadEnd(Counter[int]())
+
     def noting(rows: DataFrame, work: Any, schema: str) -> DataFrame:
         sent.append(len(CloudPickleSerializer().dumps(work)))
         return map_batches(rows, work, schema)
 
     monkeypatch.setattr(cutline.check.partitions, "map_batches", noting)
     monkeypatch.setattr(cutline.restore.rows.jobs, "map_batches", noting)
-    monkeypatch.setattr(cutline.restore.rows.jobs, "_run", lambda _session, _loaded: Counter[int]())
+    monkeypatch.setattr(cutline.restore.rows.jobs, "_run", only_planned)
     monkeypatch.setattr(Copies, "since", lambda _self, _node: Lsn(0))
     monkeypatch.setattr(Copies, "recopied_since", lambda _self, _node: {})
     sources, location = store_chain(tmp_path), StoreLocation(f"file://{tmp_path}")

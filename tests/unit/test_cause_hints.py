@@ -31,7 +31,7 @@ from cutline.restore.rows.refused_rows import (
 )
 from cutline.restore.run.loading import complete_hint
 from cutline.restore.run.refused import EQUAL_KEYS as EQUAL_KEYS_LATER
-from cutline.restore.run.refused import OF_SHARDS, ROW_CAUSES, _cause_of
+from cutline.restore.run.refused import OF_SHARDS, OWNERS, ROW_CAUSES, _cause_of
 from cutline.restore.run.rehearsal import CREATE_LACKING, CREATED_BY_OTHERS, REMOVE_CAUSE, _remedy_of
 from cutline.storage.errors import SnapshotError
 
@@ -128,8 +128,10 @@ def test_what_the_rows_cause_after_the_load_is_told_from_what_the_target_lacks()
     assert _cause_of("23503", planned()) == ROW_CAUSES["23503"]
     assert _cause_of("23514", planned()) == ROW_CAUSES["23"]
     assert _cause_of("22P02", planned()) == ROW_CAUSES["22"]
-    # undefined_function: nothing about rows.
-    assert _cause_of("42883", planned()) == ""
+    # A function that an index calls as its table's owner is not allowed something, or does not find it.
+    assert _cause_of("42501", planned()) == _cause_of("42883", planned()) == OWNERS
+    # feature_not_supported: nothing about rows.
+    assert _cause_of("0A000", planned()) == ""
 
 
 @pytest.mark.parametrize(

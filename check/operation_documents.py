@@ -151,9 +151,12 @@ def check_intent(store: ObjectStore, chain: Chain, findings: Findings) -> None:
         findings.conflict(Conflict(OPERATION, error.message, object=operation_key(operation, "intent")))
         return
     given, expected = _of_intent(intent), _of_commit(chain)
-    # A resumed snapshot continues without the standbys that are away by then.
-    left_out = {out.name for out in chain.stored_full.left_out if out.kind == LeftOutKind.ABSENT_COPY}
-    given["nodes"] = set(intent.nodes) - (left_out - set(chain.stored_full.parts))
+    # A snapshot goes on without the standbys that are away, and if it was resumed, without those that have left
+    # fleet.toml since then. All primaries are in the commit: its tables are those of their shards.
+    full = chain.stored_full
+    left_out = {out.name for out in full.left_out if out.kind == LeftOutKind.ABSENT_COPY}
+    may_be_gone = set(intent.nodes) if full.ran_seconds is not None else left_out
+    given["nodes"] = set(intent.nodes) - (may_be_gone - set(full.parts))
     for what, value in given.items():
         if not isinstance(value, UnsetType) and value != expected[what]:
             detail = f"its intent has {what} {_shown(value)}, but its commit has {_shown(expected[what])}"

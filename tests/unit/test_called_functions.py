@@ -10,8 +10,8 @@ from cutline.nodes.problems import FUNCTIONS, STANDBY_FUNCTIONS
 ROOT = Path(__file__).parent.parent.parent
 # The functions behind the views that Cutline reads.
 VIEWS = {
-    "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_activity",
-    "pg_stat_get_wal_receiver", "pg_stat_get_wal_senders",
+    "pg_get_replication_slots", "pg_lock_status", "pg_prepared_xact", "pg_stat_get_wal_receiver",
+    "pg_stat_get_wal_senders",
 }  # fmt: skip
 
 # What hints give the operator to run.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,16 @@ def test_a_file_system_that_checks_first_and_then_writes_is_refused(
     assert not list(tmp_path.rglob("*"))
 
 
+@pytest.fixture
+def seldom_switching() -> Iterator[None]:
+    """Threads that hardly ever interrupt each other: fsspec's file system in memory looks first and then writes."""
+    seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1)
+    yield
+    sys.setswitchinterval(seconds)
+
+
+@pytest.mark.usefixtures("seldom_switching")
 def test_a_file_system_that_creates_exclusively_passes_the_probe_and_is_left_empty() -> None:
     store = plain_store(MemoryFileSystem(skip_instance_cache=True))
     assert probe_store(store) is None

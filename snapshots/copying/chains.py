@@ -262,8 +262,10 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
     merges, damaged = _missing_merges(pair, chain, first)
     if repairs is None:
         lacking = {commit.increment for commit in chain.commits}.difference(there)
-        applied = added = _repairs_to_add(pair, name, own_repairs, applied, lacking, merges)
+        added = _repairs_to_add(pair, name, own_repairs, applied, lacking, merges)
         repairs = tuple(repair.number for repair in added)
+        # A copy that died has added some of them already.
+        applied = (*(one for one in own_repairs if one.operation in operations), *added)
     chain = read_chain_lists(pair.first, apply_repairs(chain, applied))
     missing = tuple(commit for commit in chain.commits if commit.increment not in there)
     plan = ChainPlan(chain, missing, repairs, operations, own_repairs, added, first=first)

@@ -29,7 +29,7 @@ from cutline.nodes.clocks import check_clocks
 from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.connections import CopyError
 from cutline.nodes.free_connections import task_sessions
-from cutline.nodes.groups import Group, Table
+from cutline.nodes.groups import Group, Table, list_names
 from cutline.nodes.large_objects import check_readable, count_large_objects
 from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
 from cutline.nodes.preconditions import find_fillings, find_node_problems
@@ -140,6 +140,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, slot_name
+from cutline.wal.segments.archive import archive_prefix, segment_key
 from cutline.wal.segments.own_store import check_own_store
 
 
@@ -261,7 +262,8 @@ class BaseCopy:
     Groups, `states` (by name) and `fingerprints` are those of the tables when they were copied, by shard; `node_tables`
     are the primaries' tables as last read. `highest` is the highest group number that was used. `slots_complete_at` has
     the positions of the primaries when all slots had been created. `readers` are the standbys on which the tables of
-    primaries were read, by primary. `rewritten` are the tables that must be copied again, as in CopiedTables.
+    primaries were read, by primary. `rewritten` are the tables that must be copied again, as in CopiedTables. So must
+    those whose groups have the numbers in `without_rows`, by shard: `entries` don't have their rows.
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -274,6 +276,7 @@ class BaseCopy:
     readers: Mapping[str, str]
     entries: tuple[NamedObject, ...]
     rewritten: Mapping[str, set[int]]
+    without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 def take_full(
@@ -293,7 +296,7 @@ def take_full(
 
     def present_base() -> BaseCopy:
         nonlocal base
-        base = without_absent(base, sessions, progress)
+        base = without_unarchived(without_absent(base, sessions, progress), context)
         return base
 
     cut = take_cut_without_failed(
@@ -392,8 +395,8 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
 def without_absent(base: BaseCopy, sessions: Sessions, progress: Progress) -> BaseCopy:
     """Return the base copy without the standbys that have been left out since.
 
-    Tables of primaries that were read on one of them are no longer part of it: the cut copies them, on all nodes of
-    their shards, as it copies tables that are created meanwhile.
+    The rows of primaries' tables that were read on one of them are no longer part of it: the cut copies these tables,
+    on all nodes of their shards.
     """
     if not any(node in sessions.absent for node in base.positions):
         return base
@@ -408,25 +411,53 @@ def without_absent(base: BaseCopy, sessions: Sessions, progress: Progress) -> Ba
 
     return replace(
         base,
-        groups={shard: () if shard in lost else groups for shard, groups in base.groups.items()},
-        states={shard: {} if shard in lost else states for shard, states in base.states.items()},
         positions={node: position for node, position in base.positions.items() if node not in sessions.absent},
         readers={primary: reader for primary, reader in base.readers.items() if primary not in lost},
         entries=tuple(filter(stays, base.entries)),
         rewritten={shard: oids for shard, oids in base.rewritten.items() if shard not in lost},
+        without_rows={
+            **base.without_rows,
+            **{shard: frozenset(group.number for group in base.groups[shard]) for shard in lost},
+        },
+    )
+
+
+def without_unarchived(base: BaseCopy, context: CreateContext) -> BaseCopy:
+    """Return the base copy without the groups that have no rows in it, as far as no archived WAL has changes of them.
+
+    A cut that failed, or that was interrupted, may have archived changes of the others. The commit lists its segments,
+    so it must define these groups, too: they end in it.
+    """
+
+    def is_archived(shard: str) -> bool:
+        nodes = (node for node in context.sessions.nodes if node.shard == shard)
+        prefixes = (archive_prefix(context.operation.snapshot, node.id, context.operation.id) for node in nodes)
+        return any(context.store.exists(segment_key(prefix, 1)) for prefix in prefixes)
+
+    unarchived = {shard: numbers for shard, numbers in base.without_rows.items() if not is_archived(shard)}
+    if not unarchived:
+        return base
+    groups = {
+        shard: tuple(group for group in groups if group.number not in unarchived.get(shard, ()))
+        for shard, groups in base.groups.items()
+    }
+    return replace(
+        base,
+        groups=groups,
+        states={
+            shard: {name: states[name] for name in list_names(groups[shard])} for shard, states in base.states.items()
+        },
+        without_rows={shard: numbers for shard, numbers in base.without_rows.items() if shard not in unarchived},
     )
 
 
 def resumed_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
     """Return the tables that an interrupted snapshot has copied; `plan` has those of today."""
     base = copied.base
-    names = {shard: {group.name for group in groups} for shard, groups in copied.groups.items()}
+    complete = {shard: {group.number for group in groups} for shard, groups in copied.groups.items()}
     return BaseCopy(
-        groups=copied.groups,
-        states={
-            shard: {state.table: state for state in states if state.table in names[shard]}
-            for shard, states in base.tables.items()
-        },
+        groups=base.groups,
+        states={shard: {state.table: state for state in states} for shard, states in base.tables.items()},
         fingerprints=base.fingerprints,
         highest=_highest(base.groups),
         node_tables=plan.node_tables,
@@ -435,6 +466,11 @@ def resumed_base(copied: UnfinishedCopy, plan: FullPlan) -> BaseCopy:
         readers=base.readers,
         entries=copied.entries,
         rewritten=copied.rewritten,
+        without_rows={
+            shard: frozenset(group.number for group in groups) - complete[shard]
+            for shard, groups in base.groups.items()
+            if len(groups) > len(complete[shard])
+        },
     )
 
 
@@ -625,7 +661,7 @@ def _copy_large_objects(
 
 
 def _known_tables(base: BaseCopy) -> KnownTables:
-    return KnownTables(base.groups, base.states, base.fingerprints, base.highest)
+    return KnownTables(base.groups, base.states, base.fingerprints, base.highest, without_rows=base.without_rows)
 
 
 def _initial_state(base: BaseCopy, selection: TableSelection, chain: str) -> ChainState:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
 # text and varchar: their values have the same text form, and changing a column from one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})
+# Why tables are copied again that are lost.
+LOST_WAL = "its primary is copied again"
+LOST_ROWS = "the base copy does not have all of its rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,14 @@ class TableBefore:
     """A table as recorded in the previous commit, or in archived segments that no commit lists.
 
     In the latter case, `state` is None, and `is_copied` says whether the attempt that archived it copied the table. If
-    it `is_lost`, the WAL since that commit is lost.
+    its rows or the WAL since that commit are lost, `why_lost` says why it is copied again.
     """
 
     oid: int
     group: Group
     state: TableState | None = None
     is_copied: bool = False
-    is_lost: bool = False
+    why_lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,12 @@ def plan_shard(
         was, state, tried = previous.get(table.oid), states[table.group.name], attempts.get(table.oid, [])
         # Of thousands of tables, nearly all are exactly what they were.
         is_same = was is not None and (was.group is table.group or was.group.definition() == table.group.definition())
-        if was and is_same and was.state == state and not (tried or was.is_lost or table.oid in moved):
+        if was and is_same and was.state == state and not (tried or was.why_lost or table.oid in moved):
             unchanged.append(was.group)
             continue
         # Append-only tables have a separate publication, which a table leaves when it gets a replica identity.
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
-        if was and was.state and not was.is_lost and state.membership and is_same_kind:
+        if was and was.state and not was.why_lost and state.membership and is_same_kind:
             check_publication(node, was.state, state)
         reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved)
         if not reason and was and is_same and not tried:
@@ -193,8 +196,8 @@ def _why_copy(
     """Return the reason why the table needs a new base copy, or "" if it does not need one."""
     if was is None:
         return "it is new"
-    if was.is_lost:
-        return "its primary is copied again"
+    if was.why_lost:
+        return was.why_lost
     if is_moved:
         return "it was rewritten, or rows were written while its columns or labels of its types were different"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
@@ -289,8 +292,9 @@ class TableSelection:
 class KnownTables:
     """The tables at the last commit, by shard; `highest` is the highest group number ever used.
 
-    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. The states of the
-    shards `of_fingerprint` were read together with their fingerprints (Chain.are_states_of_fingerprint).
+    All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. So are those whose
+    groups have the numbers in `without_rows`, by shard. The states of the shards `of_fingerprint` were read together
+    with their fingerprints (Chain.are_states_of_fingerprint).
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -299,6 +303,7 @@ class KnownTables:
     highest: int
     lost: frozenset[str] = frozenset()
     of_fingerprint: frozenset[str] = frozenset()
+    without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def before(self, shard: str) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison."""
@@ -308,9 +313,14 @@ class KnownTables:
     def _before(self) -> Mapping[str, tuple[TableBefore, ...]]:
         found: dict[str, tuple[TableBefore, ...]] = {}
         for shard, groups in self.groups.items():
-            states, is_lost = self.states[shard], shard in self.lost
-            pairs = ((group, states[name]) for group, name in zip(groups, list_names(groups), strict=True))
-            found[shard] = tuple(TableBefore(state.oid, group, state, is_lost=is_lost) for group, state in pairs)
+            states, without_rows = self.states[shard], self.without_rows.get(shard, frozenset())
+            why = LOST_WAL if shard in self.lost else ""
+            found[shard] = tuple(
+                TableBefore(
+                    states[name].oid, group, states[name], why_lost=LOST_ROWS if group.number in without_rows else why
+                )
+                for group, name in zip(groups, list_names(groups), strict=True)
+            )
         return found
 
 
@@ -580,7 +590,8 @@ def plan_ddl(
     highest = max([known.highest, *(table.group.number for tables in tried.values() for table in tables)])
     shards: dict[str, ShardPlan] = {}
     for shard, one in node_tables.items():
-        if one.states is known.states[shard] and not (tried[shard] or moved.get(shard) or shard in known.lost):
+        is_lost = shard in known.lost or known.without_rows.get(shard)
+        if one.states is known.states[shard] and not (tried[shard] or moved.get(shard) or is_lost):
             # Of many thousands of tables, none has changed.
             shards[shard] = ShardPlan(known.groups[shard], (), (), one.states)
             continue

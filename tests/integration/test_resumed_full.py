@@ -332,6 +332,35 @@ def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place:
     assert (code, checked["snapshots"][0]["conflicts"]) == (4, []), checked
 
 
+def test_wal_that_was_archived_before_a_standby_was_lost_is_defined(place: Place) -> None:
+    """With `base = "prefer-standby"`: what is archived has changes to the tables that are copied again."""
+    path = place.fleet.path
+    path.write_text(path.read_text().replace("[copies]", '[copies]\nbase = "prefer-standby"'))
+    for point in (CrashPoint.SNAPSHOTS_RELEASED, CrashPoint.ARCHIVED):
+        killed = subprocess.run(
+            [sys.executable, "-m", "tests.faults.signalled_command", "SIGKILL", point, "1", "--", "--fleet",
+             str(path), "create", "nightly"],
+            capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL, (point, killed.stderr)
+        if point == CrashPoint.SNAPSHOTS_RELEASED:
+            change(place)
+    standby = place.servers.node("s1-b1")
+    stop_server(standby)
+    try:
+        place.run("create", "nightly")
+    finally:
+        place.servers.start_node(standby)
+    commit = committed(place, "nightly")
+    assert commit.shared_bases.keys() == {"s2"}
+    changes = commit.definition_changes
+    assert changes is not None
+    assert set(changes.gone["s1"]) == {group.number for group in commit.groups["s1"]}
+    assert place.restored("nightly") == place.live()
+    code, checked = run_command(place.fleet, "check", "nightly")
+    assert (code, checked["snapshots"][0]["conflicts"]) == (4, []), checked
+
+
 def test_a_snapshot_is_alive_as_soon_as_it_is_resumed(place: Place) -> None:
     """Others see the process that has resumed it at once, although that has stored nothing else, and can stop it."""
     place.interrupt("nightly", signal.SIGKILL)

@@ -589,14 +589,22 @@ def test_a_reader_that_fails_is_left_out_and_another_one_read(two: ChangingFleet
 
 @dataclass
 class StoppingAt(Notes):
-    """Stops a standby once, at this step or crash point."""
+    """Stops a standby once, at this step or crash point, and executes `ddl` on its primary.
+
+    With `writes`, rows change between the base copy and the cut.
+    """
 
     place: ChangingFleet | None = None
     at: str = ""
+    writes: bool = False
+    ddl: tuple[str, ...] = ()
 
     def step(self, name: str, *, total: int | None = None, unit: str = "") -> None:
+        if self.place is not None and self.writes and name == CrashPoint.PREPARED_OVER:
+            self.place.write()
         if self.place is not None and name == self.at:
             place, self.place = self.place, None
+            place.execute("s1", *self.ddl)
             place.stop("s1-b1")
 
     def reached(self, point: CrashPoint, *, node: str = "") -> None:
@@ -639,6 +647,25 @@ def test_a_full_snapshot_goes_on_if_the_standby_that_it_reads_fails(two: Changin
     assert not two.check().conflicts
     two.check_restores(0, 1, 2)
     two.check_restores_without("s1", 2)
+
+
+def test_wal_that_was_archived_before_the_standby_failed_is_defined(two: ChangingFleet) -> None:
+    """An attempt that DDL invalidated has archived changes to the tables whose rows were read on the standby."""
+    ddl = ("DROP TABLE IF EXISTS fresh", "CREATE TABLE fresh (id int PRIMARY KEY)")
+    notes = StoppingAt(place=two, at=CrashPoint.ARCHIVED, writes=True, ddl=ddl)
+    commit = create_full(two.fleet, CreateRequest("chain", retries=1), two.runs.spark, notes)
+    two.states[0] = two.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert commit.parts.keys() == {"s1", "s1-b2"}
+    assert COPIED_AGAIN in notes.lines
+    changes = commit.definition_changes
+    assert changes is not None
+    assert set(changes.gone["s1"]) == {group.number for group in commit.groups["s1"]}
+    two.write()
+    two.increment()
+    assert not two.check().conflicts
+    two.check_restores(0, 1)
+    two.check_restores_without("s1", 0, 1)
 
 
 def test_a_full_snapshot_reads_the_primary_if_its_only_standby_fails(two: ChangingFleet) -> None:

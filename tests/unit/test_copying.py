@@ -383,18 +383,39 @@ def test_a_copy_that_was_repaired_by_itself_keeps_its_repairs() -> None:
     check_restores(shard, second)
 
 
-def copied_up_to(shard: MadeShard, second: CopyPlace, commits: int) -> None:
-    """Copy the first commits of the chain, and then let the copy die."""
+def copied_up_to(
+    shard: MadeShard, second: CopyPlace, commits: int, last: CopyCrashPoint = CopyCrashPoint.COMMITTED
+) -> None:
+    """Copy the first commits of the chain, or up to another crash point's n-th time, and then let the copy die."""
     left = [commits]
 
     class Dying(Silent):
         def reached(self, point: str, *, node: str = "") -> None:
-            left[0] -= point == CopyCrashPoint.COMMITTED
+            left[0] -= point == last
             if not left[0]:
                 raise KilledError
 
     with pytest.raises(KilledError):
         copy_snapshots(shard.fleet, second, NAME, Dying(), StoreCopy(second.url, is_dry=False))
+
+
+@pytest.mark.parametrize("last", [CopyCrashPoint.REPAIRS_STORED, CopyCrashPoint.COMMITTED])
+def test_a_copy_between_two_repaired_stores_goes_on_after_it_has_died(last: CopyCrashPoint) -> None:
+    shard, second = new_shard(), place()
+    chain = shard.take()
+    copied_up_to(shard, second, 1)
+    damage(replace_store(shard, second), chain.full.segments["a"][0].key)
+    assert repair(fleet_of(shard.fleet, second)).unrepaired == []
+    # Both are of restore points that the second store lacks.
+    for key in (chain.increments[0].segments["a"][-1].key, chain.last.segments["a"][-1].key):
+        damage(shard, key)
+        assert repair(shard.fleet).unrepaired == []
+    copied_up_to(shard, second, 1, last)
+    assert len(read_repairs(second.location.open(), NAME)) == 3
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.behind) == ([], 0)
+    assert len(read_repairs(second.location.open(), NAME)) == 3
+    check_restores(shard, second)
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

@@ -140,6 +140,7 @@ OBJECT_BYTES, OBJECT_RAW_BYTES = 64 << 20, 256 << 20
 # turns waiting for each other.
 COPIES_AT_ONCE = 50
 LOCK_NOT_AVAILABLE = b"55P03"
+WRONG_OBJECT = "42809"
 SEE_LOG = "see the server's log"
 # pg_class shows the snapshot's state; to_regclass and pg_relation_filenode show the current state. Views have no file
 # node: up to version 15, an empty table can be turned into a view with the same oid. Each table's row in pg_class is
@@ -331,18 +332,18 @@ def lock_tables(connection: psycopg.Connection[Any], node: Node, ranges: Sequenc
         if (error.sqlstate or "").startswith(OTHER_CAUSES):
             raise _stopped(node, ranges[0], str(error).encode(), error.sqlstate or "") from error
         # A table was dropped or renamed, our role can no longer read it, or its DDL caused a deadlock.
-        raise _replaced_error(node, str(error.diag.message_primary)) from error
+        raise _replaced_error(node, str(error.diag.message_primary), error.sqlstate or WRONG_OBJECT) from error
     names, oids = list(planned), list(planned.values())
     for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise _replaced_error(node, f"{name} is now a different relation")
+        raise _replaced_error(node, f"{name} is now a different relation", WRONG_OBJECT)
     return tuple(oid for (oid,) in connection.execute(REWRITTEN_QUERY, (oids,)))
 
 
-def _replaced_error(node: Node, reason: str) -> CopyError:
+def _replaced_error(node: Node, reason: str, sqlstate: str) -> CopyError:
     return CopyError(
         f"node {node.id}: a table was changed while the base copy was starting: {reason}",
         hint="repeat the command",
-        details={"node": node.id},
+        details={"node": node.id, "sqlstate": sqlstate},
     )
 
 

@@ -24,8 +24,9 @@ DROPPED_ERRORS = (
     psycopg.errors.InvalidSchemaName,
     psycopg.errors.DeadlockDetected,
 )
-# SQLSTATE classes that DDL never causes: operator intervention or shutdown (57), and lack of resources (53, 58).
-OTHER_CAUSES = ("53", "57", "58")
+# SQLSTATE classes that DDL never causes: lost connections (08), operator intervention or shutdown (57), and lack of
+# resources (53, 58).
+OTHER_CAUSES = ("08", "53", "57", "58")
 Result = TypeVar("Result")
 
 
@@ -67,11 +68,15 @@ def invalidate_if(find_change: Callable[[], str]) -> Iterator[None]:
         text = " ".join(str(error).split())
         if isinstance(error, DROPPED_ERRORS):
             raise ChangedError(text) from error
-        if _sqlstate(error).startswith(OTHER_CAUSES):
-            raise
-        if not (cause := find_change()):
+        if not may_be_ddl(error) or not (cause := find_change()):
             raise
         raise ChangedError(f"{cause}: {text}") from error
+
+
+def may_be_ddl(error: Exception) -> bool:
+    """Whether DDL can have caused a PostgreSQL or pg_dump error; it never does if a COPY ends without an SQLSTATE."""
+    state = _sqlstate(error)
+    return not state.startswith(OTHER_CAUSES) and not (isinstance(error, CopyError) and not state)
 
 
 def _sqlstate(error: Exception) -> str:

@@ -195,11 +195,7 @@ def claim_majority(
         check_majority(recorded, granted)
         if check is not None:
             check(recorded)
-        before = recorded.known_timelines(granted) if check is None else {}
-        entries = {
-            node: RecordedPrimary(node, one.system_identifier, max(one.timeline, before.get(node, 0)))
-            for node, one in granted.items()
-        }
+        entries = _entries_of(recorded, granted, keeps_later=check is None)
         if recorded.number and len(granted) <= len(recorded.primaries):
             found = recorded.recognise(granted)
             left = {node: known for node, known in recorded.identifiers.items() if node not in {*found.values()}}
@@ -218,6 +214,17 @@ def claim_majority(
             return
 
 
+def _entries_of(
+    recorded: RecordedPrimaries, granted: Mapping[str, NodeIdentity], *, keeps_later: bool = True
+) -> dict[str, RecordedPrimary]:
+    """Return the entries of the primaries for the next record, by node, with later timelines that are recorded."""
+    before = recorded.known_timelines(granted) if keeps_later else {}
+    return {
+        node: RecordedPrimary(node, one.system_identifier, max(one.timeline, before.get(node, 0)))
+        for node, one in granted.items()
+    }
+
+
 def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> list[str]:
     """Record only these primaries if the newest record contains others; return the node ids whose servers are dropped.
 
@@ -227,11 +234,9 @@ def forget_nodes(store: ObjectStore, granted: Mapping[str, NodeIdentity]) -> lis
         recorded = read_recorded_primaries(store)
         found = recorded.recognise(granted)
         forgotten = sorted({*(set(recorded.primaries) - {*found.values()}), *recorded.others(granted)})
+        # One of them may be the server before a failover: its timeline is not forgotten.
         if not forgotten or _record(
-            store,
-            recorded.number + 1,
-            [RecordedPrimary(node, one.system_identifier, one.timeline) for node, one in granted.items()],
-            tuple(forgotten),
+            store, recorded.number + 1, _entries_of(recorded, granted).values(), tuple(forgotten)
         ):
             return forgotten
 

@@ -5,20 +5,23 @@ Servers are stopped at crash points. Expected rows come from the live servers (C
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import FleetTopologyError
 from cutline.nodes.connections import database_name, with_database
 from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.read_only import resume_fleet
+from cutline.snapshots.base_copy import copy_ranges
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
@@ -152,6 +155,31 @@ def test_a_full_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFle
     assert slots_of(place.fleet.node(STANDBY).dsn) == [slot_name(commit.operation)]
     assert place.check().result == VALID
     place.check_restores(0, 1, 2)
+
+
+@pytest.mark.parametrize("place", ['[copies]\nresume_from = "8 KiB"\n'], indirect=True)
+def test_ddl_is_not_why_a_standby_ends_a_copy(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table was created meanwhile, which a base copy tolerates: it does not begin again."""
+    lock_tables, is_stopped = copy_ranges.lock_tables, threading.Event()
+
+    def lock_and_stop(connection: Any, node: Node, ranges: Any) -> Any:
+        found = lock_tables(connection, node, ranges)
+        if node.id == STANDBY and not is_stopped.is_set():
+            is_stopped.set()
+            place.execute("s1", "CREATE TABLE added (id int PRIMARY KEY)", "INSERT INTO added VALUES (1)")
+            place.stop(STANDBY)
+        return found
+
+    monkeypatch.setattr(copy_ranges, "lock_tables", lock_and_stop)
+    place.runs = Runs(place.fleet, Ready(in_driver(place.runs.spark.session())))
+    progress = Watching()
+    commit = create_full(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, progress)
+    assert is_stopped.is_set()
+    place.states[0] = place.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert absent_names(commit) == {STANDBY}
+    assert [one.node for one in progress.reached_points if one.point == CrashPoint.SLOT_MADE].count("s2") == 1
+    place.check_restores(0)
 
 
 @pytest.mark.parametrize("at", [CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.CHECKED])

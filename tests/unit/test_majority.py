@@ -111,6 +111,15 @@ def test_after_forgetting_nodes_the_majority_is_of_the_remaining_ones() -> None:
     assert read_records(store) == [set(FOUR), {"s1"}, {"s1", "s5"}]
 
 
+def test_forgetting_nodes_keeps_the_timeline_of_a_promoted_server() -> None:
+    store = InMemoryStore("memory://baselines")
+    nodes = identities(*FOUR)
+    promoted = {node: structs.replace(one, timeline=one.timeline + 2) for node, one in nodes.items()}
+    claim_majority(store, promoted)
+    assert forget_nodes(store, {"s1": nodes["s1"]}) == ["s2", "s3", "s4"]
+    assert read_recorded_primaries(store).timelines == {"s1": promoted["s1"].timeline}
+
+
 def test_forgetting_nothing_records_nothing() -> None:
     store = InMemoryStore("memory://baselines")
     assert forget_nodes(store, identities(*FOUR)) == []

@@ -104,6 +104,10 @@ class FoundNode:
     process: str
     clock: ClockReading
 
+    def is_server_of(self, other: FoundNode) -> bool:
+        """Whether both answers came from the same server process."""
+        return (self.process, self.identity.system_identifier) == (other.process, other.identity.system_identifier)
+
 
 def find_node(node: Node, connection: psycopg.Connection[Any]) -> FoundNode:
     """Read the identity of `node`."""

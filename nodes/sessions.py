@@ -367,18 +367,28 @@ def _ask_promoted(
     return promoted
 
 
-def _identity_of(node: Node) -> NodeIdentity | None:
+def _find(node: Node) -> FoundNode | None:
     try:
         with connect(replace(node, server=None)) as connection:
-            return identify(node, connection).identity
+            return identify(node, connection)
     except NodeUnreachableError:
         return None
 
 
+def _identity_of(node: Node) -> NodeIdentity | None:
+    found = _find(node)
+    return None if found is None else found.identity
+
+
+def ask_nodes(nodes: Sequence[Node]) -> dict[str, FoundNode]:
+    """Return the answers of the nodes that can be reached, without opening sessions for a command."""
+    answers = in_parallel(_find, nodes)
+    return {node.id: found for node, found in zip(nodes, answers, strict=True) if found is not None}
+
+
 def ask_identities(nodes: Sequence[Node]) -> dict[str, NodeIdentity]:
     """Return the identities of the nodes that can be reached, without opening sessions for a command."""
-    found = in_parallel(_identity_of, nodes)
-    return {node.id: identity for node, identity in zip(nodes, found, strict=True) if identity is not None}
+    return {node: found.identity for node, found in ask_nodes(nodes).items()}
 
 
 def _identify_all(
@@ -451,7 +461,7 @@ def _misdirected(fleet: Fleet, nodes: Sequence[Node], found: Mapping[str, FoundN
         primary, own = found.get(node.shard), found.get(node.id)
         if node.backup_of is None or primary is None or own is None or fleet.standbys_needed(node.shard):
             continue
-        if (own.process, own.identity.system_identifier) == (primary.process, primary.identity.system_identifier):
+        if own.is_server_of(primary):
             misdirected[node] = f"its dsn leads to the server of {node.backup_of}"
     return misdirected
 

@@ -115,7 +115,8 @@ def repeat_without_failed(fleet: Fleet, progress: Progress, create: Callable[[Ca
     It opens its sessions again, which leaves out a standby that is still away. `create` calls its argument before it
     stores anything. From then on, it deals with such standbys itself.
     """
-    standbys = {node.listed_id: node for node in fleet.nodes if node.backup_of is not None}
+    # Errors that pass through here name nodes by the chain's ids (naming_listed_ids).
+    standbys = {node.id: node for node in fleet.nodes if node.backup_of is not None}
     counts = Counter(node.shard for node in standbys.values())
     for left in range(len(standbys), -1, -1):
         has_begun = threading.Event()

@@ -73,9 +73,9 @@ from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, export_readers_last, note_readers
 from cutline.snapshots.create.resumed_full import find_resumable, preview_resumable
-from cutline.snapshots.create.spared_cut import take_cut_without_failed
+from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
-from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
+from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, may_be_ddl, retry_until_unchanged
 from cutline.snapshots.ddl.dump import store_ddl
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
@@ -122,6 +122,7 @@ from cutline.snapshots.records.unfinished_records import (
     UnfinishedCopy,
     forget_copied,
     forget_unfinished_base,
+    is_unfinished_base,
     store_unfinished_base,
 )
 from cutline.spark.amount import Amount
@@ -137,7 +138,7 @@ from cutline.spark.spark_jobs import (
     shared_problem,
 )
 from cutline.storage.clock import utc_now
-from cutline.storage.errors import UsageError
+from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, slot_name
 from cutline.wal.segments.archive import archive_prefix, segment_key
@@ -309,7 +310,9 @@ def take_full(
     )
     progress.step("commit")
     # Otherwise their servers would keep WAL until the next increment copies them.
-    drop_slots([node for node in context.began_with if node.id in sessions.absent], slot)
+    absent = [node for node in context.began_with if node.id in sessions.absent]
+    drop_slots(absent, slot)
+    drop_table_slots(context, absent)
     unknown = check_append_only(sessions, states_to_compare(cut.tables, _known_tables(base)), SNAPSHOT_BEGAN)
     seconds = time.monotonic() - began
     ran_seconds = None
@@ -337,7 +340,8 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
 
     DDL committed while the slots are being created invalidates the attempt before anything is copied. DDL that makes
     the copy fail, such as DROP TABLE, also invalidates the attempt. If a standby fails before anything is copied, it is
-    left out, and the slots are created again; if it fails later, `_copy` goes on without it.
+    left out, and the slots are created again; if it fails later, `_copy` goes on without it. No other error gives up
+    what tasks have copied.
     """
     sessions, slot = context.sessions, slot_name(context.operation.id)
     number = 0
@@ -387,9 +391,21 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         try:
             return retry_until_unchanged(attempt, context.request.retries, progress)
         except Exception as error:
-            if not leave_out_failed(sessions, error, progress):
+            # What tasks have copied is worth more: a repetition resumes it.
+            if _has_copied(context) or not leave_out_failed(sessions, error, progress):
                 raise
             give_up()
+
+
+def _has_copied(context: CreateContext) -> bool:
+    """Whether a repetition of the command would resume the base copy because a task has copied something."""
+    operation = context.operation
+    if not operation.is_resumable:
+        return False
+    try:
+        return is_unfinished_base(context.store.list_children(f"operations/{operation.id}"))
+    except SnapshotError:
+        return True
 
 
 def without_absent(base: BaseCopy, sessions: Sessions, progress: Progress) -> BaseCopy:
@@ -593,7 +609,9 @@ def _copy(
         def recover(error: Exception) -> list[TableSource]:
             """Leave out the standby that caused the error, and return what is read on its primary then."""
             watch.raise_failure()
-            is_ddl = isinstance(error, CopyError) and find_change(sessions, plan.node_tables, plan.selection)
+            # DDL that any fleet executes is not the cause of a standby's shutdown.
+            is_ddl = isinstance(error, CopyError) and may_be_ddl(error) and not sessions.watch.silent()
+            is_ddl = is_ddl and bool(find_change(sessions, plan.node_tables, plan.selection))
             if is_ddl or not leave_out_failed(sessions, error, progress):
                 raise error
             lost = [primary for primary, reader in readers.items() if reader.id in sessions.absent]
@@ -775,15 +793,15 @@ def _create_full(
             note_readers(plan.node_tables, plan.readers, sessions, progress)
             # The first cut copies tables again, for which it makes slots of their own.
             slots = slot_name(operation.id), copy_slot_name(operation.id)
-            begins()
 
             def begin_spark() -> None:
                 spark.begin(context.executor_needs, progress, _amount(context, plan))
                 progress.reached(CrashPoint.SPARK_BEGUN)
 
             if not operation.resumption:
-                # Nothing is stored before this.
+                # Nothing is stored before this, so the create can begin again if a standby fails here.
                 begin_spark()
+            begins()
             with record_operation(store, operation, lambda: undo_create(context, slots, progress), progress):
                 if operation.resumption:
                     begin_spark()

@@ -10,7 +10,7 @@ from cutline.fleet.config import Node
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.nodes.baseline import FleetTopologyError
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.sessions import Sessions, ask_identities
+from cutline.nodes.sessions import Sessions, ask_nodes, identify
 from cutline.snapshots.operations.majority import RecordedPrimaries
 
 
@@ -29,13 +29,17 @@ def check_not_replaced(sessions: Sessions, primary: Node, was: int, when: str) -
     """Raise NodeUnreachableError if a standby is away that may have been promoted before: then this is the old primary.
 
     The primary's server was on the later timeline `was` then. A copy of the old primary would have the rows of a server
-    that nobody uses. Raises FleetTopologyError if such a standby accepts writes, too.
+    that nobody uses. Raises FleetTopologyError if such a standby accepts writes, too. A standby whose dsn leads to the
+    primary's server is away.
     """
     now = sessions.identities[primary.id].timeline
     # Also standbys that the command does not use.
     standbys = (node for node in sessions.fleet.nodes if node.backup_of == primary.id)
     absent = [node for node in standbys if node.id not in sessions.connections]
-    answered = ask_identities(absent)
+    itself = identify(primary, sessions.connections[primary.id])
+    found = ask_nodes(absent)
+    same = [node for node, answer in found.items() if answer.is_server_of(itself)]
+    answered = {node: answer.identity for node, answer in found.items() if node not in same}
     why = f"node {primary.id}: its server is on timeline {now}, but was on {was} {when}: it may be the old primary from"
     for node, identity in answered.items():
         if not identity.in_recovery:
@@ -47,8 +51,9 @@ def check_not_replaced(sessions: Sessions, primary: Node, was: int, when: str) -
             )
     if away := [node.id for node in absent if node.id not in answered]:
         names = list_some(away, NODES_NAMED_MAX)
+        led = f" (the dsn of {list_some(same, NODES_NAMED_MAX)} leads to the server of {primary.id})" if same else ""
         raise NodeUnreachableError(
-            f"{why} before a failover, and {names} can't be reached",
+            f"{why} before a failover, and {names} can't be reached{led}",
             hint=f"stop the server that the applications don't use, and start {names}; if the promoted server is gone"
             " for good, or this server was restored from a backup of before, remove what can't be reached from"
             " fleet.toml, and repeat the command: an increment then copies the shard again",

@@ -515,6 +515,14 @@ def test_no_create_uses_the_old_primary_while_the_promoted_server_is_away(place:
                 create(place, kind, f"wrong-{kind.replace(' ', '-')}")
 
     check_refused(NodeUnreachableError, "it may be the old primary from before a failover, and s1-b1 can't be")
+    # A dsn that leads to the old primary, too, is no sign of another server.
+    listed, old = place.runs, place.fleet.node(PRIMARY).dsn
+    nodes = tuple(replace(node, dsn=old) if node.id == STANDBY else node for node in place.fleet.nodes)
+    place.runs = Runs(replace(place.fleet, nodes=nodes), place.runs.spark)
+    check_refused(
+        NodeUnreachableError, "it may be the old primary from before a failover, and s1-b1 can't be reached .the dsn"
+    )
+    place.runs = listed
     # Commands that lock the fleet on the old primary do not forget the promoted server.
     store = place.fleet.store.open()
     with open_sessions(place.fleet, place.fleet.primaries) as sessions, exclusive(sessions, store, "delete", "chain"):

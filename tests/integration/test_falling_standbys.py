@@ -18,7 +18,7 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import FleetTopologyError
-from cutline.nodes.connections import database_name, with_database
+from cutline.nodes.connections import NodeUnreachableError, database_name, with_database
 from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.base_copy import copy_ranges
@@ -31,7 +31,7 @@ from cutline.storage.errors import UnreachableError
 from cutline.wal.drain.slots import slot_name
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
-from tests.commands.watching import Watching
+from tests.commands.watching import Reached, Watching
 from tests.faults.awaited import await_none
 from tests.run.by_spark import in_driver
 from tests.servers.dealt import start_fleet
@@ -180,6 +180,41 @@ def test_ddl_is_not_why_a_standby_ends_a_copy(place: ChangingFleet, monkeypatch:
     assert absent_names(commit) == {STANDBY}
     assert [one.node for one in progress.reached_points if one.point == CrashPoint.SLOT_MADE].count("s2") == 1
     place.check_restores(0)
+
+
+def test_a_standby_that_executors_cannot_reach_lets_the_create_begin_again(place: ChangingFleet) -> None:
+    begun: list[int] = []
+
+    class Checking(Ready):
+        def begin(self, *_: object) -> None:
+            begun.append(1)
+            if len(begun) == 1:
+                raise NodeUnreachableError("node s1-b1: gone", hint="start it", details={"node": STANDBY})
+
+    progress = Watching()
+    commit = create_full(place.fleet, CreateRequest("chain"), Checking(place.runs.spark.session()), progress)
+    assert isinstance(commit, FullSnapshot)
+    assert "node s1-b1: gone; the create begins again" in progress.notes
+
+
+def test_a_standby_that_is_back_has_no_slot_for_a_table(place: ChangingFleet) -> None:
+    """It failed while a table that was created meanwhile was copied, and is there again before the commit."""
+    seen: list[str] = []
+
+    def act(reached: Reached) -> None:
+        seen.append(reached.point)
+        if reached.point == CrashPoint.PREPARED_OVER:
+            place.execute("s1", "CREATE TABLE added (id int PRIMARY KEY)", "INSERT INTO added VALUES (1)")
+        after_copy = CrashPoint.PREPARED_OVER in seen
+        if (reached.point, reached.node) == (CrashPoint.SLOT_MADE, STANDBY) and after_copy:
+            place.stop(STANDBY)
+        if reached.point == CrashPoint.SEQUENCES_READ:
+            place.start(STANDBY)
+
+    commit = create_full(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, Watching(act))
+    assert isinstance(commit, FullSnapshot)
+    assert absent_names(commit) == {STANDBY}
+    assert slots_of(place.fleet.node(STANDBY).dsn) == []
 
 
 @pytest.mark.parametrize("at", [CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.CHECKED])

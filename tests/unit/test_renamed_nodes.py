@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from msgspec import structs
 
 from cutline.fleet.chain_ids import naming_listed_ids, renamed_nodes, with_chain_ids
 from cutline.fleet.config import Fleet, GroupRules, Node
+from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError, NodeIdentity
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.snapshots.create.absent_copies import repeat_without_failed
 from cutline.snapshots.create.renamed import find_renamed
 from cutline.snapshots.records.chain import Chain
 from cutline.storage.location import StoreLocation
@@ -146,3 +149,15 @@ def test_an_error_about_a_renamed_node_has_its_id_in_the_file() -> None:
     with pytest.raises(FleetTopologyError) as raised, naming_listed_ids(translated):
         raise FleetTopologyError("node c: gone", hint="start it", details={"node": "c"})
     assert "in this chain, z has the id c" in raised.value.hint
+
+
+def test_a_create_begins_again_without_a_renamed_standby_that_fails() -> None:
+    translated, calls = with_chain_ids(fleet({"b-b1": "other"}), {"b-b1": "other"}), list[int]()
+
+    def create(_: Callable[[], None]) -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise NodeUnreachableError("node b-b1: gone", hint="start it", details={"node": "b-b1"})
+        return "taken"
+
+    assert repeat_without_failed(translated, Silent(), create) == "taken"

@@ -60,7 +60,9 @@ def stores(fleet_factory: FleetFactory, spark: SparkSession, tmp_path: Path, req
     s3: S3Place = request.getfixturevalue(ONE_KIND)
     servers = fleet_factory(2)
     more = encryption(tmp_path, "second.key", "22") + ONE_COPY
-    second = configure_fleet(servers, tmp_path / "second.toml", f"{s3.bucket(f'copies-{request.param}')}/shop", s3.options, more)
+    second = configure_fleet(
+        servers, tmp_path / "second.toml", f"{s3.bucket(f'copies-{request.param}')}/shop", s3.options, more
+    )
     (tmp_path / "first").mkdir()
     key = encryption(tmp_path / "first", "key", "11") if request.param == "encrypted" else ""
     more = f"{key}[[copy]]\nto = {json.dumps(str(second.path))}\n"

@@ -16,7 +16,7 @@ from msgspec import structs
 
 import cutline.check.resting as resting
 from cutline.check.verify import CheckRequest, check_snapshots
-from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
@@ -39,7 +39,7 @@ from tests.commands.snapshot_runs import (
     slots_of,
 )
 from tests.commands.watching import Reached, Watching
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import start_pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,14 +55,8 @@ class FailedError(Exception):
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("absent")
-    try:
-        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
-        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
-        yield fleet, target
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
+    with start_pair(tmp_path_factory.mktemp("absent")) as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -456,7 +456,8 @@ def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFl
     place.check_restores(*place.states)
 
 
-def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
+def bring_back_the_old_primary(place: ChangingFleet) -> None:
+    """Take an increment on the promoted standby, then stop it; the old primary accepts writes again."""
     take_replayed_increment(place)
     place.stop(PRIMARY)
     promote(place, STANDBY)
@@ -464,6 +465,10 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.increment()
     place.stop(STANDBY)
     place.servers.start_node(place.servers.node(PRIMARY))
+
+
+def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
+    bring_back_the_old_primary(place)
     with pytest.raises(
         NodeUnreachableError, match="it may be the old primary from before a failover, and s1-b1 can't be"
     ):
@@ -501,13 +506,7 @@ def create(place: ChangingFleet, kind: str, name: str) -> object:
 
 def test_no_create_uses_the_old_primary_while_the_promoted_server_is_away(place: ChangingFleet) -> None:
     place.runs.full("other")
-    take_replayed_increment(place)
-    place.stop(PRIMARY)
-    promote(place, STANDBY)
-    place.write()
-    place.increment()
-    place.stop(STANDBY)
-    place.servers.start_node(place.servers.node(PRIMARY))
+    bring_back_the_old_primary(place)
 
     def check_refused(error: type[SnapshotError], text: str) -> None:
         for kind in KINDS:

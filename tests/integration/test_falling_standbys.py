@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.baseline import FleetTopologyError
@@ -34,7 +34,7 @@ from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_
 from tests.commands.watching import Reached, Watching
 from tests.faults.awaited import await_none
 from tests.run.by_spark import in_driver
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import start_pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,14 +45,8 @@ COPYING, ARCHIVING = "copy", "archive WAL"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("falling")
-    try:
-        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
-        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
-        yield fleet, target
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
+    with start_pair(tmp_path_factory.mktemp("falling")) as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from cutline.check.live.run import LiveRequest, check_live
 from cutline.check.merge_proof import MergeUnprovenError, prove_merge
-from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.sources import sources_of
@@ -52,7 +52,7 @@ from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.mutations.sealing import seal_document
 from tests.mutations.values import collect_others, mutate, mutations_of
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import start_pair
 from tests.simulation.calls_in_order import calls_in_order
 from tests.stores.damage import flip_byte
 from tests.unit.test_pins import MeetingStore
@@ -99,14 +99,8 @@ append_only = ["public.events"]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("merge")
-    try:
-        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
-        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
-        yield fleet, target
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
+    with start_pair(tmp_path_factory.mktemp("merge")) as pair:
+        yield pair
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
-from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
+from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.operations.open_operations import read_open_operations
@@ -27,7 +27,7 @@ from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import ChangingFleet, absent_names
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command, slots_of
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
-from tests.servers.dealt import start_fleet
+from tests.servers.dealt import start_pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,14 +38,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
-    folder = tmp_path_factory.mktemp("renewed")
-    try:
-        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
-        target = start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
-        yield fleet, target
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
+    with start_pair(tmp_path_factory.mktemp("renewed")) as pair:
+        yield pair
 
 
 @pytest.fixture

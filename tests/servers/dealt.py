@@ -110,3 +110,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         line = f"{versions[0]}, with standbys {versions[1]}; to choose: SNAPSHOT_TEST_POSTGRESQL={versions[0]}"
         report.sections.append(("PostgreSQL of this module", line))
     return report
+
+
+@contextmanager
+def start_pair(folder: Path) -> Generator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    """Run a fleet of two shards with a standby each, and two servers that it is restored to."""
+    try:
+        fleet = start_fleet(folder / "fleet", shards=2, backups=1)
+        yield fleet, start_fleet(folder / "target", shards=2, backups=0, like_shared=True)
+    finally:
+        stop_fleet(folder / "fleet", delete=True)
+        stop_fleet(folder / "target", delete=True)

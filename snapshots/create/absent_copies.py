@@ -56,7 +56,10 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
-FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
+# While nothing commits, servers flush whole pages only. So this position may be in the middle of a record whose rest is
+# flushed up to 15 seconds later, and replay stops before it. With its transaction id, the query writes a commit, up to
+# which all WAL is flushed within moments.
+FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text, pg_current_xact_id()"
 REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"

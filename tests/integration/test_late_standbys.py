@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
         found = Runs(
             configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=REQUIRED), Ready(spark)
         )
-        execute(found.fleet.node("s1"), "CREATE TABLE seen (id int PRIMARY KEY)")
+        execute(found.fleet.node("s1"), "CREATE TABLE seen (id int PRIMARY KEY)", "CREATE SEQUENCE given")
         found.init()
         found.full(CHAIN)
         yield found
@@ -177,6 +177,27 @@ def test_an_increment_says_which_standby_is_behind_by_how_much_and_why(
             last = runs.increment(CHAIN).increment
     await_replay(runs)
     assert runs.increment(CHAIN).increment == last + 1
+
+
+def test_a_record_of_which_only_a_part_is_flushed_makes_no_standby_late(runs: Runs) -> None:
+    """Of what an unfinished transaction writes, servers at first flush whole pages only, which end within a record."""
+    primary, standby = runs.fleet.node("s1"), runs.fleet.node("s1-b1")
+    not_required = replace(runs.fleet, standbys_min=0)
+    with psycopg.connect(primary.dsn) as writer, psycopg.connect(standby.dsn, autocommit=True) as reader:
+        deadline = time.monotonic() + REPLAY_SECONDS_MAX
+        # How often the standby was seen before the same position.
+        position, seen = "", 0
+        while seen < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            (flushed,) = writer.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone() or ("",)
+            seen = seen + 1 if flushed == position else 0
+            position = flushed
+            if reader.execute("SELECT pg_last_wal_replay_lsn() < %s::pg_lsn", (flushed,)).fetchone() != (True,):
+                writer.execute("INSERT INTO seen SELECT 1000 + nextval('given') FROM generate_series(1, 130)")
+        commit = create_increment(not_required, CreateRequest(CHAIN, wait_seconds=WAIT_SECONDS), runs.spark, Silent())
+        writer.rollback()
+    assert not commit.absent
 
 
 def test_a_standby_that_takes_no_more_sessions_costs_its_primary_one(runs: Runs) -> None:

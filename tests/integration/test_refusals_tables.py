@@ -22,6 +22,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.connections import with_database
+from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import DefinitionChanges, Increment
@@ -73,7 +74,8 @@ class CurrentChain:
         ended = self.slots
         self.runs.init()
         name = next(self.names)
-        self.runs.full(name)
+        commit = self.runs.full(name)
+        assert not [out for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY], commit.left_out
         self.name = name
         # The ended chain no longer needs its slots, and a server has only 20.
         for slot in ended:

@@ -176,6 +176,46 @@ def test_ddl_is_not_why_a_standby_ends_a_copy(place: ChangingFleet, monkeypatch:
     place.check_restores(0)
 
 
+@pytest.mark.parametrize("place", ["", '[copies]\nbase = "prefer-standby"\n'], indirect=True, ids=["both", "standby"])
+def test_a_copy_that_replay_ends_leaves_out_the_standby(place: ChangingFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay needs an exclusive lock on a table that the copy has locked on the standby."""
+    lock_tables, is_locked = copy_ranges.lock_tables, threading.Event()
+
+    def lock_and_conflict(connection: Any, node: Node, ranges: Any) -> Any:
+        found = lock_tables(connection, node, ranges)
+        if node.id == STANDBY and not is_locked.is_set():
+            is_locked.set()
+            with psycopg.connect(place.fleet.node("s1").dsn, autocommit=True) as other:
+                # A table that the primary's own copy has locked is locked once that is over.
+                other.execute("BEGIN; LOCK TABLE seen; COMMIT")
+            place.await_replay(STANDBY)
+        return found
+
+    standby = with_database(place.fleet.node(STANDBY), "postgres").dsn
+    with psycopg.connect(standby, autocommit=True) as connection:
+        for statement in ("ALTER SYSTEM SET max_standby_streaming_delay = 0", "SELECT pg_reload_conf()"):
+            connection.execute(statement)
+    monkeypatch.setattr(copy_ranges, "lock_tables", lock_and_conflict)
+    place.runs = Runs(place.fleet, Ready(in_driver(place.runs.spark.session())))
+    try:
+        commit = create_full(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, Watching())
+    finally:
+        with psycopg.connect(standby, autocommit=True) as connection:
+            for statement in ("ALTER SYSTEM RESET max_standby_streaming_delay", "SELECT pg_reload_conf()"):
+                connection.execute(statement)
+    assert is_locked.is_set()
+    place.states[0] = place.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert absent_names(commit) == {STANDBY}
+    place.check_restores(0)
+    # The next increment copies it.
+    assert not absent_names(place.increment())
+    (report,) = place.runs.check("chain", 1).snapshots
+    assert report.conflicts == []
+    # What was read once, on the other shard's standby, can't be compared.
+    assert {one.what for one in report.skipped} <= {"base rows of shard s2"}
+
+
 def test_a_standby_that_executors_cannot_reach_lets_the_create_begin_again(place: ChangingFleet) -> None:
     begun: list[int] = []
 

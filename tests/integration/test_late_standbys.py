@@ -17,6 +17,7 @@ import pytest
 from cutline.embedded.fleet import stop_fleet
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
@@ -198,6 +199,22 @@ def test_a_record_of_which_only_a_part_is_flushed_makes_no_standby_late(runs: Ru
         commit = create_increment(not_required, CreateRequest(CHAIN, wait_seconds=WAIT_SECONDS), runs.spark, Silent())
         writer.rollback()
     assert not commit.absent
+
+
+def test_archiving_of_an_idle_fleet_writes_nothing(runs: Runs) -> None:
+    """A watch does it every minute: commits would make idle servers take checkpoints and fill WAL files."""
+    not_required, primary = replace(runs.fleet, standbys_min=0), runs.fleet.node("s1")
+    written = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+
+    def writes() -> bool:
+        await_replay(runs)
+        with psycopg.connect(primary.dsn, autocommit=True) as connection:
+            before = connection.execute(written).fetchone()
+            assert not archive_ahead(not_required, CHAIN, Silent()).needs_increment
+            return connection.execute(written).fetchone() != before
+
+    # Autovacuum may write at the same time, but not each time.
+    assert not all(writes() for _ in range(3))
 
 
 def test_a_standby_that_takes_no_more_sessions_costs_its_primary_one(runs: Runs) -> None:

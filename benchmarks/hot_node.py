@@ -83,7 +83,9 @@ def prepare(node: Node, folder: Path, changes: int, text_bytes: int) -> list[Dra
             exported.connection.close()
             bases[slot] = exported.position
         connection.execute(WORK.format(transactions=changes // TOGETHER).encode())
-        (finish,) = connection.execute("SELECT pg_logical_emit_message(false, 'end', 'x')::text").fetchone() or ("",)
+        # The commit flushes the message; a drain up to a position that is not flushed yet can't advance the slot.
+        end = "SELECT pg_logical_emit_message(false, 'end', 'x')::text, pg_current_xact_id()"
+        finish, _ = connection.execute(end).fetchone() or ("", None)
     definitions, store = tuple(Definition(0, table.group) for table in tables), StoreLocation(f"file://{folder}/store")
     return [
         DrainTask(

@@ -51,8 +51,8 @@ class Peers:
         """Run pg_recvlogical up to the current position, writing to a file."""
         (through,) = self.shard.ask("SELECT pg_current_wal_insert_lsn()::text")
         # pg_recvlogical ends at the first message at or after --endpos. Without this message, it would wait for a
-        # keepalive.
-        self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end')")
+        # keepalive. The commit flushes the message at once: the tool does not wait for the server's next flush, either.
+        self.shard.ask("SELECT pg_logical_emit_message(false, 'bench', 'end'), pg_current_xact_id()")
         target = self.folder / "drained"
         target.unlink(missing_ok=True)
         options = {"proto_version": "3", "publication_names": PUBLICATION, "messages": "true"}

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -57,9 +58,10 @@ POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
 # While nothing commits, servers flush whole pages only. So this position may be in the middle of a record whose rest is
-# flushed up to 15 seconds later, and replay stops before it. With its transaction id, the query writes a commit, up to
-# which all WAL is flushed within moments.
-FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text, pg_current_xact_id()"
+# flushed up to 15 seconds later, and replay stops before it.
+FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
+# With its transaction id, it writes a commit, up to which all WAL is flushed within moments.
+COMMIT_QUERY = "SELECT pg_current_xact_id()"
 REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
@@ -162,6 +164,7 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
         return
     written = sessions.ask_primaries(lambda connection: connection.execute(FLUSHED_QUERY).fetchone())
     needed = {shard: Lsn.parse(row[0]) for shard, row in written.items() if row is not None}
+    _flush_for_late(sessions, standbys, needed)
     began = time.monotonic()
 
     def wait(node: Node) -> SnapshotError | None:
@@ -187,6 +190,27 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
     for node, error in zip(standbys, in_parallel(wait, standbys), strict=True):
         if error is not None:
             leave_out(sessions, node, error)
+
+
+def _flush_for_late(sessions: Sessions, standbys: Collection[Node], needed: Mapping[str, Lsn]) -> None:
+    """Let the primaries flush the record that ends after `needed`, if a standby has not replayed up to there.
+
+    An idle primary, whose standbys have, writes nothing: a watch asks every minute, and each commit would make the
+    server take a checkpoint, and fill a WAL file if it has an archive_timeout.
+    """
+
+    def is_late(node: Node) -> bool:
+        with suppress(NodeUnreachableError), raising_unreachable(node):
+            return read_replay(node.id, sessions.connections[node.id], needed[node.shard]) is not None
+        # Who waits for it finds that it is away.
+        return False
+
+    def commit(primary: Node) -> None:
+        with raising_unreachable(primary):
+            sessions.connections[primary.id].execute(COMMIT_QUERY)
+
+    late = {node.shard for node, found in zip(standbys, in_parallel(is_late, standbys), strict=True) if found}
+    in_parallel(commit, [sessions.fleet.node(shard) for shard in late])
 
 
 def _leave_out_diverged(sessions: Sessions) -> None:

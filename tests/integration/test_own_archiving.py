@@ -108,13 +108,20 @@ def test_the_command_imports_neither_spark_nor_pandas(runs: Runs) -> None:
 
 @contextmanager
 def paused_replay(runs: Runs) -> Iterator[None]:
-    """A standby that replays no WAL: its drain waits for it."""
+    """A standby that replays no WAL: a cut waits for it if it is required."""
     dsn = runs.fleet.node(STANDBY).dsn
     execute(dsn, "SELECT pg_wal_replay_pause()")
     try:
         yield
     finally:
         execute(dsn, "SELECT pg_wal_replay_resume()")
+
+
+def requiring_standbys(runs: Runs) -> Path:
+    """Return the fleet's file in which creates may leave out no standby."""
+    path = runs.fleet.path.with_name("required.toml")
+    path.write_text(runs.fleet.path.read_text() + '\n[copies]\nrequire = "all"\n')
+    return path
 
 
 def await_query(runs: Runs, node: str, pattern: str) -> None:
@@ -139,7 +146,7 @@ def await_query(runs: Runs, node: str, pattern: str) -> None:
 )
 def test_an_interrupt_ends_what_waits_for_a_node(runs: Runs, program: str, node: str, pattern: str) -> None:
     update_accounts(runs)
-    words = ["--fleet", str(runs.fleet.path), "--json", "create", "daily", "--incremental"]
+    words = ["--fleet", str(requiring_standbys(runs)), "--json", "create", "daily", "--incremental"]
     with (
         paused_replay(runs) if node == STANDBY else nullcontext(),
         subprocess.Popen(

@@ -11,7 +11,7 @@ from cutline.snapshots.listing import listing
 from cutline.snapshots.records import operation_records, proven_chains
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal import deletion, gc, pinning, pruning
+from cutline.snapshots.removal import deletion, garbage_rules, pinning, pruning
 from cutline.storage.store import ObjectStore
 
 
@@ -29,25 +29,25 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
             operation=owner, kind="create", snapshot="", state="failed", reason="", ended_at=""
         )
 
-    return patch.object(gc, "read_outcome", broken)
+    return patch.object(garbage_rules, "read_outcome", broken)
 
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
     """Take the segments after the last committed one for garbage."""
-    return patch.object(gc, "GARBAGE", gc.GARBAGE | {gc.GarbageReason.NEXT})
+    return patch.object(garbage_rules, "GARBAGE", garbage_rules.GARBAGE | {garbage_rules.GarbageReason.NEXT})
 
 
 def gc_trusts_a_listing() -> AbstractContextManager[object]:
     """Take a commit that is missing in a listing for missing in the store."""
-    real = gc.create_outcome
+    real = garbage_rules.create_outcome
 
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> gc.CreateOutcome:
+    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage_rules.CreateOutcome:
         shown = store.list_children(f"snapshots/{snapshot}")
         if not any(one.startswith("snapshot.") for one in shown):
-            return gc.CreateOutcome(gc.GarbageVerdict(gc.GarbageReason.FAILED))
+            return garbage_rules.CreateOutcome(garbage_rules.GarbageVerdict(garbage_rules.GarbageReason.FAILED))
         return real(store, snapshot, owner)
 
-    return patch.object(gc, "create_outcome", broken)
+    return patch.object(garbage_rules, "create_outcome", broken)
 
 
 def mark_comes_last() -> AbstractContextManager[object]:

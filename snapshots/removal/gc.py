@@ -30,9 +30,9 @@ from cutline.snapshots.records.documents import Kind, parse_key
 from cutline.snapshots.records.operation_records import CREATE, IN_STORE
 from cutline.snapshots.records.proven_chains import NAME
 from cutline.snapshots.records.store_identity import FLEET_KEY, is_copy, read_identity
-from cutline.snapshots.removal.deletion import open_removals
 from cutline.snapshots.removal.garbage_rules import GarbageReason, GarbageRules, GarbageVerdict
 from cutline.snapshots.removal.old_records import RecordJudge, judge_probe
+from cutline.snapshots.removal.removing import open_removals
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.clock import machine_now, utc_now
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError

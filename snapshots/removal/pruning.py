@@ -1,7 +1,7 @@
 """The `prune` command: remove snapshots, or the increments of a snapshot, that no retention rule keeps.
 
 The plan is made under the fleet's lock from the current state of the store and the checks recorded there.
-snapshots/removal/deletion.py does the removals, oldest snapshot first. Unfinished removals of earlier commands are
+snapshots/removal/removing.py does the removals, oldest snapshot first. Unfinished removals of earlier commands are
 completed as well.
 """
 
@@ -29,23 +29,10 @@ from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
 from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import is_copy, read_identity
 from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from cutline.snapshots.removal.deletion import (
-    ChainSlots,
-    Removal,
-    RemovalResult,
-    RemovalRun,
-    hold_fleet,
-    list_unfinished_deletions,
-    open_removals,
-    plan_deletion,
-    remove_recorded,
-    servers_of,
-    slots_left_behind,
-    slots_of,
-    snapshot_removal,
-    tombstone_of,
-)
+from cutline.snapshots.removal.deletion import list_unfinished_deletions, plan_deletion, snapshot_removal, tombstone_of
 from cutline.snapshots.removal.earlier_objects import DropPlan, DropResult, drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.node_cleanup import ChainSlots, hold_fleet, servers_of, slots_left_behind, slots_of
+from cutline.snapshots.removal.removing import Removal, RemovalResult, RemovalRun, open_removals, remove_recorded
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     RetentionFate,

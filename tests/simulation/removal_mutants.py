@@ -11,7 +11,8 @@ from cutline.snapshots.listing import listing
 from cutline.snapshots.records import operation_records, proven_chains
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal import deletion, garbage_rules, pinning, pruning
+from cutline.snapshots.removal import garbage_rules, pinning, pruning, removing
+from cutline.snapshots.removal.node_cleanup import NodeCleanup
 from cutline.storage.store import ObjectStore
 
 
@@ -52,15 +53,15 @@ def gc_trusts_a_listing() -> AbstractContextManager[object]:
 
 def mark_comes_last() -> AbstractContextManager[object]:
     """Store the mark of a removal after the objects are removed, not before."""
-    real_put, real_remove = deletion.put_mark, deletion._remove
+    real_put, real_remove = removing.put_mark, removing._remove
 
     def broken(
         store: ObjectStore,
-        removed: deletion.RemovalResult,
-        one: deletion.Removal,
-        nodes: deletion.NodeCleanup,
+        removed: removing.RemovalResult,
+        one: removing.Removal,
+        nodes: NodeCleanup,
         progress: Progress,
-    ) -> deletion.RemovalResult:
+    ) -> removing.RemovalResult:
         found = real_remove(store, removed, one, nodes, progress)
         real_put(store, one.mark)
         return found
@@ -68,8 +69,8 @@ def mark_comes_last() -> AbstractContextManager[object]:
     @contextmanager
     def both() -> Iterator[None]:
         with (
-            patch.object(deletion, "put_mark", lambda store, mark, *, force: mark),
-            patch.object(deletion, "_remove", broken),
+            patch.object(removing, "put_mark", lambda store, mark, *, force: mark),
+            patch.object(removing, "_remove", broken),
         ):
             yield
 
@@ -94,7 +95,7 @@ def conflicts_take_a_place() -> AbstractContextManager[object]:
 
 def pins_are_read_for_the_plan_only() -> AbstractContextManager[object]:
     """Don't read the pins again once the intent of a removal is stored."""
-    return patch.object(deletion, "check_not_pinned", lambda store, name, kind: None)
+    return patch.object(removing, "check_not_pinned", lambda store, name, kind: None)
 
 
 def pins_look_for_no_removal() -> AbstractContextManager[object]:
@@ -104,9 +105,9 @@ def pins_look_for_no_removal() -> AbstractContextManager[object]:
 
 def increments_go_unmarked() -> AbstractContextManager[object]:
     """Prune increments without storing the mark."""
-    real = deletion.put_mark
+    real = removing.put_mark
 
     def broken(store: ObjectStore, mark: Mark, *, force: bool) -> Mark:
         return mark if mark.key.endswith("/only-full.json") else real(store, mark, force=force)
 
-    return patch.object(deletion, "put_mark", broken)
+    return patch.object(removing, "put_mark", broken)

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from cutline.fleet.config import Fleet
-from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.ended_operations import list_ended, read_batches
 from cutline.snapshots.operations.leases import Lease, check_not_in_use, open_leases
 from cutline.snapshots.operations.open_operations import document_names
-from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import DELETE, DONE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force
@@ -29,13 +28,14 @@ from cutline.snapshots.records.proven_chains import (
     snapshot_names,
 )
 from cutline.snapshots.records.store_identity import is_copy, read_identity
-from cutline.snapshots.records.tombstones import DELETED, Mark, is_deleted, read_mark, tombstone_key
-from cutline.snapshots.removal.node_cleanup import hold_fleet, servers_of, slots_left_behind, slots_of
+from cutline.snapshots.records.tombstones import Mark, is_deleted, read_mark, tombstone_key
+from cutline.snapshots.removal.node_cleanup import hold_fleet, slots_left_behind, slots_of
 from cutline.snapshots.removal.pinning import pinned_error
 from cutline.snapshots.removal.removing import (
     Removal,
     RemovalResult,
     RemovalRun,
+    mark_of,
     objects_of,
     open_removals,
     remove_recorded,
@@ -166,20 +166,7 @@ def _check_deletable(surveyed: SurveyedSnapshot, others: tuple[str, ...], *, is_
 def tombstone_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Mark:
     """Return the snapshot's tombstone, without the id of the operation that deletes it."""
     held = slots_of(store, fleet, surveyed)
-    return Mark(
-        DELETED,
-        surveyed.name,
-        "",
-        current_time(),
-        own_label(DELETE, surveyed.name),
-        held.chain,
-        held.slots,
-        held.nodes,
-        surveyed.points,
-        surveyed.objects.objects,
-        surveyed.objects.size_bytes,
-        servers_of(surveyed.chain) if surveyed.chain else {},
-    )
+    return mark_of(DELETE, surveyed, held, surveyed.points, surveyed.objects)
 
 
 def unfinished_mark(store: ObjectStore, fleet: Fleet, name: str) -> Mark:

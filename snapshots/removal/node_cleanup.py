@@ -26,7 +26,6 @@ from cutline.snapshots.operations.majority import read_recorded_servers
 from cutline.snapshots.operations.operation import exclusive
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.operations.settling import settle_operations, settle_removals
-from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
 from cutline.snapshots.records.store_identity import StoreIdentity, is_copy
@@ -97,11 +96,6 @@ def slots_of(store: ObjectStore, fleet: Fleet, surveyed: SurveyedSnapshot) -> Ch
             slots.add(slot_name(operation_id))
             nodes |= set(operation.nodes)
     return ChainSlots(tuple(sorted(slots)), tuple(sorted(nodes)), "")
-
-
-def servers_of(chain: Chain) -> dict[str, str]:
-    """Return the system identifiers of the chain's nodes, as recorded when their copies began."""
-    return chain.listed_system_identifiers
 
 
 def slots_left_behind(store: ObjectStore, fleet: Fleet, mark: Mark) -> dict[str, str]:

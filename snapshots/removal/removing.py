@@ -26,17 +26,26 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cutline.fleet.config import Fleet
+from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.snapshots.operations.leases import check_not_in_use
 from cutline.snapshots.operations.open_operations import read_open_intents
-from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
+from cutline.snapshots.operations.operation import (
+    OutcomeDetails,
+    begin,
+    code_of,
+    current_time,
+    reason_of,
+    record_outcome,
+)
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.operation_records import DELETE, PRUNE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import snapshot_names
-from cutline.snapshots.records.tombstones import Mark, put_mark
-from cutline.snapshots.removal.node_cleanup import NodeCleanup
+from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint, put_mark
+from cutline.snapshots.removal.node_cleanup import ChainSlots, NodeCleanup
 from cutline.snapshots.removal.pinning import check_not_pinned
+from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot
 from cutline.storage.errors import BusyError, SnapshotError
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
@@ -136,6 +145,30 @@ def _check_whole(store: ObjectStore, snapshot: str) -> None:
             hint="repeat the command: it makes a new plan",
             details={"snapshot": snapshot, "operation": giving_up[0] if giving_up else None},
         )
+
+
+def mark_of(
+    kind: str, surveyed: SurveyedSnapshot, held: ChainSlots, points: tuple[RestorePoint, ...], removed: SizeTotal
+) -> Mark:
+    """Return the mark of a deletion (DELETE) or pruning (PRUNE), without the id of its operation.
+
+    `points` are the restore points that it removes, and `removed` counts its objects. It contains the
+    servers on which the copies of the nodes began.
+    """
+    return Mark(
+        DELETED if kind == DELETE else ONLY_FULL,
+        surveyed.name,
+        "",
+        current_time(),
+        own_label(kind, surveyed.name),
+        held.chain,
+        held.slots,
+        held.nodes,
+        points,
+        removed.objects,
+        removed.size_bytes,
+        surveyed.chain.listed_system_identifiers if surveyed.chain else {},
+    )
 
 
 def open_removals(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:

@@ -46,7 +46,7 @@ from cutline.snapshots.create.absent_copies import (
 from cutline.snapshots.create.context import CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
-from cutline.snapshots.create.prepare_tables import with_objects
+from cutline.snapshots.create.definition_changes import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains

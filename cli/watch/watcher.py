@@ -18,6 +18,7 @@ from cutline.cli.process.stopping import cancel_request, forget_requests, is_ask
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import FleetSource, intervals_of
 from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
+from cutline.cli.watch.last_results import adopt, last_merge, newer_verdict
 from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state_of, told_failures
 from cutline.cli.watch.schedule import (
     BESIDE,
@@ -34,7 +35,7 @@ from cutline.cli.watch.schedule import (
     retry_now,
     trouble_texts,
 )
-from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
+from cutline.cli.watch.tasks import Beside, TaskResult, with_finding
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.listing import age_problem, is_ahead
 from cutline.snapshots.operations.activity import Activity
@@ -107,7 +108,7 @@ class Watcher:
         name = self.chain.name if self.chain else ""
         if self.chain is not None and self.tasks[TaskKind.MERGE].interval_seconds > 0:
             # The full snapshot of the chain is as good as a merge.
-            merged_at = work.last_merge(self.source.fleet, name) or self.chain.began_at
+            merged_at = last_merge(self.source.fleet, name) or self.chain.began_at
             self.tasks[TaskKind.MERGE] = self.tasks[TaskKind.MERGE].last_done(merged_at)
         for task, finding in adopt(self.source.fleet, name, self.tasks):
             self._tell("failed", task, finding)

@@ -16,8 +16,10 @@ from typing import Any, cast
 
 import pytest
 
+from cutline.cli.watch import last_results
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import intervals_of
+from cutline.cli.watch.last_results import last_copy
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
 from cutline.cli.watch.schedule import BESIDE, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task, trouble_texts
 from cutline.cli.watch.tasks import Beside, CommandFailedError, result_of
@@ -110,7 +112,7 @@ def test_a_chain_is_due_for_a_merge_an_interval_after_it_began_or_was_merged(
     assert watcher.chain is not None
     assert watcher.tasks[TaskKind.MERGE].done_at == watcher.chain.began_at
     merged_at = watcher.chain.began_at + timedelta(days=3)
-    monkeypatch.setattr(work, "newest_merge", lambda *_: SimpleNamespace(made_at=Time.of(merged_at)))
+    monkeypatch.setattr(last_results, "newest_merge", lambda *_: SimpleNamespace(made_at=Time.of(merged_at)))
     watcher.begin()
     merge = watcher.tasks[TaskKind.MERGE]
     assert merge.due_at(watcher.begun_at, merged_at + timedelta(days=30)) == merged_at + timedelta(days=7)
@@ -322,7 +324,7 @@ def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> 
         command = Command("copy", snapshot, new_operation_id(ended_at))
         ending = Ending("failed" if code else "done", code=code)
         record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
-    name, result = work.last_copy(source.fleet)
+    name, result = last_copy(source.fleet)
     assert (name, result is not None) == ("", True)
     watched.watcher.begin()
     done_at = watched.watcher.tasks[TaskKind.COPY].done_at
@@ -347,7 +349,7 @@ def test_copies_that_failed_or_of_one_snapshot_do_not_count(watched: Watched) ->
         command = Command("copy", snapshot, new_operation_id(ended_at))
         ending = Ending("failed" if code else "done", code=code)
         record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
-    assert work.last_copy(source.fleet) == ("", None)
+    assert last_copy(source.fleet) == ("", None)
 
 
 def test_merges_and_copies_begin_only_within_the_hours(watched: Watched) -> None:

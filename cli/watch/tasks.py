@@ -90,12 +90,12 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ConcurrentTask:
     """A check, drill, merge, copy or gc that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
-    running: RunningCommand
+    command: RunningCommand
     begun_at: datetime
 
 
@@ -156,7 +156,7 @@ def is_refused(error: BaseException) -> bool:
     )
 
 
-def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
+def start_concurrent(source: FleetSource, kind: TaskKind, name: str) -> ConcurrentTask:
     """Start a check or a drill of the snapshot, its merge to the newest increment, or a copy or gc of the store."""
     word, what = {
         TaskKind.COPY: ("--all", "copy of all snapshots"),
@@ -164,33 +164,33 @@ def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
     }.get(kind, (name, f"{kind} of {name}"))
     with _raising_not_started(kind):
         running = start_command(source.copy, [kind, word])
-    return Beside(kind, what, running, utc_now())
+    return ConcurrentTask(kind, what, running, utc_now())
 
 
-def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
+def result_of(task: ConcurrentTask, ended: CommandResult, fleet: Fleet) -> TaskResult:
     """Return the result of a task that ran while increments were taken; raise CommandFailedError."""
-    if beside.kind is TaskKind.MERGE:
-        return _result_of_merge(beside, ended)
-    if beside.kind is TaskKind.COPY:
-        return _result_of_copy(beside, ended)
-    if beside.kind is TaskKind.GC:
+    if task.kind is TaskKind.MERGE:
+        return _result_of_merge(task, ended)
+    if task.kind is TaskKind.COPY:
+        return _result_of_copy(task, ended)
+    if task.kind is TaskKind.GC:
         return _result_of_gc(ended)
-    return verdict_of(beside.what, ended, fleet)
+    return verdict_of(task.what, ended, fleet)
 
 
-def _result_of_merge(beside: Beside, ended: CommandResult) -> TaskResult:
+def _result_of_merge(task: ConcurrentTask, ended: CommandResult) -> TaskResult:
     if ended.code and ended.document.get("error") == NOTHING_TO_MERGE:
         return TaskResult("")
     document = _document(ended)
     if not document["is_new"]:
         return TaskResult("")
     return TaskResult(
-        f"{beside.what}: it begins at increment {document['increment']} now, {size_text(document['bytes'])},"
+        f"{task.what}: it begins at increment {document['increment']} now, {size_text(document['bytes'])},"
         f" {seconds_text(document['seconds'])}"
     )
 
 
-def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
+def _result_of_copy(task: ConcurrentTask, ended: CommandResult) -> TaskResult:
     try:
         document = _document(ended, (CONFLICTS,))
     except CommandFailedError as error:
@@ -201,7 +201,7 @@ def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
         text = f"{error.message}; besides, {quantity_text(len(problems), 'problems')}, the first: {problems[0]}"
         failure = CommandFailure(error.exit_code, error.slug, text, error.hint, error.details)
         raise CommandFailedError(failure) from None
-    text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
+    text = f"{task.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
     problems = _problems_of_copy(document)
     if not problems:
         return TaskResult(text)

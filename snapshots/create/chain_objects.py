@@ -47,7 +47,7 @@ def check_objects(store: ObjectStore, chain: Chain) -> str:
     folders = [f"snapshots/{chain.name}/{copies}", *archives, f"snapshots/{chain.name}/schema"]
     sizes: dict[str, int | None] = {listed.key: listed.size for folder in folders for listed in store.inventory(folder)}
     if not _expected_keys(chain, nodes) <= sizes.keys() and first_increment(store, chain.name):
-        # What lies before the merge may be gone.
+        # The objects before the merge may be gone.
         chain = read_from_merge(store, chain.name)
     try:
         _check_sizes(store, chain, nodes, sizes)

@@ -48,7 +48,7 @@ LEFT_HINT = (
     "to remove what was left out, when the operation has ended or, if its process is gone, its lease has expired"
 )
 QUOTA_HINT = "prune deletes nothing because of a quota: keep less, release pins, or raise [retention] quota"
-# The columns of what stays and goes.
+# The columns of the table of restore points that stay and that go.
 DRAWN = ("snapshot", "increment", "cut made", "fate", "why")
 LABELS = {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}
 

@@ -102,7 +102,7 @@ class ConcurrentTask:
 def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
     """Take the next increment in this process, between its hooks; others can see and stop it like any other create.
 
-    `warn` is told of a hook after it that failed, and of a request to the monitor.
+    `warn` gets the failure of a hook after it, and that of a request to the monitor.
     """
     command = Command("create", name)
 

@@ -290,7 +290,7 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
 
 
 def check_place(node: Node, place: str | None, reached: Lsn) -> None:
-    """Raise WalDivergedError if the WAL of a primary ends at `place` (PLACE_QUERY), before what is archived of it."""
+    """Raise WalDivergedError if the WAL of a primary ends at `place` (PLACE_QUERY), before the end of its archive."""
     if place is not None and Lsn.parse(place) < reached:
         raise diverged_error(
             node.id,

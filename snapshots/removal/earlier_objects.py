@@ -151,7 +151,7 @@ class DropPlan:
 
 
 def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> DropPlan:
-    """Find what lies before the newest merge, or before the newest that increment `needed` and later ones don't need.
+    """Find the objects before the newest merge; with `needed`, before the newest merge up to that increment.
 
     Raises NotMergedError, PinnedError, DamagedMergeError, and the errors of read_chain.
     """

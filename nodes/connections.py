@@ -108,7 +108,7 @@ DUMP_SETTINGS = (
 OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
 
 
-# An interrupt ends sessions: what psycopg then says of them on stderr would look like the failure of a server.
+# An interrupt ends sessions: psycopg's messages about them on stderr would look like the failure of a server.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 

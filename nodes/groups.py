@@ -286,7 +286,7 @@ class Table:
 
     @property
     def remedy(self) -> str:
-        """The statement that would make this table admissible, with placeholders for what the user must choose."""
+        """The statement that would make this table admissible; placeholders mark the user's choices."""
         name = qualify(self.group)
         by_index = f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX …  -- a unique index"
         if self.identity_is_generated:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,3 +49,13 @@ def broadcast(session: SparkSession, value: Any) -> Any:
     spark.io.encryption.enabled, as on every cluster, pyspark can send only bytes.
     """
     return InDriver(value) if runs_in_driver(session) else session.sparkContext.broadcast(_Packed(value))
+
+
+@contextmanager
+def sending(session: SparkSession, value: Any) -> Iterator[Any]:
+    """Like `broadcast`, but executors may forget the value at the end of the block, after the jobs that use it."""
+    sent = broadcast(session, value)
+    try:
+        yield sent
+    finally:
+        sent.unpersist()

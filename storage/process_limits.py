@@ -201,7 +201,7 @@ def find_used_up(error: BaseException) -> UnreachableError | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the line that says it, without the stack of a Java exception; "" if the JVM that has the text is gone."""
+    """Return the line about a full disk, without the stack of a Java exception; "" if the JVM with the text is gone."""
     text = ""
     with suppress(Exception):
         text = str(error)

@@ -72,6 +72,103 @@ ALLOW_ONE_COPY = (
     "if shards are meant to have no standby, or no base copy of their own ([copies] base), let a check pass whose only"
     ' gap that is: [check] allow = ["one-copy"] in fleet.toml'
 )
+CheckedName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        autocompletion=complete_snapshots,
+        help="The snapshot, or a template. Default: all snapshots.",
+    ),
+]
+NewestOnly = Annotated[
+    bool, typer.Option("--newest", help="Check only the newest snapshot: the snapshot with the latest first cut.")
+]
+MetadataOnly = Annotated[
+    bool,
+    typer.Option(
+        "--metadata-only",
+        help="Check only commits and object sizes. The result is at best inconclusive (exit code 4).",
+    ),
+]
+RowsNamed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=ROWS_MAX,
+        metavar="K",
+        help="For each partition (with --live: each table) that differs between copies, name up to K rows, and show"
+        " what each copy has.",
+    ),
+]
+Restorable = Annotated[
+    bool,
+    typer.Option(
+        "--restorable",
+        help="Also build the rows that a restore of NAME would load, evaluate constraints and foreign keys over"
+        " them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
+        " temporary servers.",
+    ),
+]
+SinceLast = Annotated[
+    bool,
+    typer.Option(
+        "--since-last",
+        help="Read the objects that are new since the last check that left a record, and reread some of the others."
+        " The result rests on that record.",
+    ),
+]
+Subset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N/T",
+        help="Like --since-last, but reread the Nth of T parts of the other objects, not those that are due.",
+    ),
+]
+SecondsMax = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=SECONDS_MAX,
+        metavar="S",
+        help="Like --since-last, but end at the first boundary after S seconds; the output lists the parts that"
+        " were not read.",
+    ),
+]
+Live = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Compare the running primaries with their standbys and, if a NAME is given, with its newest cut.",
+    ),
+]
+RateMax = Annotated[
+    str | None,
+    typer.Option(
+        "--max-rate",
+        metavar="SIZE",
+        help="With --live, read at most SIZE per second from each node, such as 20MB. Default: the limit in the"
+        " fleet file, if any.",
+        show_default=False,
+    ),
+]
+Indexes = Annotated[
+    bool,
+    typer.Option("--indexes", help="With --live, also check B-tree indexes with the extension amcheck."),
+]
+RepairScript = Annotated[
+    Path | None,
+    typer.Option(
+        "--repair-script",
+        metavar="FILE",
+        help="With --live, write SQL to FILE, for an operator to repair rows and indexes. The check changes nothing.",
+    ),
+]
+Junit = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
+    ),
+]
 ExactCheck = Annotated[
     bool,
     typer.Option(
@@ -84,108 +181,23 @@ ExactCheck = Annotated[
 @or_in_background
 def check(
     context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            autocompletion=complete_snapshots,
-            help="The snapshot, or a template. Default: all snapshots.",
-        ),
-    ] = None,
+    name: CheckedName = None,
     *,
     increment: Increment = None,
     at: At = None,
     exact: ExactCheck = False,
-    newest: Annotated[
-        bool, typer.Option("--newest", help="Check only the newest snapshot: the snapshot with the latest first cut.")
-    ] = False,
-    metadata_only: Annotated[
-        bool,
-        typer.Option(
-            "--metadata-only",
-            help="Check only commits and object sizes. The result is at best inconclusive (exit code 4).",
-        ),
-    ] = False,
-    rows: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=ROWS_MAX,
-            metavar="K",
-            help="For each partition (with --live: each table) that differs between copies, name up to K rows, and show"
-            " what each copy has.",
-        ),
-    ] = 0,
-    restorable: Annotated[
-        bool,
-        typer.Option(
-            "--restorable",
-            help="Also build the rows that a restore of NAME would load, evaluate constraints and foreign keys over"
-            " them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
-            " temporary servers.",
-        ),
-    ] = False,
-    since_last: Annotated[
-        bool,
-        typer.Option(
-            "--since-last",
-            help="Read the objects that are new since the last check that left a record, and reread some of the others."
-            " The result rests on that record.",
-        ),
-    ] = False,
-    subset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N/T",
-            help="Like --since-last, but reread the Nth of T parts of the other objects, not those that are due.",
-        ),
-    ] = None,
-    max_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=SECONDS_MAX,
-            metavar="S",
-            help="Like --since-last, but end at the first boundary after S seconds; the output lists the parts that"
-            " were not read.",
-        ),
-    ] = None,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Compare the running primaries with their standbys and, if a NAME is given, with its newest cut.",
-        ),
-    ] = False,
-    max_rate: Annotated[
-        str | None,
-        typer.Option(
-            "--max-rate",
-            metavar="SIZE",
-            help="With --live, read at most SIZE per second from each node, such as 20MB. Default: the limit in the"
-            " fleet file, if any.",
-            show_default=False,
-        ),
-    ] = None,
-    indexes: Annotated[
-        bool,
-        typer.Option("--indexes", help="With --live, also check B-tree indexes with the extension amcheck."),
-    ] = False,
-    repair_script: Annotated[
-        Path | None,
-        typer.Option(
-            "--repair-script",
-            metavar="FILE",
-            help="With --live, write SQL to FILE, for an operator to repair rows and indexes. The check changes"
-            " nothing.",
-        ),
-    ] = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Also write a JUnit report to FILE; it contains an <error> if the check itself fails."
-        ),
-    ] = None,
+    newest: NewestOnly = False,
+    metadata_only: MetadataOnly = False,
+    rows: RowsNamed = 0,
+    restorable: Restorable = False,
+    since_last: SinceLast = False,
+    subset: Subset = None,
+    max_seconds: SecondsMax = None,
+    live: Live = False,
+    max_rate: RateMax = None,
+    indexes: Indexes = False,
+    repair_script: RepairScript = None,
+    junit: Junit = None,
     metrics: MetricsFile = None,
 ) -> None:
     """Read snapshots back from the store and verify that they are complete and consistent.

@@ -22,13 +22,8 @@ from cutline.fleet.record import to_builtins
 from cutline.snapshots.records.pins import pinned_text
 from cutline.snapshots.records.proven_chains import check_name
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal.deletion import (
-    DeletionPlan,
-    DeletionResult,
-    RemovalResult,
-    delete_snapshot,
-    preview_deletion,
-)
+from cutline.snapshots.removal.deletion import DeletionPlan, DeletionResult, delete_snapshot, preview_deletion
+from cutline.snapshots.removal.removing import RemovalResult
 from cutline.storage.errors import RefusedError, SnapshotError
 
 SCHEMA = "cutline/delete/1"

@@ -18,7 +18,8 @@ from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
-from cutline.snapshots.removal.gc import Garbage, GarbageReason, GcReport, collect_garbage, preview_garbage
+from cutline.snapshots.removal.garbage_rules import GarbageReason
+from cutline.snapshots.removal.gc import Garbage, GcReport, collect_garbage, preview_garbage
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.errors import UsageError
 

@@ -28,23 +28,15 @@ from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import answer, emit
 from cutline.cli.output.retention_rules import DEFAULT_NOTE, rules_document, rules_text
-from cutline.cli.output.tables import (
-    Cell,
-    FittingTable,
-    Shorter,
-    minute_text,
-    quantity_text,
-    size_text,
-    time_text,
-)
+from cutline.cli.output.tables import Cell, FittingTable, Shorter, minute_text, quantity_text, size_text, time_text
 from cutline.fleet.config import ALL, KeepCount
 from cutline.fleet.messages import list_some
 from cutline.fleet.units import Duration
 from cutline.snapshots.operations.leases import SnapshotInUseError, in_use_error
 from cutline.snapshots.records.operation_records import DELETE
-from cutline.snapshots.removal.deletion import RemovalResult
 from cutline.snapshots.removal.earlier_objects import DropResult
 from cutline.snapshots.removal.pruning import PrunePlan, PruneResult, PruneStep, preview_prune, prune_store
+from cutline.snapshots.removal.removing import RemovalResult
 from cutline.snapshots.removal.retention import PointVerdict, RetentionFate, RetentionVerdict
 
 if TYPE_CHECKING:
@@ -56,7 +48,7 @@ LEFT_HINT = (
     "to remove what was left out, when the operation has ended or, if its process is gone, its lease has expired"
 )
 QUOTA_HINT = "prune deletes nothing because of a quota: keep less, release pins, or raise [retention] quota"
-# The columns of what stays and goes.
+# The columns of the table of restore points that stay and that go.
 DRAWN = ("snapshot", "increment", "cut made", "fate", "why")
 LABELS = {RetentionFate.KEEP: "kept", RetentionFate.ONLY_FULL: "increments deleted", RetentionFate.DELETE: "deleted"}
 

@@ -184,7 +184,7 @@ class Notices:
     def send(self, event: str, snapshot: str | None, task: Task, failure: CommandFailure) -> None:
         """Send a notice that a task has `failed` or `recovered`."""
         fleet = self.source.fleet
-        # Who reads the notice is in another folder, with another environment.
+        # The notice is read in another folder, with another environment.
         failure = replace(failure, hint=hint_in_watch(failure.hint, str(self.source.path.absolute())))
         self._unsent.append(_Notice(event_of(event, fleet.name, snapshot, task, failure), time.monotonic()))
         self._send_unsent()

@@ -59,7 +59,7 @@ OF_STORE = (TaskKind.COPY, TaskKind.GC)
 # The tasks that run concurrently with others, one of each lane at a time. Those of the first lane need Spark, and much
 # memory; those of the second need little, and a second store must not fall behind during a check of many hours.
 LANES = ((TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE), OF_STORE)
-BESIDE = (*LANES[0], *LANES[1])
+CONCURRENT = (*LANES[0], *LANES[1])
 # The tasks that need a continuing chain, and the tasks that need any snapshot at all.
 OF_CHAIN = (TaskKind.INCREMENT, TaskKind.ARCHIVE)
 OF_SNAPSHOT = (TaskKind.CHECK, TaskKind.DRILL, TaskKind.MERGE, TaskKind.COPY, TaskKind.REPLACE, TaskKind.PRUNE)

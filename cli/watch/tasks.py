@@ -1,4 +1,4 @@
-"""The tasks of `watch`: increments in this process, the rest in other commands; and results of checks and drills."""
+"""The tasks of `watch`: increments in this process, the rest in other commands; and what each result says."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec import convert
 
-from cutline.check.report import EXIT_CODES
 from cutline.cli.output import commit_document
-from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
+from cutline.cli.output.failure import CONFLICTS, INCONCLUSIVE, REFUSED, UNREACHABLE, CommandFailure
 from cutline.cli.output.hooks import HookedRun, between_hooks
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.results import WARNING
@@ -22,25 +21,20 @@ from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
-from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind, clock_text
+from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.left_out import LeftOut
-from cutline.restore.drill import drill
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.listing.metrics_gathering import read_facts
 from cutline.snapshots.listing.name_templates import full_name, new_name
 from cutline.snapshots.listing.spans import traced
 from cutline.snapshots.operations.activity import Activity, Command
-from cutline.snapshots.operations.ended_operations import EndedReader, list_ended, read_batches, read_checks
-from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.records.merge_records import newest_merge
-from cutline.snapshots.records.operation_records import FAILED, ONE_COPY
+from cutline.snapshots.records.operation_records import ONE_COPY
 from cutline.snapshots.records.store_identity import open_own_store
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.storage.clock import utc_now
@@ -96,19 +90,19 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ConcurrentTask:
     """A check, drill, merge, copy or gc that runs while increments are taken; `what` describes it."""
 
     kind: TaskKind
     what: str
-    running: RunningCommand
+    command: RunningCommand
     begun_at: datetime
 
 
 def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
     """Take the next increment in this process, between its hooks; others can see and stop it like any other create.
 
-    `warn` is told of a hook after it that failed, and of a request to the monitor.
+    `warn` gets the failure of a hook after it, and that of a request to the monitor.
     """
     command = Command("create", name)
 
@@ -162,7 +156,7 @@ def is_refused(error: BaseException) -> bool:
     )
 
 
-def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
+def start_concurrent(source: FleetSource, kind: TaskKind, name: str) -> ConcurrentTask:
     """Start a check or a drill of the snapshot, its merge to the newest increment, or a copy or gc of the store."""
     word, what = {
         TaskKind.COPY: ("--all", "copy of all snapshots"),
@@ -170,33 +164,33 @@ def start_beside(source: FleetSource, kind: TaskKind, name: str) -> Beside:
     }.get(kind, (name, f"{kind} of {name}"))
     with _raising_not_started(kind):
         running = start_command(source.copy, [kind, word])
-    return Beside(kind, what, running, utc_now())
+    return ConcurrentTask(kind, what, running, utc_now())
 
 
-def result_of(beside: Beside, ended: CommandResult, fleet: Fleet) -> TaskResult:
+def result_of(task: ConcurrentTask, ended: CommandResult, fleet: Fleet) -> TaskResult:
     """Return the result of a task that ran while increments were taken; raise CommandFailedError."""
-    if beside.kind is TaskKind.MERGE:
-        return _result_of_merge(beside, ended)
-    if beside.kind is TaskKind.COPY:
-        return _result_of_copy(beside, ended)
-    if beside.kind is TaskKind.GC:
+    if task.kind is TaskKind.MERGE:
+        return _result_of_merge(task, ended)
+    if task.kind is TaskKind.COPY:
+        return _result_of_copy(task, ended)
+    if task.kind is TaskKind.GC:
         return _result_of_gc(ended)
-    return verdict_of(beside.what, ended, fleet)
+    return verdict_of(task.what, ended, fleet)
 
 
-def _result_of_merge(beside: Beside, ended: CommandResult) -> TaskResult:
+def _result_of_merge(task: ConcurrentTask, ended: CommandResult) -> TaskResult:
     if ended.code and ended.document.get("error") == NOTHING_TO_MERGE:
         return TaskResult("")
     document = _document(ended)
     if not document["is_new"]:
         return TaskResult("")
     return TaskResult(
-        f"{beside.what}: it begins at increment {document['increment']} now, {size_text(document['bytes'])},"
+        f"{task.what}: it begins at increment {document['increment']} now, {size_text(document['bytes'])},"
         f" {seconds_text(document['seconds'])}"
     )
 
 
-def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
+def _result_of_copy(task: ConcurrentTask, ended: CommandResult) -> TaskResult:
     try:
         document = _document(ended, (CONFLICTS,))
     except CommandFailedError as error:
@@ -207,7 +201,7 @@ def _result_of_copy(beside: Beside, ended: CommandResult) -> TaskResult:
         text = f"{error.message}; besides, {quantity_text(len(problems), 'problems')}, the first: {problems[0]}"
         failure = CommandFailure(error.exit_code, error.slug, text, error.hint, error.details)
         raise CommandFailedError(failure) from None
-    text = f"{beside.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
+    text = f"{task.what}: {quantity_text(document['increments'], 'restore points')}, {size_text(document['bytes'])}"
     problems = _problems_of_copy(document)
     if not problems:
         return TaskResult(text)
@@ -231,12 +225,6 @@ def _result_of_gc(ended: CommandResult) -> TaskResult:
         notes.append(f"gc left {count} that the store refuses to delete; the first: {document['refused'][0]['reason']}")
     removed = f"{quantity_text(document['objects'], 'objects')}, {size_text(document['bytes'])}"
     return TaskResult(f"gc removed {removed}" if document["objects"] else "", tuple(notes))
-
-
-def last_merge(fleet: Fleet, snapshot: str) -> datetime | None:
-    """Return when the snapshot was last merged; None if never. Raises the store's errors."""
-    merge = newest_merge(open_own_store(fleet), snapshot)
-    return datetime.fromisoformat(merge.made_at) if merge else None
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
@@ -404,89 +392,3 @@ def _document(ended: CommandResult, verdicts: Sequence[int] = ()) -> dict[str, A
         hint = re.sub(FLEET_WORDS, "", ended.hint)
         raise CommandFailedError(CommandFailure(ended.code, slug, ended.text, hint, details))
     return ended.document
-
-
-# How many of the newest operations with an intent and without a commit are read; drills are among them.
-READ_MAX = 100
-# How many of the newest operations without an intent are read to find the last gc.
-GC_READ_MAX = 2000
-DRILL_RESULTS = {code: result for result, code in drill.EXIT_CODES.items()}
-
-
-def adopt(fleet: Fleet, snapshot: str, tasks: dict[TaskKind, Task]) -> list[tuple[Task, CommandFailure]]:
-    """Plan the `tasks` from the store's records; mark tasks with findings as failing; return the failures to report.
-
-    It is better to report conflicts twice than not at all. A drill of any snapshot counts as done, but its findings
-    count only if it restored `snapshot`.
-    """
-    told: list[tuple[Task, CommandFailure]] = []
-    for kind, (name, result) in {
-        TaskKind.CHECK: last_check(fleet, snapshot),
-        TaskKind.DRILL: last_drill(fleet),
-        TaskKind.COPY: last_copy(fleet),
-        TaskKind.GC: last_gc(fleet),
-    }.items():
-        if result is None or result.done_at is None:
-            continue
-        tasks[kind] = task = tasks[kind].last_done(result.done_at)
-        # A task that is never due here could not recover.
-        if name != snapshot or task.problem or task.interval_seconds <= 0:
-            continue
-        tasks[kind] = with_finding(task, result)
-        if result.finding is not None and result.finding.code == CONFLICTS:
-            told.append((tasks[kind], result.finding))
-    return told
-
-
-def newer_verdict(fleet: Fleet, snapshot: str, task: Task) -> TaskResult | None:
-    """Return the result of another process, such as a killed watch's command, if it is newer than the task."""
-    name, result = last_check(fleet, snapshot) if task.kind is TaskKind.CHECK else last_drill(fleet)
-    if result is None or result.done_at is None or name != snapshot:
-        return None
-    if task.done_at is not None and result.done_at <= task.done_at:
-        return None
-    return replace(result, text=f"{result.text}, by another process at {clock_text(result.done_at)}")
-
-
-def last_check(fleet: Fleet, snapshot: str) -> tuple[str, TaskResult | None]:
-    """Return the snapshot, and the result of its last full check; raises the store's errors."""
-    store = open_own_store(fleet)
-    check = read_checks(store, document_names(store)).full.get(snapshot)
-    if check is None:
-        return snapshot, None
-    result = check.point.result
-    text = f"check of {snapshot}: {result}"
-    return snapshot, accepting(finding_of(EXIT_CODES[result], result, text, done_at=check.moment), fleet)
-
-
-def last_copy(fleet: Fleet) -> tuple[str, TaskResult | None]:
-    """Return the time of the last complete copy of all snapshots, as a result; raises the store's errors."""
-    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        if (ended.kind, ended.snapshot, ended.code) == (TaskKind.COPY.value, "", DONE):
-            return "", TaskResult("copy of all snapshots", done_at=ended.ended_at)
-    return "", None
-
-
-def last_gc(fleet: Fleet) -> tuple[str, TaskResult | None]:
-    """Return the time of the last gc, as a result; raises the store's errors."""
-    store = open_own_store(fleet)
-    documents = document_names(store)
-    # Copies may leave a hundred records between two runs of gc.
-    for batch in read_batches(store, documents, list_ended(documents, has_intent=False)[:GC_READ_MAX]):
-        for ended in batch:
-            # A gc that left objects, because the store refuses to delete them, ends with 3; so does one that failed.
-            if ended.kind == TaskKind.GC.value and ended.outcome is not None and ended.outcome.state != FAILED:
-                return "", TaskResult("gc", done_at=ended.ended_at)
-    return "", None
-
-
-def last_drill(fleet: Fleet) -> tuple[str, TaskResult | None]:
-    """Return the snapshot of the last drill, and the drill's result; raises the store's errors."""
-    for ended in read_facts(fleet, EndedReader(READ_MAX)).ended.found:
-        has_verdict = ended.code in (DONE, CONFLICTS, INCONCLUSIVE)
-        if ended.ended_at is not None and has_verdict and ended.intent is not None and ended.intent.is_drill:
-            result = DRILL_RESULTS[ended.code or DONE]
-            text = f"drill of {ended.snapshot}: {result}"
-            task_result = finding_of(ended.code or DONE, result, text, done_at=ended.ended_at)
-            return ended.snapshot, accepting(task_result, fleet)
-    return "", None

@@ -18,9 +18,10 @@ from cutline.cli.process.stopping import cancel_request, forget_requests, is_ask
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import FleetSource, intervals_of
 from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
+from cutline.cli.watch.last_results import adopt, last_merge, newer_verdict
 from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state_of, told_failures
 from cutline.cli.watch.schedule import (
-    BESIDE,
+    CONCURRENT,
     JUDGING,
     LANES,
     OF_CHAIN,
@@ -34,7 +35,7 @@ from cutline.cli.watch.schedule import (
     retry_now,
     trouble_texts,
 )
-from cutline.cli.watch.tasks import Beside, TaskResult, adopt, newer_verdict, with_finding
+from cutline.cli.watch.tasks import ConcurrentTask, TaskResult, with_finding
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.listing import age_problem, is_ahead
 from cutline.snapshots.operations.activity import Activity
@@ -84,7 +85,7 @@ class Watcher:
     _told: WatchState | None = None
     counts: dict[str, int] = field(default_factory=lambda: {"done": 0, "failed": 0})
     # The tasks that run concurrently, and those of them that were reported because they take too long.
-    _beside: dict[TaskKind, Beside] = field(default_factory=dict)
+    _concurrent: dict[TaskKind, ConcurrentTask] = field(default_factory=dict)
     _slow: set[TaskKind] = field(default_factory=set)
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
@@ -107,7 +108,7 @@ class Watcher:
         name = self.chain.name if self.chain else ""
         if self.chain is not None and self.tasks[TaskKind.MERGE].interval_seconds > 0:
             # The full snapshot of the chain is as good as a merge.
-            merged_at = work.last_merge(self.source.fleet, name) or self.chain.began_at
+            merged_at = last_merge(self.source.fleet, name) or self.chain.began_at
             self.tasks[TaskKind.MERGE] = self.tasks[TaskKind.MERGE].last_done(merged_at)
         for task, finding in adopt(self.source.fleet, name, self.tasks):
             self._tell("failed", task, finding)
@@ -141,7 +142,7 @@ class Watcher:
             self.following.look_for_chain()
             time.sleep(TICK_SECONDS)
             return
-        is_of_chain = task.kind in (*OF_CHAIN, *BESIDE) and task.kind not in OF_STORE
+        is_of_chain = task.kind in (*OF_CHAIN, *CONCURRENT) and task.kind not in OF_STORE
         of_chain = f" of {self.chain.name}" if self.chain and is_of_chain else ""
         self.say("; ".join([f"{task.kind}{of_chain}", *trouble_texts(self.tasks.values())]))
         self._do(task)
@@ -160,12 +161,12 @@ class Watcher:
 
     def look_beside(self) -> None:
         """Settle the concurrent checks, drills, merges, copies and gc runs that have ended."""
-        for kind, beside in list(self._beside.items()):
-            if (ended := beside.running.result()) is None:
+        for kind, running in list(self._concurrent.items()):
+            if (ended := running.command.result()) is None:
                 continue
-            del self._beside[kind]
+            del self._concurrent[kind]
             self._slow.discard(kind)
-            self._settle(self.tasks[kind], partial(work.result_of, beside, ended, self.source.fleet))
+            self._settle(self.tasks[kind], partial(work.result_of, running, ended, self.source.fleet))
             if self.tasks[kind].interval_seconds <= 0:
                 # It was switched off while it ran: a failure that was just reported can't be followed by a success.
                 self.plan()
@@ -175,7 +176,7 @@ class Watcher:
 
         A task that has waited too long does not wait any more: the other one may be hanging.
         """
-        kept = set(self._beside)
+        kept = set(self._concurrent)
         for lane, since in self._taken_lanes():
             kept |= {kind for kind in lane if not self.tasks[kind].is_overdue(self.begun_at, now, since)}
         return kept
@@ -183,7 +184,7 @@ class Watcher:
     def _taken_lanes(self) -> Iterator[tuple[tuple[TaskKind, ...], datetime]]:
         """Yield each lane in which a task is running, with the time when the last one began."""
         for lane in LANES:
-            if begun := [self._beside[kind].begun_at for kind in lane if kind in self._beside]:
+            if begun := [self._concurrent[kind].begun_at for kind in lane if kind in self._concurrent]:
                 yield lane, max(begun)
 
     def look_at_slow(self, now: datetime) -> None:
@@ -191,19 +192,20 @@ class Watcher:
         for lane, since in self._taken_lanes():
             late = [kind for kind in lane if self.tasks[kind].is_overdue(self.begun_at, now, since)]
             for kind in lane if late else ():
-                if kind in self._beside and kind not in self._slow:
+                if kind in self._concurrent and kind not in self._slow:
                     self._slow.add(kind)
-                    self._report_slow(self._beside[kind], [other for other in late if other not in self._beside], now)
+                    overtaking = [other for other in late if other not in self._concurrent]
+                    self._report_slow(self._concurrent[kind], overtaking, now)
 
-    def _report_slow(self, beside: Beside, overtaking: list[TaskKind], now: datetime) -> None:
-        text = f"{beside.what} has been running since {clock_text(beside.begun_at)}"
+    def _report_slow(self, running: ConcurrentTask, overtaking: list[TaskKind], now: datetime) -> None:
+        text = f"{running.what} has been running since {clock_text(running.begun_at)}"
         waiting = f"; {' and '.join(overtaking)} does not wait for it any more" if overtaking else ""
-        self.log(f"{text}{waiting}", hint=SLOW_HINT, task=beside.kind)
-        task = self.tasks[beside.kind]
+        self.log(f"{text}{waiting}", hint=SLOW_HINT, task=running.kind)
+        task = self.tasks[running.kind]
         if task.failing_since is None:
-            self.tasks[beside.kind] = replace(task, failing_since=now, problem=text)
+            self.tasks[running.kind] = replace(task, failing_since=now, problem=text)
             failure = CommandFailure(BusyError.exit_code, "task-slow", text, SLOW_HINT)
-            self._tell("failed", self.tasks[beside.kind], failure)
+            self._tell("failed", self.tasks[running.kind], failure)
 
     def _look_at_age(self, now: datetime) -> None:
         """Report a newest restore point that is older than fleet.toml allows, or that it is young enough again."""
@@ -227,16 +229,16 @@ class Watcher:
             # Make sure that it is still the same store: the contents of a different store must not end or begin a
             # chain.
             self.source.open_store()
-            return self._start_beside(task.kind, name) if task.kind in BESIDE else self._run(task.kind, name)
+            return self._start_concurrent(task.kind, name) if task.kind in CONCURRENT else self._run(task.kind, name)
 
         self._settle(task, run)
 
-    def _start_beside(self, kind: TaskKind, name: str) -> TaskResult | None:
+    def _start_concurrent(self, kind: TaskKind, name: str) -> TaskResult | None:
         work.check_not_running(self.source, kind, name)
         if kind in JUDGING and (verdict := newer_verdict(self.source.fleet, name, self.tasks[kind])):
             return verdict
-        self._beside[kind] = beside = work.start_beside(self.source, kind, name)
-        self.log(f"{beside.what} begins", task=kind)
+        self._concurrent[kind] = running = work.start_concurrent(self.source, kind, name)
+        self.log(f"{running.what} begins", task=kind)
         return None
 
     def _settle(self, task: Task, run: Callable[[], TaskResult | None]) -> None:

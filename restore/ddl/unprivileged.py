@@ -248,7 +248,7 @@ def take_superusers_part(
 
 
 def with_beforehand(ddl: Ddl, done: Beforehand) -> Ddl:
-    """Adapt the DDL to what a superuser has already created."""
+    """Adapt the DDL to the objects that a superuser has already created."""
 
     def adapt(entries: Iterable[DdlEntry]) -> Iterator[DdlEntry]:
         for entry in entries:

@@ -66,8 +66,8 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
     """Raise DdlContradictedError unless the database has all of `groups`, and no others that the commit does not list.
 
     Otherwise such a table would silently be restored empty, and such a sequence would silently start over. The plan has
-    compared the commit with the text of the DDL; this compares it with what the server made of that, except for the
-    order of columns: a server puts inherited columns first, whenever they were added on the source.
+    compared the commit with the text of the DDL; this compares it with the relations that the server has created,
+    except for the order of columns: a server puts inherited columns first, whenever they were added on the source.
     """
     groups = tuple(groups)
     positions = {(group.name, column.name): column.position for group in groups for column in group.columns}

@@ -356,7 +356,7 @@ def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry
 def _space_of(
     plan: RestorePlan, target: Target, connection: psycopg.Connection[Any], volume: ShardVolume
 ) -> DatabaseSpace:
-    """Return the space that a target's database needs in addition to what an earlier process loaded."""
+    """Return the space that a target's database still needs, in addition to rows that an earlier process loaded."""
     (loaded,) = connection.execute(LOADED_QUERY, (target.loading,)).fetchone() or (0,)
     folder = plan.superusers.data_directories[target.shard] if plan.superusers else find_data_directory(connection)
     is_hidden = plan.superusers is None and is_data_directory_hidden(connection)

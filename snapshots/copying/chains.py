@@ -1,8 +1,9 @@
-"""Copy what a second store lacks of one snapshot with its increments, in this order.
+"""Copy one snapshot with its increments to a second store, except for objects that it has, in this order.
 
 1. All objects that a commit lists, each verified by its digest as it is read.
-2. The repairs of the chain. A reader ignores those of commits that are not there. If both stores were repaired by
-   themselves, the second keeps its own, and gets what the others replace in the restore points that it lacks.
+2. The repairs of the chain. A reader ignores those of commits that are not there. If both stores were repaired
+   independently, the second keeps its own repairs; of the first store's repairs, it gets the replacements in the
+   restore points that it lacks.
 3. The commit. From here on, the restore point exists in the second store.
 4. The merges at the increment, each after the objects that it lists. A merge that the second store has made itself at
    the same increment stays.
@@ -228,7 +229,7 @@ class ChainPlan:
 
 
 def plan_chain(pair: StorePair, name: str) -> ChainPlan:
-    """Find what the second store lacks of the snapshot.
+    """Find the parts of the snapshot that the second store lacks.
 
     Raises SnapshotDeletedError, SnapshotMissingError, ManifestError if no commit can be read, and OtherChainError.
     """

@@ -1,37 +1,22 @@
-"""Read sequences, and the counters that reveal updates and deletes in append-only tables.
+"""Compare the counters that reveal updates and deletes in append-only tables.
 
 nodes/table_state.py describes PostgreSQL's counters. The counters are read before anything is changed and again after
 the cut, because sessions update them late.
-
-Logical decoding does not show sequence values, so they are read before the cut and again after it. No value handed out
-before the cut is ahead of the second reading, unless the sequence was set back in between; in that case, the first
-reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Mapping
 
-import psycopg
 from msgspec import structs
-from psycopg import sql
 
-from cutline.fleet.config import Node
-from cutline.fleet.messages import list_some
-from cutline.fleet.table_names import quote_identifier
-from cutline.nodes.connections import raising_unreachable, refuse_views
+from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.left_out import LeftOut, LeftOutKind
-from cutline.nodes.relation_locks import bound_lock_waits, locked_error
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.table_state import Counters, TableState, check_counters, read_counters, unknown_counters_warnings
 from cutline.snapshots.ddl.table_changes import DdlPlan, KnownTables
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Sequence
 from cutline.snapshots.records.proven_chains import point_label
-from cutline.storage.errors import RefusedError
-from cutline.wal.drain.waiting import NOTE_SECONDS
 
 
 def check_append_only(
@@ -99,156 +84,3 @@ def with_warnings(
     earlier = (out for out in chain.left_out if out.kind == kind and out.node in shards)
     before = [out for out in earlier if (out.node, out.name) not in copied]
     return tuple(dict.fromkeys((*left_out, *before, *warnings)))
-
-
-# A statement locks all sequences that it reads until it ends, and a server has room for only a few thousand locks.
-READ_AT_ONCE = 200
-READINGS_MAX = 5
-# For a sequence that was dropped after the query started, has_sequence_privilege returns NULL.
-SEQUENCES_QUERY = """
-SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin, s.seqmax,
-       EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'),
-       coalesce(has_schema_privilege(n.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT'), true)
-  FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.relpersistence = 'p' AND n.nspname !~ '^pg_'
- ORDER BY 2, 3
-"""
-# pg_sequence_last_value, given an oid, locks the sequence until the transaction ends; nothing else does. The lock is
-# ROW EXCLUSIVE, which waits for locks in these modes. The function returns NULL unless is_called is set.
-MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
-LOCK_QUERY = "SELECT oid, pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
-REPLACED_QUERY = """
-SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
- WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S')
- LIMIT 1
-"""
-
-
-NAMED_MAX = 5
-
-
-class SequenceUnreadableError(RefusedError):
-    """The value of a sequence can't be read."""
-
-
-def read_sequences(
-    node: Node, connection: psycopg.Connection[Any], seconds_max: float, tell: Callable[[str], None] = lambda _: None
-) -> tuple[Sequence, ...]:
-    """Read every permanent sequence in the node's database with its current value, ordered by name.
-
-    Raises SequenceUnreadableError, and RelationLockedError if a sequence stays locked for `seconds_max` (at least
-    NOTE_SECONDS), for example by a prepared TRUNCATE … RESTART IDENTITY. After NOTE_SECONDS, `tell` is called with a
-    message that names the lock's holder.
-    """
-    began, seconds_max = time.monotonic(), max(seconds_max, NOTE_SECONDS)
-    for _ in range(READINGS_MAX):
-        try:
-            return _read(node, connection, began, seconds_max, tell)
-        except (psycopg.errors.UndefinedTable, psycopg.errors.WrongObjectType, psycopg.errors.InternalError_):
-            # A sequence was dropped, renamed or replaced since it was listed. A missing oid raises an internal error.
-            continue
-    raise SequenceUnreadableError(
-        f"node {node.id}: sequences were dropped or renamed during each of {READINGS_MAX} attempts to read them",
-        hint="repeat the command",
-    )
-
-
-def _grants_text(unreadable: Collection[tuple[str, str]], role: str) -> str:
-    """Return two ways to let the role read the sequences, given as (schema, name), each as SQL statements."""
-    names = [f"{quote_identifier(schema)}.{quote_identifier(name)}" for schema, name in unreadable]
-    schemas = ", ".join(dict.fromkeys(quote_identifier(schema) for schema, _ in unreadable))
-    which = f"SEQUENCE {', '.join(names)}" if len(names) <= NAMED_MAX else f"ALL SEQUENCES IN SCHEMA {schemas}"
-    grantee = quote_identifier(role)
-    grants = f"GRANT USAGE ON SCHEMA {schemas} TO {grantee}; GRANT SELECT ON {which} TO {grantee};"
-    return f"{grants}   or: GRANT pg_read_all_data TO {grantee};"
-
-
-def _read(
-    node: Node, connection: psycopg.Connection[Any], began: float, seconds_max: float, tell: Callable[[str], None]
-) -> tuple[Sequence, ...]:
-    rows = connection.execute(SEQUENCES_QUERY).fetchall()
-    if unreadable := [(schema, name) for _, schema, name, *_, readable in rows if not readable]:
-        names = list_some((f"{schema}.{name}" for schema, name in unreadable), NAMED_MAX)
-        raise SequenceUnreadableError(
-            f"node {node.id}: role {connection.info.user} may not read {names}",
-            hint=_grants_text(unreadable, connection.info.user),
-        )
-    values: dict[int, tuple[int, bool]] = {}
-    for start in range(0, len(rows), READ_AT_ONCE):
-        some = rows[start : start + READ_AT_ONCE]
-        relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
-        # Wait briefly first, so that a long wait is reported.
-        for limit in (NOTE_SECONDS, seconds_max):
-            left = began + limit - time.monotonic()
-            try:
-                with connection.transaction():
-                    refuse_views(connection)
-                    connection.execute("SET TRANSACTION READ ONLY")
-                    bound_lock_waits(connection, max(left, 0))
-                    called = _lock(connection, relations)
-                    uncalled = {oid: (schema, name) for oid, schema, name, *_ in some if oid not in called}
-                    values |= called | _uncalled_values(connection, uncalled)
-                break
-            except psycopg.errors.LockNotAvailable as error:
-                waited = time.monotonic() - began
-                locked = locked_error(node, "reading sequences", relations, waited, modes=MODES)
-                # Compare the limit, not the time: a wait may end a moment early, and then the rows of this batch would
-                # be missing.
-                if limit >= seconds_max:
-                    locked.hint += "; or wait longer: --wait SECONDS"
-                    raise locked from error
-                tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
-    return tuple(Sequence(schema, name, *values[oid], *facts) for oid, schema, name, *facts, _ in rows)
-
-
-def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> dict[int, tuple[int, bool]]:
-    """Lock the sequences in `planned` (oid by name); return the values of those that are called, keyed by oid.
-
-    Raises WrongObjectType if a name now belongs to another relation. Without this check, an owner could replace a
-    sequence with a view whose functions would run as our role.
-    """
-    names, oids = list(planned), list(planned.values())
-    values = connection.execute(LOCK_QUERY, (oids,)).fetchall()
-    for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
-        raise psycopg.errors.WrongObjectType(f"{name} is now a different relation")
-    return {oid: (value, True) for oid, value in values if value is not None}
-
-
-def _uncalled_values(
-    connection: psycopg.Connection[Any], names: Mapping[int, tuple[str, str]]
-) -> dict[int, tuple[int, bool]]:
-    """Read the sequences themselves: no function in all supported versions returns the value of one that is not called.
-
-    That takes longer, because each is a relation of the query.
-    """
-    if not names:
-        return {}
-    each = (
-        sql.SQL("SELECT {}::bigint, last_value, is_called FROM {}").format(sql.Literal(oid), sql.Identifier(*name))
-        for oid, name in names.items()
-    )
-    rows = connection.execute(sql.SQL(" UNION ALL ").join(each)).fetchall()
-    return {oid: (last_value, is_called) for oid, last_value, is_called in rows}
-
-
-def latest_sequences(
-    before: Mapping[str, Iterable[Sequence]], after: Mapping[str, Iterable[Sequence]]
-) -> dict[str, tuple[Sequence, ...]]:
-    """Return the sequences in `after`, by shard, each with its value in `before` if that is further ahead.
-
-    A sequence that cycles keeps its value in `after`, since its values have no order.
-    """
-    latest: dict[str, tuple[Sequence, ...]] = {}
-    for shard, sequences in after.items():
-        earlier = {(sequence.schema, sequence.name): sequence for sequence in before[shard]}
-        latest[shard] = tuple(
-            _latest(earlier.get((sequence.schema, sequence.name), sequence), sequence) for sequence in sequences
-        )
-    return latest
-
-
-def _latest(before: Sequence, after: Sequence) -> Sequence:
-    if after.cycles or before.increment * after.increment < 0:
-        return after
-    latest = max(after, before, key=lambda sequence: sequence.reach)
-    return structs.replace(after, last_value=latest.last_value, is_called=latest.is_called)

@@ -28,11 +28,12 @@ from cutline.nodes.sessions import in_parallel
 from cutline.nodes.table_state import read_nested_enums
 from cutline.snapshots.base_copy.copy_slots import drop_copy_slots, find_changed_groups, find_prepared
 from cutline.snapshots.create.context import ChainState, CreateContext
-from cutline.snapshots.create.counters import latest_sequences, read_sequences
+from cutline.snapshots.create.definition_changes import collect_definition_changes
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
-from cutline.snapshots.create.prepare_tables import PreparedTables, collect_definition_changes, prepare_tables
+from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.create.printed_values import find_outdated, new_forms
+from cutline.snapshots.create.sequences import latest_sequences, read_sequences
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles

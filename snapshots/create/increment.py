@@ -43,15 +43,16 @@ from cutline.snapshots.create.absent_copies import (
     standby_wait_seconds,
     timelines_of,
 )
-from cutline.snapshots.create.context import CreateContext, CreateRequest, counted_increment, undo_create
+from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
-from cutline.snapshots.create.prepare_tables import with_objects
+from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
+from cutline.snapshots.create.definition_changes import with_objects
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
-from cutline.snapshots.create.renewal import drop_left_out, renew_copies
+from cutline.snapshots.create.renewal import NewCopies, drop_left_out, renew_copies
 from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -114,24 +115,57 @@ def take_increment(
     `continuable` is the result of the checks; `began` is when the command started (time.monotonic).
     """
     progress.reached(CrashPoint.INTENT_STORED)
-    sessions, store, operation = context.sessions, context.store, context.operation
-    request, state = context.request, continuable.state
+    sessions, store, operation, state = context.sessions, context.store, context.operation, continuable.state
     new = renew_copies(context, state, chain, continuable.to_renew, spark, progress)
     state = new.state_after(state, operation.id, sessions)
     if copied := continuable.plan.to_copy.keys() | new.slots_complete_at.keys() & new.positions.keys():
         note_readers(sorted(copied), choose_readers(sessions), sessions, progress)
+    end = _ending_writes(context, chain, progress) if context.request.terminal else None
+    cut = take_cut_without_failed(context, lambda: state, spark, progress, end)
+    progress.step("commit")
+    commit = _prepare_commit(context, chain, state, new, cut, progress, began)
+    check_own_store(store, chain.full.fleet_id)
+    check_commit_stored(store, commit)
+    commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
+    check_exclusive(context.lock, store, operation)
+    operation.is_idle = commit.idle.keys() | commit.absent.keys() == commit.segments.keys() and not commit.named
+    commit_operation(store, operation, commit)
+    progress.ending()
+    progress.reached(CrashPoint.COMMITTED)
+    return commit
+
+
+def _ending_writes(context: CreateContext, chain: Chain, progress: Progress) -> EndWrites:
+    """Return the function that ends the fleet's writes for a terminal snapshot."""
+    request = context.request
 
     def end_all_writes(archiving: SparkSource | None) -> Mapping[str, Lsn]:
-        await_prepared(sessions, request.wait_seconds, progress, "the end of all writes")
+        await_prepared(context.sessions, request.wait_seconds, progress, "the end of all writes")
         if archiving is not None:
             # Start the JVM before ending writes, so that writers don't wait for it and are not stopped if it fails to
             # start.
             start_session(archiving, progress)
-        return end_writes(context.lock, store, operation, chain.full.fleet_id, request.wait_seconds, progress)
+        return end_writes(
+            context.lock, context.store, context.operation, chain.full.fleet_id, request.wait_seconds, progress
+        )
 
-    end = end_all_writes if request.terminal else None
-    cut = take_cut_without_failed(context, lambda: state, spark, progress, end)
-    progress.step("commit")
+    return end_all_writes
+
+
+def _prepare_commit(
+    context: CreateContext,
+    chain: Chain,
+    state: ChainState,
+    new: NewCopies,
+    cut: CutResult,
+    progress: Progress,
+    began: float,
+) -> Increment:
+    """Return the commit of this cut, without its counts and object lists; store the objects that only it needs.
+
+    Drops the slots of standbys that are left out. Raises the errors of the checks that end a cut.
+    """
+    sessions, store, operation = context.sessions, context.store, context.operation
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
@@ -147,14 +181,14 @@ def take_increment(
     if retired:
         changes = changes or DefinitionChanges()
     check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
-    commit = Increment(
+    return Increment(
         snapshot=chain.name,
         increment=operation.increment,
         operation=operation.id,
         chain=chain.full.operation,
         created_at=operation.began_at,
         seconds=round(time.monotonic() - began, 3),
-        comment=request.comment,
+        comment=context.request.comment,
         counts={},
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
@@ -170,7 +204,7 @@ def take_increment(
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,
         left_out=with_warnings(left_out, chain, unknown, sessions.primaries, cut.copied_tables),
-        terminal=request.terminal,
+        terminal=context.request.terminal,
         definition_changes=with_objects(changes, server_globals),
         databases=dict(cut.databases),
         extension_rows=extension_rows,
@@ -178,15 +212,6 @@ def take_increment(
         slots_complete_at=dict(new.slots_complete_at),
         retired=retired,
     )
-    check_own_store(store, chain.full.fleet_id)
-    check_commit_stored(store, commit)
-    commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
-    check_exclusive(context.lock, store, operation)
-    operation.is_idle = commit.idle.keys() | absent.keys() == commit.segments.keys() and not commit.named
-    commit_operation(store, operation, commit)
-    progress.ending()
-    progress.reached(CrashPoint.COMMITTED)
-    return commit
 
 
 def _with_left_out_of_chain(

@@ -363,7 +363,7 @@ def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], stor
     for node, task in sorted(plan.tasks.items(), key=lambda one: one[1].node.backup_of is not None):
         report = by_node[node]
         before = plan.last_cut[task.node.shard]
-        # If the primary's copy begins again, its position is after the last cut, but its standby's archive goes on.
+        # If the primary's copy begins again, its position is after the last cut, but its standby's archive continues.
         since = min(before.position, before.marker.position) if before.marker and task.last else before.position
         window = [
             segment

@@ -6,39 +6,30 @@ settled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
-
-from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
-from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
-from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.create.readers import choose_readers, export_readers_last
 from cutline.snapshots.ddl.attempts import ChangedError
-from cutline.snapshots.ddl.dump import read_roles, store_ddl
-from cutline.snapshots.ddl.fingerprint import are_same_objects
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
-    KnownTables,
     NodeTables,
     add_to_publications,
     plan_ddl,
     read_current_tables,
     report_changes,
 )
-from cutline.snapshots.operations.operation import Operation
-from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, StoredObject, split_entries
-from cutline.snapshots.records.documents import ddl_prefix
+from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name
@@ -179,110 +170,3 @@ def _copy_tables(
         positions,
         {shard: reader.id for shard, reader in readers.items()},
     )
-
-
-T = TypeVar("T")
-
-
-def collect_definition_changes(
-    context: CreateContext,
-    known: KnownTables,
-    prepared: PreparedTables,
-    cut: ArchivedCut,
-    pending: Mapping[str, tuple[Lsn, ...]],
-    progress: Progress,
-) -> DefinitionChanges | None:
-    """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed.
-
-    `pending` are the transactions whose changes the copies lack, as in the result.
-    """
-    sessions, plan = context.sessions, prepared.plan
-    dumped = [
-        shard
-        for shard, fingerprint in plan.fingerprints.items()
-        if not are_same_objects(fingerprint, known.fingerprints[shard])
-    ]
-    copied, lists = split_entries(prepared.entries)
-    ddl = _dump_ddl(context.store, sessions, context.operation, dumped, progress)
-    roles = sessions.ask_primaries(read_roles) if dumped else {}
-    states = {
-        shard: tuple(state for name, state in shard_plan.states.items() if known.states[shard].get(name) != state)
-        for shard, shard_plan in plan.shards.items()
-        if shard_plan.states is not known.states[shard]
-    }
-    changes = DefinitionChanges(
-        groups=_drop_empty(
-            {
-                shard: tuple(table.table.group for table in shard_plan.changed)
-                for shard, shard_plan in plan.shards.items()
-            }
-        ),
-        gone=_drop_empty({shard: shard_plan.gone for shard, shard_plan in plan.shards.items()}),
-        successions=_drop_empty({shard: shard_plan.successions for shard, shard_plan in plan.shards.items()}),
-        begun=_drop_empty(_first_positions(prepared, cut, sessions.nodes)),
-        copied=_drop_empty(_copied_rows(prepared, sessions.nodes)),
-        tables=_drop_empty(states),
-        objects=(*copied, *ddl),
-        lists=lists,
-        readers=dict(prepared.readers),
-        pending=dict(pending),
-        roles={shard: roles[shard] for shard in dumped},
-        fingerprints={shard: plan.fingerprints[shard] for shard in dumped},
-    )
-    return None if changes == DefinitionChanges() else changes
-
-
-def with_objects(changes: DefinitionChanges | None, objects: Sequence[StoredObject]) -> DefinitionChanges | None:
-    """Add `objects`, which don't belong to a definition, to a commit's changes."""
-    if not objects:
-        return changes
-    changes = changes or DefinitionChanges()
-    return structs.replace(changes, objects=(*changes.objects, *objects))
-
-
-def _drop_empty(values: Mapping[str, T]) -> dict[str, T]:
-    return {name: value for name, value in values.items() if value}
-
-
-def _copied_rows(prepared: PreparedTables, nodes: Iterable[Node]) -> dict[str, dict[int, int]]:
-    """Return the number of rows in the new base copies, by node and number, also of tables that are empty."""
-    rows = {node.id: {table.group.number: 0 for table in prepared.plan.shards[node.shard].to_copy} for node in nodes}
-    for entry in prepared.entries:
-        for number, count in entry.rows.items():
-            rows[entry.node][number] += count
-    return rows
-
-
-def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable[Node]) -> dict[str, dict[int, Lsn]]:
-    """Return the positions from which changes under new definitions count, by node and number."""
-    begun: dict[str, dict[int, Lsn]] = {node.id: {} for node in nodes}
-    for node in nodes:
-        archived = cut.archived[node.id]
-        for table in prepared.plan.shards[node.shard].changed:
-            number = table.table.group.number
-            if table.after is None:
-                begun[node.id][number] = prepared.positions[node.id]
-            else:
-                first = [segment.first_changes[number] for segment in archived if number in segment.first_changes]
-                begun[node.id][number] = min(first, default=cut.record.of(node.shard).position)
-    return begun
-
-
-def _dump_ddl(
-    store: ObjectStore, sessions: Sessions, operation: Operation, shards: Sequence[str], progress: Progress
-) -> list[StoredObject]:
-    if not shards:
-        return []
-    progress.step("dump DDL", total=len(shards), unit="nodes")
-    # The silence of a standby must not end it.
-    watch = sessions.watch.only(sessions.primaries)
-
-    def dump(shard: str) -> list[StoredObject]:
-        prefix = ddl_prefix(operation.snapshot, shard, operation.id)
-        stored = store_ddl(store, sessions.fleet.node(shard), prefix, None, watch)
-        progress.advance(1)
-        return stored
-
-    dumped = [stored for objects in in_parallel(dump, shards, sessions.watch.end_all) for stored in objects]
-    progress.reached(CrashPoint.DDL_STORED)
-    return dumped

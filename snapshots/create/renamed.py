@@ -1,6 +1,6 @@
 """Recognise nodes to which fleet.toml gives other ids than before, by their system identifiers and database oids.
 
-The chain goes on with the ids that it knows (fleet/chain_ids.py), and nothing is copied again: archive and slot are
+The chain continues with the ids that it knows (fleet/chain_ids.py), and nothing is copied again: archive and slot are
 those of the same database. A standby has the identity of its primary, so one with a new id is recognised by the chain's
 slot on its server. If it is taken for another standby of its shard, its slot does not fit, and it is copied again.
 

@@ -318,9 +318,10 @@ def is_unchanged(connection: psycopg.Connection[Any], was: Moment, now: Moment) 
 
     The session must be in a transaction with a single snapshot, which is that of `now`.
 
-    While the same transactions are visible, so are the same rows. Otherwise, a row that was not visible before is of a
-    transaction that was running or had not begun then. All of these, and their subtransactions, have ids that are at
-    least the first one that was running then. If there is no such row, and no fewer rows than before, all are the same.
+    While the same transactions are visible, so are the same rows. Otherwise, a row that was not visible before belongs
+    to a transaction that was running or had not begun then. All of these, and their subtransactions, have ids that are
+    at least the first one that was running then. If there is no such row, and no fewer rows than before, all are the
+    same.
     """
     if not was.process or was.process != now.process:
         return False

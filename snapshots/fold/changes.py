@@ -419,7 +419,7 @@ NAMED, IMAGES = ["node", "group", "key", "op"], ["segment", "index", "group", "o
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLines:
-    """What ChosenChanges says of groups without a key; `images` are the inserted rows that count (IMAGES)."""
+    """The fields of ChosenChanges about groups without a key; `images` are the inserted rows that count (IMAGES)."""
 
     images: pa.Table
     last: pa.Table

@@ -8,6 +8,7 @@ counted exactly. So a hash that two lines share costs time, but loses no rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from cutline.snapshots.fold.sources import (
     filter_effective,
     read_at_cut,
 )
-from cutline.spark.sent_values import broadcast
+from cutline.spark.sent_values import sending
 from cutline.spark.spark_jobs import Dealing, run_many, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
@@ -197,17 +198,15 @@ def read_contested(
 
     `segments` are those that contain them, by number, and `counts` says how many each contains.
     """
-    total, sent = max(sum(counts.values()), 1), broadcast(session, np.unique(hashes))
+    total = max(sum(counts.values()), 1)
     shares = {number: limits.CHOSEN_KEYS_BYTES_MAX * counts[number] // total for number in segments}
-    tasks = [
-        ContestedTask(segment, multisets, sent, max(shares[number], CONTESTED_BYTES_MIN), store)
-        for number, segment in segments.items()
-    ]
-    try:
-        dealing = Dealing[ContestedTask](lambda task: task.segment.source.size)
+    dealing = Dealing[ContestedTask](lambda task: task.segment.source.size)
+    with sending(session, np.unique(hashes)) as sent:
+        tasks = [
+            ContestedTask(segment, multisets, sent, max(shares[number], CONTESTED_BYTES_MIN), store)
+            for number, segment in segments.items()
+        ]
         reports = run_tasks(session, read_contested_in, tasks, Silent(), dealing, problem_of=shared_problem)
-    finally:
-        sent.unpersist()
     tables = [_numbered(CONTESTED_SCHEMA.empty_table(), 0, 0)]
     if problems := tuple(report.problem for report in reports if report.problem):
         return Contested(tables[0], problems)
@@ -360,20 +359,17 @@ def match_base_rows(
     keys: dict[int, dict[int, KeySet]] = {}
     for one in removed:
         keys.setdefault(one.node, {})[one.group] = one.keys
-    sent = {node: broadcast(session, of_groups) for node, of_groups in keys.items()}
+    wanted = {node: frozenset(of_groups) for node, of_groups in keys.items()}
+    dealing = Dealing[MatchTask](lambda task: task.base.source.size)
     problems: list[ErrorReport] = []
-    try:
-        wanted = {node: frozenset(of_groups) for node, of_groups in keys.items()}
+    with ExitStack() as sending_all:
+        sent = {node: sending_all.enter_context(sending(session, of_groups)) for node, of_groups in keys.items()}
         tasks = (MatchTask(base, sent[base.source.number], store) for base in bases.with_rows_of(wanted))
-        dealing = Dealing[MatchTask](lambda task: task.base.source.size)
         for reports in run_many(session, match_lines_in, tasks, Silent(), dealing, shared_problem):
             for report in reports:
                 problems += [report.problem] if report.problem else []
                 for group, found in report.matches.items():
                     by_place[report.node, group].add(*found)
-    finally:
-        for value in sent.values():
-            value.unpersist()
     return problems
 
 

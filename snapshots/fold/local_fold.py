@@ -46,7 +46,7 @@ from cutline.wal.segments.segments import DELETE, PARTIAL, SEGMENT_SCHEMA
 
 # Enough runs of segments to keep all readers busy.
 READERS, RUNS_MIN = 4, 16
-# What a row of a table takes in addition to its key and its line.
+# The bytes that a row of a table takes in addition to its key and its line.
 BYTES_PER_ROW = 32
 WANTED_SCHEMA = pa.schema([pa.field("node", pa.int32()), *BASE_SCHEMA])
 
@@ -60,7 +60,7 @@ class TooLargeError(Exception):
 
 
 class Room:
-    """The bytes that a fold may still add to what the driver holds. Thread-safe."""
+    """The number of bytes by which a fold may still increase the driver's memory. Thread-safe."""
 
     def __init__(self, size_bytes: int) -> None:
         self._left, self._lock = size_bytes, Lock()
@@ -189,7 +189,7 @@ def _tables_of(store: OpensStore, source: BaseSource | SegmentSource, schema: pa
 
 
 def _tables_of_run(store: OpensStore, run: tuple[SegmentSource, ...]) -> Iterator[pa.Table]:
-    """Read the rows of a run of segments (`runs_of`) in the schema at the cut; those of small ones as one table."""
+    """Read the rows of a run of segments (`runs_of`) in the schema at the cut; small segments as one table."""
     if len(run) == 1:
         yield from _tables_of(store, run[0], SEGMENT_SCHEMA)
         return

@@ -310,8 +310,8 @@ class Listing:
 
     `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
     `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not. `copies` are the
-    second stores, if fleet.toml names any, as their last copies left them. `slot_warnings` say of every chain past half
-    of a node's limit what to do, and what the next create does with its slots.
+    second stores, if fleet.toml names any, as their last copies left them. `slot_warnings` name the remedy for every
+    chain past half of a node's limit, and what the next create does with its slots.
     """
 
     entries: tuple[Entry, ...]

@@ -414,7 +414,7 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
 def _spare_nodes(kept: KeptChain, fleet: Fleet, continued: str | None) -> list[Node]:
     """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
-    The command copies them again if it continues the chain. Any other chain goes on without the copies of standbys,
+    The command copies them again if it continues the chain. Any other chain continues without the copies of standbys,
     unless fleet.toml requires them, and so does an unfinished snapshot, unless tables are read on them alone.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}

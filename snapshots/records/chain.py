@@ -557,7 +557,7 @@ class Chain:
         return _newest([self.full.fingerprints, *(changes.fingerprints for changes in self.definition_changes)], shard)
 
     def are_states_of_fingerprint(self, shard: str) -> bool:
-        """Whether the states of the shard's tables are of the moment of its fingerprint, except for their files.
+        """Whether the states of the shard's tables were read together with its fingerprint, except for their files.
 
         Later increments may have stored other states. A merge may have combined both.
         """

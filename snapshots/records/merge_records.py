@@ -102,7 +102,7 @@ class Begin(Record, frozen=True, kw_only=True, tag_field="schema", tag=BEGIN_FOR
 class MergePart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=PART_FORMAT):
     """The base of one `node` in a merge that is not complete, so that a repetition need not write it again.
 
-    `folded` is a digest of what it was folded from. `objects`, `lists` and `counts` are as in a Merge.
+    `folded` is the digest of the chain that it was folded from. `objects`, `lists` and `counts` are as in a Merge.
     """
 
     operation: str

@@ -223,7 +223,7 @@ def _last_attempt(names: Iterable[str]) -> int:
 
 
 def _copied_names(names: Iterable[str], attempt: int) -> list[str]:
-    """Return the names, without `.json`, of what tasks of the attempt have stored."""
+    """Return the names, without `.json`, of the records that tasks of the attempt have stored."""
     return sorted(
         name.removesuffix(".json")
         for name in names

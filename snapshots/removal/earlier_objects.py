@@ -34,20 +34,14 @@ from cutline.snapshots.operations.operation import (
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import LostList, ObjectList, listed_objects
 from cutline.snapshots.records.documents import Kind, ParsedKey, parse_key, seal
-from cutline.snapshots.records.merge_records import (
-    Begin,
-    Merge,
-    begin_key,
-    first_increment,
-    newest_merge,
-    read_merges,
-)
+from cutline.snapshots.records.merge_records import Begin, Merge, begin_key, first_increment, newest_merge, read_merges
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import PRUNE, Intent, read_outcome
 from cutline.snapshots.records.proven_chains import increments_pruned_error, read_as_committed
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
-from cutline.snapshots.removal.deletion import open_removals, overdue_error, remove_objects
+from cutline.snapshots.removal.node_cleanup import overdue_error
 from cutline.snapshots.removal.pinning import BeingRemovedError, check_none_pinned
+from cutline.snapshots.removal.removing import open_removals, remove_objects
 from cutline.snapshots.removal.survey import SizeTotal, find_lack_from
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
@@ -157,7 +151,7 @@ class DropPlan:
 
 
 def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> DropPlan:
-    """Find what lies before the newest merge, or before the newest that increment `needed` and later ones don't need.
+    """Find the objects before the newest merge; with `needed`, before the newest merge up to that increment.
 
     Raises NotMergedError, PinnedError, DamagedMergeError, and the errors of read_chain.
     """

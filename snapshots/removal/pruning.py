@@ -1,7 +1,7 @@
 """The `prune` command: remove snapshots, or the increments of a snapshot, that no retention rule keeps.
 
 The plan is made under the fleet's lock from the current state of the store and the checks recorded there.
-snapshots/removal/deletion.py does the removals, oldest snapshot first. Unfinished removals of earlier commands are
+snapshots/removal/removing.py does the removals, oldest snapshot first. Unfinished removals of earlier commands are
 completed as well.
 """
 
@@ -16,36 +16,29 @@ from msgspec import structs
 
 from cutline.fleet.config import Fleet, Retention
 from cutline.fleet.messages import list_some
-from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.fleet.units import size_text
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
 from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, open_leases
 from cutline.snapshots.operations.open_operations import document_names
-from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.operation_records import DELETE, PRUNE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
 from cutline.snapshots.records.repair_records import read_repairs
 from cutline.snapshots.records.store_identity import is_copy, read_identity
-from cutline.snapshots.records.tombstones import ONLY_FULL, Mark, only_full_key, read_mark
-from cutline.snapshots.removal.deletion import (
-    ChainSlots,
+from cutline.snapshots.records.tombstones import Mark, only_full_key, read_mark
+from cutline.snapshots.removal.deletion import list_unfinished_deletions, plan_deletion, snapshot_removal, tombstone_of
+from cutline.snapshots.removal.earlier_objects import DropPlan, DropResult, drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.node_cleanup import ChainSlots, hold_fleet, slots_left_behind, slots_of
+from cutline.snapshots.removal.removing import (
     Removal,
     RemovalResult,
     RemovalRun,
-    hold_fleet,
-    list_unfinished_deletions,
+    mark_of,
     open_removals,
-    plan_deletion,
     remove_recorded,
-    servers_of,
-    slots_left_behind,
-    slots_of,
-    snapshot_removal,
-    tombstone_of,
 )
-from cutline.snapshots.removal.earlier_objects import DropPlan, DropResult, drop_earlier_objects, plan_drop
 from cutline.snapshots.removal.retention import (
     HeldSnapshot,
     RetentionFate,
@@ -423,21 +416,7 @@ def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
 def _only_full_mark(surveyed: SurveyedSnapshot, held: ChainSlots) -> Mark:
     if surveyed.chain is None:
         raise RuntimeError("only a readable snapshot is pruned")
-    chain, total = surveyed.chain, surveyed.of_increments
-    return Mark(
-        ONLY_FULL,
-        surveyed.name,
-        "",
-        current_time(),
-        own_label(PRUNE, surveyed.name),
-        held.chain,
-        held.slots,
-        held.nodes,
-        surveyed.points[1:],
-        total.objects,
-        total.size_bytes,
-        servers_of(chain),
-    )
+    return mark_of(PRUNE, surveyed, held, surveyed.points[1:], surveyed.of_increments)
 
 
 def _unfinished_mark(store: ObjectStore, surveyed: SurveyedSnapshot) -> Mark:

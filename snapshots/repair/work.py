@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cutline.fleet.progress import Progress
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.sent_values import InDriver, broadcast
+from cutline.spark.sent_values import InDriver, sending
 from cutline.spark.spark_jobs import (
     TASKS_PER_JOB_MAX,
     Dealing,
@@ -79,12 +79,9 @@ class Work:
             reports = self.run_here(work, tasks(InDriver(known)))
             raise_first([report.problem for report in reports])
             return reports
-        sent = broadcast(self.session(), known)
-        try:
-            dealing = Dealing[Task](bytes_of)
+        dealing = Dealing[Task](bytes_of)
+        with sending(self.session(), known) as sent:
             return run_tasks(self.session(), work, tasks(sent), self.progress, dealing, problem_of=shared_problem)
-        finally:
-            sent.unpersist()
 
     def run_many(
         self,

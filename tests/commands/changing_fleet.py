@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -19,9 +21,18 @@ from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import Commit
-from tests.commands.snapshot_runs import Runs, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SECONDS_MAX = 30.0
+# The table that `write` changes, and no table of an earlier test.
+SEEN = (
+    "DROP TABLE IF EXISTS seen, added, empty",
+    "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
+    "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
+)
 
 
 @dataclass
@@ -119,6 +130,35 @@ class ChangingFleet:
         finally:
             for folder in folders:
                 folder.with_suffix(".away").rename(folder)
+
+
+@contextmanager
+def changing_fleet(
+    servers: EmbeddedFleet,
+    target: EmbeddedFleet,
+    folder: Path,
+    spark: SparkSession,
+    *,
+    tables: tuple[str, ...] = SEEN,
+    more: str = "",
+) -> Iterator[ChangingFleet]:
+    """Servers whose standbys run and have replayed the `tables`, with a store in `folder`; `more` is for fleet.toml.
+
+    Cutline's slots are dropped at the end.
+    """
+    fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=more)
+    into = configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
+    found = ChangingFleet(servers, into, Runs(fleet, Ready(spark)), folder)
+    standbys = [node.id for node in fleet.nodes if node.backup_of is not None]
+    for standby in standbys:
+        found.start(standby)
+    for node in fleet.primaries:
+        found.execute(node.id, *tables)
+    for standby in standbys:
+        found.await_replay(standby)
+    with dropping_slots(fleet):
+        found.runs.init()
+        yield found
 
 
 def absent_names(commit: Commit) -> set[str]:

@@ -29,15 +29,8 @@ from cutline.spark.needs import ExecutorNeeds, check_needs
 from cutline.wal.drain.slots import COPY_SUFFIX
 from cutline.wal.segments.archive import ArchiveError
 from cutline.wal.segments.own_store import FLEET_KEY
-from tests.commands.changing_fleet import ChangingFleet, absent_names
-from tests.commands.snapshot_runs import (
-    Ready,
-    Runs,
-    configure_fleet,
-    dropping_slots,
-    run_command,
-    slots_of,
-)
+from tests.commands.changing_fleet import ChangingFleet, absent_names, changing_fleet
+from tests.commands.snapshot_runs import Ready, Runs, run_command, slots_of
 from tests.commands.watching import Reached, Watching
 from tests.servers.dealt import start_pair
 
@@ -63,22 +56,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 def place(
     servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
 ) -> Iterator[ChangingFleet]:
-    source, target = servers
-    more = getattr(request, "param", "")
-    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
-    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-    for node in ("s1", "s2"):
-        found.execute(
-            node,
-            "DROP TABLE IF EXISTS seen, added",
-            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-        )
-    for standby in (STANDBY, OTHER):
-        found.await_replay(standby)
-    with dropping_slots(fleet):
-        found.runs.init()
+    with changing_fleet(*servers, tmp_path, spark, more=getattr(request, "param", "")) as found:
         try:
             yield found
         finally:

@@ -56,12 +56,12 @@ SECONDS_MAX = 60
 # A delete that is killed once the tombstone is stored, before it removes anything.
 DYING = """
 import os, signal
-import cutline.snapshots.removal.deletion as deletion
-put_mark = deletion.put_mark
+import cutline.snapshots.removal.removing as removing
+put_mark = removing.put_mark
 def put_and_die(*arguments, **options):
     put_mark(*arguments, **options)
     os.kill(os.getpid(), signal.SIGKILL)
-deletion.put_mark = put_and_die
+removing.put_mark = put_and_die
 """
 COPIED = "copied"
 

@@ -29,8 +29,8 @@ from cutline.snapshots.records.commit import BASE, FullSnapshot
 from cutline.snapshots.records.operation_records import VALID
 from cutline.storage.errors import UnreachableError
 from cutline.wal.drain.slots import slot_name
-from tests.commands.changing_fleet import ChangingFleet, absent_names
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.commands.changing_fleet import ChangingFleet, absent_names, changing_fleet
+from tests.commands.snapshot_runs import Ready, Runs, slots_of
 from tests.commands.watching import Reached, Watching
 from tests.faults.awaited import await_none
 from tests.run.by_spark import in_driver
@@ -53,25 +53,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 def place(
     servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
 ) -> Iterator[ChangingFleet]:
-    source, target = servers
-    fleet = configure_fleet(
-        source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=getattr(request, "param", "")
-    )
-    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-    for standby in (STANDBY, OTHER):
-        found.start(standby)
-    for node in ("s1", "s2"):
-        found.execute(
-            node,
-            "DROP TABLE IF EXISTS seen, added",
-            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-        )
-    for standby in (STANDBY, OTHER):
-        found.await_replay(standby)
-    with dropping_slots(fleet):
-        found.runs.init()
+    with changing_fleet(*servers, tmp_path, spark, more=getattr(request, "param", "")) as found:
         try:
             yield found
         finally:

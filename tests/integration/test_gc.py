@@ -24,7 +24,8 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.proven_chains import increment_numbers, read_chain
 from cutline.snapshots.records.store_identity import ensure_identity
-from cutline.snapshots.removal.gc import GarbageReason, GcReport, collect_garbage, preview_garbage
+from cutline.snapshots.removal.garbage_rules import GarbageReason
+from cutline.snapshots.removal.gc import GcReport, collect_garbage, preview_garbage
 from cutline.storage.errors import BusyError, IndeterminateError
 from cutline.wal.drain.slots import slot_name
 from tests.commands.in_process import run_here

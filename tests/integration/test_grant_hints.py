@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
 from cutline.nodes.privileges import DEFAULT_PRIVILEGES_VERSION, OIDS_AT_ONCE, find_large_object_problems
-from cutline.snapshots.create.counters import SequenceUnreadableError, read_sequences
+from cutline.snapshots.create.sequences import SequenceUnreadableError, read_sequences
 from tests.integration.own_database import own_database
 from tests.integration.refusing import execute
 

@@ -22,7 +22,7 @@ from cutline.fleet.config import Fleet, GroupRules
 from cutline.nodes.connections import connect, with_database
 from cutline.nodes.groups import read_tables
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
-from cutline.snapshots.create.counters import read_sequences
+from cutline.snapshots.create.sequences import read_sequences
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.storage.errors import error_of
 from cutline.storage.location import StoreLocation

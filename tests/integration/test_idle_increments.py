@@ -173,7 +173,7 @@ def test_where_nothing_can_be_deleted_the_intent_stays_and_opens_nothing(
     assert runs.increment("kept").increment == commit.increment + 1
     old = [entry for entry in find_garbage(store, 0.0, Silent()).garbage if entry.kind == Kind.RECORD]
     assert old == []
-    monkeypatch.setattr("cutline.snapshots.removal.gc.SIGN_SECONDS", 0.0)
+    monkeypatch.setattr("cutline.snapshots.removal.old_records.SIGN_SECONDS", 0.0)
     (garbage,) = [entry for entry in find_garbage(store, 0.0, Silent()).garbage if entry.kind == Kind.RECORD]
     assert [entry.key for entry in garbage.objects] == [f"operations/{commit.operation}/intent.json"]
 

@@ -47,9 +47,9 @@ from cutline.storage.open import open_store
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import ArchiveError
 from cutline.wal.segments.damage import ObjectDamagedError
-from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.changing_fleet import ChangingFleet, changing_fleet
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.commands.snapshot_runs import Runs, configure_fleet
 from tests.mutations.sealing import seal_document
 from tests.mutations.values import collect_others, mutate, mutations_of
 from tests.servers.dealt import start_pair
@@ -105,16 +105,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
 @pytest.fixture
 def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
-    source, target = servers
-    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=MORE)
-    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-    for node in ("s1", "s2"):
-        found.execute(node, *TABLES)
-    for standby in STANDBYS:
-        found.await_replay(standby)
-    with dropping_slots(fleet):
-        found.runs.init()
+    with changing_fleet(*servers, tmp_path, spark, tables=TABLES, more=MORE) as found:
         try:
             yield found
         finally:

@@ -36,8 +36,8 @@ from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_full
 from cutline.snapshots.removal import earlier_objects
-from cutline.snapshots.removal.deletion import open_removals
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.removing import open_removals
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, sorted_copies
 from tests.commands.watching import Reached, Watching

@@ -21,9 +21,9 @@ from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import cut_time, read_chain, read_commit
-from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.changing_fleet import ChangingFleet, changing_fleet
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
+from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of, sorted_copies
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -47,20 +47,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 
 @pytest.fixture
 def place(servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession) -> Iterator[ChangingFleet]:
-    source, target = servers
-    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-    for node in ("s1", "s2"):
-        found.execute(
-            node,
-            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-        )
-    for standby in (RENEWED, LEFT_OUT):
-        found.await_replay(standby)
-    with dropping_slots(fleet):
-        found.runs.init()
+    with changing_fleet(*servers, tmp_path, spark) as found:
         try:
             yield found
         finally:

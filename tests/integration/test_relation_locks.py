@@ -24,8 +24,8 @@ from cutline.nodes.watch import watch_nodes
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.base_copy.large_objects import LargeObjectTask, copy_large_objects
-from cutline.snapshots.create.counters import read_sequences
 from cutline.snapshots.create.initialise import initialise
+from cutline.snapshots.create.sequences import read_sequences
 from cutline.snapshots.ddl.dump import dump_archive
 from cutline.snapshots.ddl.fingerprint import read_fingerprint
 from cutline.snapshots.ddl.table_changes import TableSelection, add_to_publications

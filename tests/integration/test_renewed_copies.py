@@ -24,8 +24,8 @@ from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.wal.segments.archive import ArchiveError
-from tests.commands.changing_fleet import ChangingFleet, absent_names
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, run_command, slots_of
+from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
+from tests.commands.snapshot_runs import Runs, run_command, slots_of
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_pair
 
@@ -46,23 +46,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Embedded
 def place(
     servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
 ) -> Iterator[ChangingFleet]:
-    source, target = servers
-    more = getattr(request, "param", "")
-    fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store", more=more)
-    into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-    found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-    for node in ("s1", "s2"):
-        found.execute(
-            node,
-            "DROP TABLE IF EXISTS seen, empty",
-            "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-            "CREATE TABLE empty (id int PRIMARY KEY)",
-            "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-        )
-    for standby in (STANDBY, OTHER):
-        found.await_replay(standby)
-    with dropping_slots(fleet):
-        found.runs.init()
+    tables = (*SEEN, "CREATE TABLE empty (id int PRIMARY KEY)")
+    with changing_fleet(*servers, tmp_path, spark, tables=tables, more=getattr(request, "param", "")) as found:
         yield found
 
 

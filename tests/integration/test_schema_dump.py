@@ -20,7 +20,7 @@ from cutline.nodes.connections import connect, with_database
 from cutline.nodes.publications import publication_names
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.running import DdlRun
-from cutline.snapshots.create.counters import SEQUENCES_QUERY, read_sequences
+from cutline.snapshots.create.sequences import SEQUENCES_QUERY, read_sequences
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.integration.refusing import execute

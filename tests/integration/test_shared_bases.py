@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -41,16 +40,9 @@ from cutline.snapshots.records.proven_chains import check_commit, read_chain
 from cutline.spark.driver_session import DriverSession
 from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.damage import ObjectDamagedError
-from tests.commands.changing_fleet import ChangingFleet
+from tests.commands.changing_fleet import ChangingFleet, changing_fleet
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import (
-    Ready,
-    Runs,
-    configure_fleet,
-    dropping_slots,
-    slots_of,
-    sorted_copies,
-)
+from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of, sorted_copies
 from tests.held.spanning_transactions import SpanningTransactions
 from tests.servers.dealt import start_fleet
 from tests.servers.fleets import fleet_of
@@ -90,22 +82,6 @@ class Notes(Silent):
         self.lines.append(text)
 
 
-@contextmanager
-def placed(
-    servers: EmbeddedFleet, target: Fleet, spark: SparkSession, folder: Path, more: str
-) -> Iterator[ChangingFleet]:
-    fleet = configure_fleet(servers, folder / "fleet.toml", f"file://{folder}/store", more=more)
-    place = ChangingFleet(servers, target, Runs(fleet, Ready(spark)), folder)
-    for node in fleet.primaries:
-        place.execute(node.id, *TABLES)
-    for node in fleet.nodes:
-        if node.backup_of is not None:
-            place.await_replay(node.id)
-    with dropping_slots(fleet):
-        place.runs.init()
-        yield place
-
-
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> SparkSession:
     """A session that runs tasks in this process, as small commands do, until one of them needs Spark."""
@@ -113,10 +89,9 @@ def session(request: pytest.FixtureRequest) -> SparkSession:
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("shared-target")
-    with fleet_of(folder / "target", [None] * len(MAJORS)) as servers:
-        yield configure_fleet(servers, folder / "target.toml", f"file://{folder}/other-store")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedFleet]:
+    with fleet_of(tmp_path_factory.mktemp("shared-target") / "target", [None] * len(MAJORS)) as servers:
+        yield servers
 
 
 @pytest.fixture(scope="module")
@@ -129,24 +104,23 @@ def every_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 
 @pytest.fixture(scope="module")
-def with_two_standbys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, Fleet]]:
+def with_two_standbys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
     """A fleet of a shard with two standbys, and an empty one to restore into."""
     folder = tmp_path_factory.mktemp("shared-two")
     try:
         servers = start_fleet(folder / "fleet", shards=1, backups=2)
         with fleet_of(folder / "target", [None]) as target:
-            yield servers, configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
+            yield servers, target
     finally:
         stop_fleet(folder / "fleet", delete=True)
 
 
 @pytest.fixture
 def two(
-    with_two_standbys: tuple[EmbeddedFleet, Fleet], tmp_path: Path, session: SparkSession
+    with_two_standbys: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, session: SparkSession
 ) -> Iterator[ChangingFleet]:
     """A shard with two standbys: s1-b1 is read for the primary, and s1-b2 for itself."""
-    servers, target = with_two_standbys
-    with placed(servers, target, session, tmp_path, PREFERRED) as place:
+    with changing_fleet(*with_two_standbys, tmp_path, session, tables=TABLES, more=PREFERRED) as place:
         try:
             yield place
         finally:
@@ -155,9 +129,9 @@ def two(
 
 @pytest.fixture
 def mixed(
-    every_version: EmbeddedFleet, target: Fleet, tmp_path: Path, session: SparkSession
+    every_version: EmbeddedFleet, target: EmbeddedFleet, tmp_path: Path, session: SparkSession
 ) -> Iterator[ChangingFleet]:
-    with placed(every_version, target, session, tmp_path, PREFERRED) as place:
+    with changing_fleet(every_version, target, tmp_path, session, tables=TABLES, more=PREFERRED) as place:
         yield place
 
 

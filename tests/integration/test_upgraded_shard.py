@@ -20,8 +20,8 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
 from cutline.storage.errors import UsageError
-from tests.commands.changing_fleet import ChangingFleet
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
+from tests.commands.changing_fleet import ChangingFleet, changing_fleet
+from tests.commands.snapshot_runs import Runs, dropping_slots, slots_of
 from tests.servers.installed import SERVERS
 
 if TYPE_CHECKING:
@@ -38,19 +38,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession) -
     try:
         source = start_fleet_of_wheel(tmp_path / "fleet", shards=2, backups=1, programs={SHARD: old})
         target = start_fleet_of_wheel(tmp_path / "target", shards=2, backups=0)
-        fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-        into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
-        for node in ("s1", "s2"):
-            found.execute(
-                node,
-                "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-                "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-            )
-        for standby in (STANDBY, "s2-b1"):
-            found.await_replay(standby)
-        with dropping_slots(fleet):
-            found.runs.init()
+        with changing_fleet(source, target, tmp_path, spark) as found:
             yield found
     finally:
         for name in ("fleet", "target"):

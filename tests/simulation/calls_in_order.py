@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from cutline.snapshots.operations import ended_operations, open_operations
 from cutline.snapshots.records import proven_chains
-from cutline.snapshots.removal import deletion, gc
+from cutline.snapshots.removal import gc, old_records, removing
 
 
 class InlineExecutor:
@@ -34,6 +34,6 @@ class InlineExecutor:
 def calls_in_order() -> Iterator[None]:
     """Run everything that reads or removes objects without threads."""
     with ExitStack() as stack:
-        for module in (proven_chains, ended_operations, open_operations, gc, deletion):
+        for module in (proven_chains, ended_operations, open_operations, gc, old_records, removing):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", InlineExecutor))
         yield

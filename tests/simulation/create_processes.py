@@ -17,7 +17,8 @@ from msgspec import structs
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.baseline import NodeIdentity
-from cutline.snapshots.create.continuable import check_commits, check_objects
+from cutline.snapshots.create.chain_objects import check_objects
+from cutline.snapshots.create.continuable import check_commits
 from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed
 from cutline.snapshots.operations.operation import (

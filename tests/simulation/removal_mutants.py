@@ -11,7 +11,8 @@ from cutline.snapshots.listing import listing
 from cutline.snapshots.records import operation_records, proven_chains
 from cutline.snapshots.records.operation_records import Outcome
 from cutline.snapshots.records.tombstones import Mark
-from cutline.snapshots.removal import deletion, gc, pinning, pruning
+from cutline.snapshots.removal import garbage_rules, pinning, pruning, removing
+from cutline.snapshots.removal.node_cleanup import NodeCleanup
 from cutline.storage.store import ObjectStore
 
 
@@ -29,38 +30,38 @@ def gc_takes_what_is_open() -> AbstractContextManager[object]:
             operation=owner, kind="create", snapshot="", state="failed", reason="", ended_at=""
         )
 
-    return patch.object(gc, "read_outcome", broken)
+    return patch.object(garbage_rules, "read_outcome", broken)
 
 
 def gc_takes_the_next_increment() -> AbstractContextManager[object]:
     """Take the segments after the last committed one for garbage."""
-    return patch.object(gc, "GARBAGE", gc.GARBAGE | {gc.GarbageReason.NEXT})
+    return patch.object(garbage_rules, "GARBAGE", garbage_rules.GARBAGE | {garbage_rules.GarbageReason.NEXT})
 
 
 def gc_trusts_a_listing() -> AbstractContextManager[object]:
     """Take a commit that is missing in a listing for missing in the store."""
-    real = gc.create_outcome
+    real = garbage_rules.create_outcome
 
-    def broken(store: ObjectStore, snapshot: str, owner: str) -> gc.CreateOutcome:
+    def broken(store: ObjectStore, snapshot: str, owner: str) -> garbage_rules.CreateOutcome:
         shown = store.list_children(f"snapshots/{snapshot}")
         if not any(one.startswith("snapshot.") for one in shown):
-            return gc.CreateOutcome(gc.GarbageVerdict(gc.GarbageReason.FAILED))
+            return garbage_rules.CreateOutcome(garbage_rules.GarbageVerdict(garbage_rules.GarbageReason.FAILED))
         return real(store, snapshot, owner)
 
-    return patch.object(gc, "create_outcome", broken)
+    return patch.object(garbage_rules, "create_outcome", broken)
 
 
 def mark_comes_last() -> AbstractContextManager[object]:
     """Store the mark of a removal after the objects are removed, not before."""
-    real_put, real_remove = deletion.put_mark, deletion._remove
+    real_put, real_remove = removing.put_mark, removing._remove
 
     def broken(
         store: ObjectStore,
-        removed: deletion.RemovalResult,
-        one: deletion.Removal,
-        nodes: deletion.NodeCleanup,
+        removed: removing.RemovalResult,
+        one: removing.Removal,
+        nodes: NodeCleanup,
         progress: Progress,
-    ) -> deletion.RemovalResult:
+    ) -> removing.RemovalResult:
         found = real_remove(store, removed, one, nodes, progress)
         real_put(store, one.mark)
         return found
@@ -68,8 +69,8 @@ def mark_comes_last() -> AbstractContextManager[object]:
     @contextmanager
     def both() -> Iterator[None]:
         with (
-            patch.object(deletion, "put_mark", lambda store, mark, *, force: mark),
-            patch.object(deletion, "_remove", broken),
+            patch.object(removing, "put_mark", lambda store, mark, *, force: mark),
+            patch.object(removing, "_remove", broken),
         ):
             yield
 
@@ -94,7 +95,7 @@ def conflicts_take_a_place() -> AbstractContextManager[object]:
 
 def pins_are_read_for_the_plan_only() -> AbstractContextManager[object]:
     """Don't read the pins again once the intent of a removal is stored."""
-    return patch.object(deletion, "check_not_pinned", lambda store, name, kind: None)
+    return patch.object(removing, "check_not_pinned", lambda store, name, kind: None)
 
 
 def pins_look_for_no_removal() -> AbstractContextManager[object]:
@@ -104,9 +105,9 @@ def pins_look_for_no_removal() -> AbstractContextManager[object]:
 
 def increments_go_unmarked() -> AbstractContextManager[object]:
     """Prune increments without storing the mark."""
-    real = deletion.put_mark
+    real = removing.put_mark
 
     def broken(store: ObjectStore, mark: Mark, *, force: bool) -> Mark:
         return mark if mark.key.endswith("/only-full.json") else real(store, mark, force=force)
 
-    return patch.object(deletion, "put_mark", broken)
+    return patch.object(removing, "put_mark", broken)

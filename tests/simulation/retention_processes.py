@@ -16,10 +16,11 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import read_chain
-from cutline.snapshots.removal.deletion import RemovalRun, delete_locked, is_finished
+from cutline.snapshots.removal.deletion import delete_locked, is_finished
 from cutline.snapshots.removal.gc import RESUMABLE_SECONDS, find_garbage, remove_garbage
 from cutline.snapshots.removal.pinning import pin_in_store, release_in_store
 from cutline.snapshots.removal.pruning import PrunePlan, prune_locked
+from cutline.snapshots.removal.removing import RemovalRun
 from cutline.storage.errors import RefusedError, UnreachableError
 from cutline.storage.store import StoreUnreachableError
 from cutline.wal.drain.slots import slot_name

@@ -13,8 +13,7 @@ from cutline.snapshots.operations import leases, settling
 from cutline.snapshots.operations import operation as operations
 from cutline.snapshots.records import documents, proven_chains
 from cutline.snapshots.records.commit import Commit
-from cutline.snapshots.removal import deletion, gc, pinning, pruning
-from cutline.snapshots.removal import gc as collecting
+from cutline.snapshots.removal import deletion, garbage_rules, gc, pinning, pruning
 from cutline.storage import ids, storing
 from tests.simulation.calls_in_order import calls_in_order
 from tests.simulation.repository_model import RepositoryWorld
@@ -84,9 +83,9 @@ def simulated(world: RepositoryWorld) -> Iterator[None]:
         for module, name, value in (
             (operations, "utc_now", now),
             (leases, "utc_now", now),
+            (garbage_rules, "utc_now", now),
             (gc, "utc_now", now),
-            (collecting, "utc_now", now),
-            (collecting, "machine_now", now),
+            (gc, "machine_now", now),
             (deletion, "utc_now", now),
             (pruning, "utc_now", now),
             (pinning, "utc_now", now),

@@ -15,7 +15,7 @@ from cutline.snapshots.operations.operation import begin, new_operation, record_
 from cutline.snapshots.records.commit import DDL, FullSnapshot, Previous, StoredObject
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import read_chain
-from cutline.snapshots.removal.deletion import RemovalRun
+from cutline.snapshots.removal.removing import RemovalRun
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import slot_name

@@ -12,11 +12,10 @@ from cutline.check.structure import check_structure, names_to_check
 from cutline.fleet.config import Retention
 from cutline.snapshots.records.commit import Void
 from cutline.snapshots.records.proven_chains import read_turn, snapshot_names
-from cutline.snapshots.records.tombstones import (
-    is_only_full,
-)
-from cutline.snapshots.removal.deletion import COMMIT_FILE, DeletionResult, delete_locked
+from cutline.snapshots.records.tombstones import is_only_full
+from cutline.snapshots.removal.deletion import DeletionResult, delete_locked
 from cutline.snapshots.removal.pruning import PruneResult, prune_locked
+from cutline.snapshots.removal.removing import COMMIT_FILE
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
 from tests.unit.made_chains import InMemoryNodes, new_removal_run, nodes_of, store_chain

@@ -29,7 +29,8 @@ from cutline.snapshots.records.lost_chains import LostChain, mark_lost
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import free_turn, read_chain
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
-from cutline.snapshots.removal.gc import GarbageReason, GcReport, find_garbage, remove_garbage
+from cutline.snapshots.removal.garbage_rules import GarbageReason
+from cutline.snapshots.removal.gc import GcReport, find_garbage, remove_garbage
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore

@@ -17,13 +17,7 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.config import Fleet, Retention, load_fleet
 from cutline.fleet.progress import Reading, Silent
 from cutline.fleet.record import Time
-from cutline.snapshots.copying.chains import (
-    CopyCrashPoint,
-    OtherChainError,
-    SnapshotCopy,
-    StoreCopy,
-    copy_snapshots,
-)
+from cutline.snapshots.copying.chains import CopyCrashPoint, OtherChainError, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, locate_copy
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
@@ -45,10 +39,12 @@ from cutline.snapshots.records.store_identity import (
     read_identity,
 )
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_deleted
-from cutline.snapshots.removal.deletion import OverdueError, delete_snapshot, open_removals
+from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal.node_cleanup import OverdueError
 from cutline.snapshots.removal.pinning import BeingRemovedError, pin_in_store
 from cutline.snapshots.removal.pruning import prune_store
+from cutline.snapshots.removal.removing import open_removals
 from cutline.snapshots.repair.planning import RepairRequest, plan_repair
 from cutline.snapshots.repair.running import run_repair
 from cutline.storage.clock import utc_now

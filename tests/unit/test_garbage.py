@@ -17,7 +17,7 @@ from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
-from cutline.snapshots.removal.gc import GarbageReason
+from cutline.snapshots.removal.garbage_rules import GarbageReason
 from cutline.storage.clock import follow_machine, set_time, steady_seconds
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore

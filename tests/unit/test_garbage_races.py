@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cutline.snapshots.records.documents import ParsedKey
-from cutline.snapshots.removal import gc
-from cutline.snapshots.removal.gc import GarbageReason, GarbageRules, GarbageVerdict
+from cutline.snapshots.removal import garbage_rules
+from cutline.snapshots.removal.garbage_rules import GarbageReason, GarbageRules, GarbageVerdict
 from cutline.storage.store import ObjectMissingError
 from tests.run.soak import SEED, SOAK_SECONDS
 from tests.simulation.calls_in_order import calls_in_order
@@ -60,7 +60,7 @@ def _order_calls() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _skip_the_hour_after_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """No put is late here, so that the hour after a mark need not pass."""
-    monkeypatch.setattr(gc, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(garbage_rules, "LOST_SECONDS", 0.0)
 
 
 def test_gc_removes_everything_that_is_not_needed_and_nothing_else() -> None:
@@ -85,7 +85,7 @@ def remove_the_next_increment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ignore_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "open_leases", lambda *_: [])
+    monkeypatch.setattr(garbage_rules, "open_leases", lambda *_: [])
 
 
 Break = Callable[[pytest.MonkeyPatch], None]

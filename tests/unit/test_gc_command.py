@@ -21,14 +21,8 @@ from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.documents import Kind
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.removal import gc
-from cutline.snapshots.removal.gc import (
-    Garbage,
-    GarbageReason,
-    GarbageVerdict,
-    GcReport,
-    RefusedRemoval,
-    collect_garbage,
-)
+from cutline.snapshots.removal.garbage_rules import GarbageReason, GarbageVerdict
+from cutline.snapshots.removal.gc import Garbage, GcReport, RefusedRemoval, collect_garbage
 from cutline.snapshots.removal.survey import SizeTotal
 from cutline.storage.local import LocalStore
 from cutline.storage.store import StoreUnreachableError

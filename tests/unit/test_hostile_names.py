@@ -10,7 +10,7 @@ import pytest
 
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.removal.deletion import objects_of, open_removals, remove_objects
+from cutline.snapshots.removal.removing import objects_of, open_removals, remove_objects
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import INCOMING, LocalStore
 from cutline.storage.probe import PROBES

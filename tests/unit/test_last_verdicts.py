@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from cutline.cli.watch.last_results import adopt, newer_verdict
 from cutline.cli.watch.running_command import CommandResult
 from cutline.cli.watch.schedule import Task, TaskKind, clock_text
-from cutline.cli.watch.tasks import adopt, check_not_running, finding_of, newer_verdict, verdict_of
+from cutline.cli.watch.tasks import check_not_running, finding_of, verdict_of
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import Time
 from cutline.fleet.units import Interval
@@ -125,7 +126,7 @@ def test_a_drill_of_another_snapshot_was_done_but_says_nothing_of_this_one(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, clock = finding_of(1, "conflicts", "drill of b: conflicts", done_at=at(2)), clock_text(at(2))
-    monkeypatch.setattr("cutline.cli.watch.tasks.last_drill", lambda _: ("b", found))
+    monkeypatch.setattr("cutline.cli.watch.last_results.last_drill", lambda _: ("b", found))
     for snapshot, problem in (("a", ""), ("b", "drill of b: conflicts")):
         tasks = {kind: Task(kind, 86400.0, at(1)) for kind in (TaskKind.CHECK, TaskKind.DRILL)}
         newer = newer_verdict(fleet, snapshot, tasks[TaskKind.DRILL])

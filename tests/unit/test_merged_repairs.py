@@ -11,7 +11,7 @@ from msgspec import structs
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
-from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.create.chain_objects import ChainObjectMissingError, check_objects
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists

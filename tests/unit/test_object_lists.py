@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.create.chain_objects import ChainObjectMissingError, check_objects
 from cutline.snapshots.operations import object_lists
 from cutline.snapshots.operations.committing import ObjectsNotStoredError
 from cutline.snapshots.operations.object_lists import (

@@ -22,8 +22,9 @@ from cutline.snapshots.records.operation_records import (
     write_operation_record,
 )
 from cutline.snapshots.records.proven_chains import commit_key
-from cutline.snapshots.removal import gc
-from cutline.snapshots.removal.gc import RECORDED_MIN, GarbageReason, GarbageVerdict, judge_probe
+from cutline.snapshots.removal import old_records
+from cutline.snapshots.removal.garbage_rules import GarbageReason, GarbageVerdict
+from cutline.snapshots.removal.old_records import RECORDED_MIN, judge_probe
 from cutline.storage.ids import new_operation_id
 from cutline.storage.local import LocalStore
 from cutline.storage.memory import InMemoryStore
@@ -318,7 +319,7 @@ def test_signs_of_life_are_removed_once_nothing_can_follow_them() -> None:
 
 
 def test_conflicts_are_kept_however_many_checks_have_begun_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "REMOVAL_READ_MAX", 3)
+    monkeypatch.setattr(old_records, "REMOVAL_READ_MAX", 3)
     made = StoreBuilder()
     made.take_full("daily")
     standing = ended(made.store, 1, point("daily", 0, "conflicts"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.snapshots.create import continuable
-from cutline.snapshots.create.continuable import ChainObjectMissingError, check_objects
+from cutline.snapshots.create import chain_objects
+from cutline.snapshots.create.chain_objects import ChainObjectMissingError, check_objects
 from cutline.snapshots.records.proven_chains import read_newest_part
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import Inventory
@@ -61,8 +61,8 @@ def test_a_missing_segment_of_a_long_chain_is_found_in_turn(
     node: str, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listing returns so many keys that one node's segments take a listing, or one for each segment."""
-    monkeypatch.setattr(continuable, "LISTINGS_MAX", 1)
-    monkeypatch.setattr(continuable, "LISTED_KEYS", keys)
+    monkeypatch.setattr(chain_objects, "LISTINGS_MAX", 1)
+    monkeypatch.setattr(chain_objects, "LISTED_KEYS", keys)
     builder, operation = longer_chain()
     assert look(builder.store, monkeypatch) == (SEGMENTS // len(NODES), "")
     missing = segment_key(archive_prefix(NAME, node, operation), 3)
@@ -76,9 +76,9 @@ def test_a_missing_segment_of_a_long_chain_is_found_in_turn(
 
 
 def test_the_nodes_of_a_turn_take_no_more_listings_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(continuable, "LISTED_KEYS", 2)
+    monkeypatch.setattr(chain_objects, "LISTED_KEYS", 2)
     builder, _ = longer_chain()
     # Each node has six segments, and so takes three listings of two.
     for most, listed in ((5, 6), (6, 12)):
-        monkeypatch.setattr(continuable, "LISTINGS_MAX", most)
+        monkeypatch.setattr(chain_objects, "LISTINGS_MAX", most)
         assert look(builder.store, monkeypatch) == (listed, "")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.snapshots.create.counters import latest_sequences
+from cutline.snapshots.create.sequences import latest_sequences
 from cutline.snapshots.records.commit import Sequence
 
 

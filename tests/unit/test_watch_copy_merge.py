@@ -16,11 +16,13 @@ from typing import Any, cast
 
 import pytest
 
+from cutline.cli.watch import last_results
 from cutline.cli.watch import tasks as work
 from cutline.cli.watch.fleet_source import intervals_of
+from cutline.cli.watch.last_results import last_copy
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
-from cutline.cli.watch.schedule import BESIDE, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task, trouble_texts
-from cutline.cli.watch.tasks import Beside, CommandFailedError, result_of
+from cutline.cli.watch.schedule import CONCURRENT, HEAVY, OF_SNAPSHOT, TaskKind, hours_texts, next_task, trouble_texts
+from cutline.cli.watch.tasks import CommandFailedError, ConcurrentTask, result_of
 from cutline.fleet.config import NEVER, HooksTable, Retention, WatchTable
 from cutline.fleet.hours import Hours
 from cutline.fleet.record import Time
@@ -110,7 +112,7 @@ def test_a_chain_is_due_for_a_merge_an_interval_after_it_began_or_was_merged(
     assert watcher.chain is not None
     assert watcher.tasks[TaskKind.MERGE].done_at == watcher.chain.began_at
     merged_at = watcher.chain.began_at + timedelta(days=3)
-    monkeypatch.setattr(work, "newest_merge", lambda *_: SimpleNamespace(made_at=Time.of(merged_at)))
+    monkeypatch.setattr(last_results, "newest_merge", lambda *_: SimpleNamespace(made_at=Time.of(merged_at)))
     watcher.begin()
     merge = watcher.tasks[TaskKind.MERGE]
     assert merge.due_at(watcher.begun_at, merged_at + timedelta(days=30)) == merged_at + timedelta(days=7)
@@ -135,7 +137,7 @@ def test_they_run_beside_increments_and_one_at_a_time_of_those_that_need_the_sam
     watcher = watched.watcher
     possible = watcher.following.possible(watcher.kept_back(utc_now()))
     assert TaskKind.INCREMENT in possible
-    assert possible.keys() & {*BESIDE} == others
+    assert possible.keys() & {*CONCURRENT} == others
 
 
 def test_a_check_that_hangs_is_told_and_keeps_no_other_from_beginning_for_ever(
@@ -149,7 +151,7 @@ def test_a_check_that_hangs_is_told_and_keeps_no_other_from_beginning_for_ever(
     watcher.plan()
     monkeypatch.setattr(work, "start_command", lambda *_: cast(RunningCommand, hanging))
     do(watched, TaskKind.CHECK)
-    began_at = watcher._beside[TaskKind.CHECK].begun_at
+    began_at = watcher._concurrent[TaskKind.CHECK].begun_at
 
     def after(days: float) -> set[TaskKind]:
         """Which of the three may begin then."""
@@ -186,7 +188,7 @@ def test_a_drill_that_hangs_is_told_though_nothing_waits_for_it(
     let_run(monkeypatch, None)
     do(watched, TaskKind.DRILL)
     for days, notices in ((20, []), (22, [("failed", "drill")])):
-        watcher.look_at_slow(watcher._beside[TaskKind.DRILL].begun_at + timedelta(days=days))
+        watcher.look_at_slow(watcher._concurrent[TaskKind.DRILL].begun_at + timedelta(days=days))
         assert watched.notices() == notices
 
 
@@ -219,7 +221,8 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
     fleet = watched.watcher.source.fleet
 
     def text_of(kind: TaskKind, answer: CommandResult) -> str:
-        return result_of(Beside(kind, f"{kind} of a", cast(RunningCommand, None), utc_now()), answer, fleet).text
+        task = ConcurrentTask(kind, f"{kind} of a", cast(RunningCommand, None), utc_now())
+        return result_of(task, answer, fleet).text
 
     assert text_of(TaskKind.MERGE, MERGED) == "merge of a: it begins at increment 7 now, 3.0 MiB, 12.0 s"
     assert text_of(TaskKind.MERGE, NOT_NEW) == text_of(TaskKind.MERGE, NOTHING) == ""
@@ -311,9 +314,9 @@ def test_garbage_is_removed_at_any_hour_and_without_a_snapshot(watched: Watched)
 
 
 def test_a_copy_without_a_document_has_failed() -> None:
-    beside = Beside(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None), utc_now())
+    task = ConcurrentTask(TaskKind.COPY, "copy of all snapshots", cast(RunningCommand, None), utc_now())
     with pytest.raises(CommandFailedError, match="ended by signal 9"):
-        result_of(beside, CommandResult(-9, {}), new_fleet())
+        result_of(task, CommandResult(-9, {}), new_fleet())
 
 
 def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> None:
@@ -322,7 +325,7 @@ def test_a_copy_of_all_snapshots_counts_for_the_next_watch(watched: Watched) -> 
         command = Command("copy", snapshot, new_operation_id(ended_at))
         ending = Ending("failed" if code else "done", code=code)
         record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
-    name, result = work.last_copy(source.fleet)
+    name, result = last_copy(source.fleet)
     assert (name, result is not None) == ("", True)
     watched.watcher.begin()
     done_at = watched.watcher.tasks[TaskKind.COPY].done_at
@@ -347,7 +350,7 @@ def test_copies_that_failed_or_of_one_snapshot_do_not_count(watched: Watched) ->
         command = Command("copy", snapshot, new_operation_id(ended_at))
         ending = Ending("failed" if code else "done", code=code)
         record_without_intent(source.open_store(), command, Time.of(ended_at), "", ending)
-    assert work.last_copy(source.fleet) == ("", None)
+    assert last_copy(source.fleet) == ("", None)
 
 
 def test_merges_and_copies_begin_only_within_the_hours(watched: Watched) -> None:

@@ -13,7 +13,7 @@ from cutline.cli.output.failure import CommandFailure
 from cutline.cli.watch import schedule
 from cutline.cli.watch.running_command import CommandResult, RunningCommand
 from cutline.cli.watch.schedule import TaskKind, idle_texts, retry_now
-from cutline.cli.watch.tasks import Beside, TaskResult, verdict_of
+from cutline.cli.watch.tasks import ConcurrentTask, TaskResult, verdict_of
 from cutline.cli.watch.watcher import BUSY_SECONDS, READ_SECONDS
 from cutline.fleet.config import NEVER, Retention
 from cutline.fleet.progress import Silent
@@ -137,7 +137,7 @@ class Ended:
 def test_rules_that_change_during_a_check_hold_after_it(watched: Watched) -> None:
     follow(watched, check=Interval(86400))
     valid = cast(RunningCommand, Ended(CommandResult(0, {"result": "valid"})))
-    watched.watcher._beside[TaskKind.CHECK] = Beside(TaskKind.CHECK, "check", valid, utc_now())
+    watched.watcher._concurrent[TaskKind.CHECK] = ConcurrentTask(TaskKind.CHECK, "check", valid, utc_now())
     follow(watched, check=NEVER)
     watched.watcher.look_beside()
     check = watched.watcher.tasks[TaskKind.CHECK]
@@ -152,7 +152,7 @@ def test_a_check_that_ends_badly_after_it_was_switched_off_fails_for_a_moment(
 ) -> None:
     """It is told, since it was found, and told to be over, since no check follows that could find it gone."""
     follow(watched, check=Interval(86400))
-    watched.watcher._beside[TaskKind.CHECK] = Beside(
+    watched.watcher._concurrent[TaskKind.CHECK] = ConcurrentTask(
         TaskKind.CHECK, "check", cast(RunningCommand, Ended(answer)), utc_now()
     )
     follow(watched, check=NEVER)

@@ -251,7 +251,7 @@ def create_segment(
 ) -> ArchivedSegment:
     """Create segment `number` from `tables` (changes, events); raise ObjectExistsError if it exists.
 
-    `definitions` are the ones that no commit lists yet, and `continued` is the transaction in which the segment before
+    `definitions` are those that no commit lists yet, and `continued` is the transaction in which the segment before
     this one ends. The changes of each transaction are counted.
     """
     changes, events = tables

@@ -17,8 +17,8 @@ from cutline.fleet.progress import Silent
 from cutline.fleet.units import size_text
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
+from cutline.snapshots.create.chain_objects import ChainObjectMissingError
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.create.continuable import ChainObjectMissingError
 from cutline.snapshots.create.increment import preview_increment
 from cutline.snapshots.listing.listing import list_store, show_snapshot
 from cutline.snapshots.records.documents import ManifestError

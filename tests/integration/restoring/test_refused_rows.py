@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psycopg
@@ -16,10 +16,10 @@ from cutline.nodes.connections import connect, with_database
 from cutline.nodes.groups import Column, Group
 from cutline.restore.rows.load import Loader, LoadError, LoadTarget, create_ledger
 from cutline.restore.rows.refused_rows import WRONG_COUNT
-from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
+from tests.integration.restoring.second_database import SecondDatabase, second_database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,40 +38,21 @@ STATEMENTS = (
 )
 
 
-class Place:
-    """A snapshot of one shard, and the database on the same server that it is restored into."""
-
-    def __init__(self, source: Any, folder: Path, spark: SparkSession) -> None:
-        self.fleet, self.spark = source, spark
-        (primary,) = source.primaries
-        self.dsn, self.maintenance = with_database(primary, TARGET).dsn, with_database(primary, "postgres").dsn
-        self.file = folder / "there.toml"
-        self.file.write_text(
-            f'name = "there"\nstore = "file://{folder}/other"\n[[node]]\nid = "s1"\ndsn = "{self.dsn}"\n'
-        )
-
-    def run(self, command: str, *words: str) -> tuple[int, dict[str, Any]]:
-        return run_here(self.fleet, command, "snp", "--to", str(self.file), *words, spark=self.spark)
-
-
 @pytest.fixture
 def place(
     shared_fleet: EmbeddedFleet, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+) -> Iterator[SecondDatabase]:
     monkeypatch.chdir(tmp_path)
     with database_on(shared_fleet, SOURCE, tmp_path) as fleet, dropping_slots(fleet):
         execute(fleet.primaries[0].dsn, *STATEMENTS)
         runs = Runs(fleet, Ready(spark))
         runs.init()
         runs.full("snp")
-        place = Place(fleet, tmp_path, spark)
-        try:
+        with second_database(fleet, TARGET, tmp_path, spark) as place:
             yield place
-        finally:
-            execute(place.maintenance, f'DROP DATABASE IF EXISTS "{TARGET}" WITH (FORCE)')
 
 
-def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place: Place) -> None:
+def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place: SecondDatabase) -> None:
     code, refused = place.run("restore")
     assert (code, refused["error"]) == (10, "ddl-refused"), refused
     shown = 'could not create unique index "item_folded": Key (public.folded(v))=(a) is duplicated.'
@@ -89,7 +70,7 @@ def test_a_key_that_occurs_twice_after_the_load_is_shown_and_mended_there(place:
         assert connection.execute("SELECT array_agg(id ORDER BY id) FROM item").fetchone() == ([1, 3],)
 
 
-def test_rows_that_an_existing_table_does_not_accept_have_the_hint_of_their_cause(place: Place) -> None:
+def test_rows_that_an_existing_table_does_not_accept_have_the_hint_of_their_cause(place: SecondDatabase) -> None:
     execute(place.maintenance, f'CREATE DATABASE "{TARGET}"')
     execute(place.dsn, *(statement for statement in STATEMENTS if not statement.startswith("INSERT")))
     code, refused = place.run("restore", "--data-only")

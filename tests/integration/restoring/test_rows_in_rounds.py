@@ -12,17 +12,16 @@ import pyarrow as pa
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet
-from cutline.nodes.connections import NodeUnreachableError, with_database
+from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.groups import Column, Group
 from cutline.restore.rows import jobs, rounds
 from cutline.restore.rows.load import Feed, LoadReport, LoadTarget, Refused, create_ledger, load_images, reported
 from cutline.snapshots.fold import limits
 from cutline.spark.driver_session import DriverSession
-from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
+from tests.integration.restoring.second_database import SecondDatabase, second_database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,27 +58,12 @@ SELECT (SELECT array_agg(code::text ORDER BY code) FROM country),
 """
 
 
-class Place:
-    """A snapshot of one shard, and the database on the same server that it is restored into."""
-
-    def __init__(self, source: Fleet, folder: Path, spark: Any) -> None:
-        self.fleet, self.spark = source, spark
-        (primary,) = source.primaries
-        self.dsn, self.maintenance = with_database(primary, TARGET).dsn, with_database(primary, "postgres").dsn
-        self.file = folder / "there.toml"
-        self.file.write_text(
-            f'name = "there"\nstore = "file://{folder}/other"\n[[node]]\nid = "s1"\ndsn = "{self.dsn}"\n'
-        )
-
-    def run(self, command: str, *words: str) -> tuple[int, dict[str, Any]]:
-        return run_here(self.fleet, command, "snp", "--to", str(self.file), *words, spark=self.spark)
-
-    def assert_restored(self) -> None:
-        rows = []
-        for dsn in (self.fleet.primaries[0].dsn, self.dsn):
-            with psycopg.connect(dsn) as connection:
-                rows.append(connection.execute(ROWS_QUERY).fetchone())
-        assert rows[0] == rows[1]
+def assert_restored(place: SecondDatabase) -> None:
+    rows = []
+    for dsn in (place.fleet.primaries[0].dsn, place.dsn):
+        with psycopg.connect(dsn) as connection:
+            rows.append(connection.execute(ROWS_QUERY).fetchone())
+    assert rows[0] == rows[1]
 
 
 @pytest.fixture(params=["Spark", "driver"])
@@ -91,7 +75,7 @@ def session(request: pytest.FixtureRequest, spark: SparkSession) -> Any:
 @pytest.fixture
 def place(
     shared_fleet: EmbeddedFleet, tmp_path: Path, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+) -> Iterator[SecondDatabase]:
     """The second increment copies the table `customer` again, and the changes of all tables are folded."""
     monkeypatch.chdir(tmp_path)
     with database_on(shared_fleet, SOURCE, tmp_path) as fleet, dropping_slots(fleet):
@@ -104,35 +88,32 @@ def place(
         runs.increment("snp")
         execute(dsn, *CHANGES)
         runs.increment("snp")
-        place = Place(fleet, tmp_path, session)
-        try:
+        with second_database(fleet, TARGET, tmp_path, session) as place:
             yield place
-        finally:
-            execute(place.maintenance, f'DROP DATABASE IF EXISTS "{TARGET}" WITH (FORCE)')
 
 
 @pytest.mark.parametrize("folds", ["driver", "Spark"])
 def test_rows_are_restored_whatever_order_their_checks_need(
-    place: Place, monkeypatch: pytest.MonkeyPatch, folds: str
+    place: SecondDatabase, monkeypatch: pytest.MonkeyPatch, folds: str
 ) -> None:
     if folds == "Spark":
         for limit in ("CHANGES_MAX", "CHOSEN_CHANGES_MAX"):
             monkeypatch.setattr(limits, limit, 0)
     code, done = place.run("restore")
     assert code == 0, done
-    place.assert_restored()
+    assert_restored(place)
 
 
-def test_rows_are_loaded_into_existing_tables_whatever_order_their_checks_need(place: Place) -> None:
+def test_rows_are_loaded_into_existing_tables_whatever_order_their_checks_need(place: SecondDatabase) -> None:
     code, done = place.run("restore", "--schema-only")
     assert code == 0, done
     code, done = place.run("restore", "--data-only")
     assert code == 0, done
-    place.assert_restored()
+    assert_restored(place)
 
 
 def test_a_resumed_restore_loads_the_tables_that_a_task_was_still_refused(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: SecondDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first round leaves tasks with some of their tables; nothing is loaded twice, and nothing is missing."""
     attempts = []
@@ -150,10 +131,10 @@ def test_a_resumed_restore_loads_the_tables_that_a_task_was_still_refused(
     assert (code, len(attempts)) == (6, 3), ended
     code, done = place.run("restore-resume")
     assert code == 0, done
-    place.assert_restored()
+    assert_restored(place)
 
 
-def test_all_that_is_refused_in_the_end_is_reported(place: Place) -> None:
+def test_all_that_is_refused_in_the_end_is_reported(place: SecondDatabase) -> None:
     """Rows of two tables are refused for good; rounds end, and the restore leaves nothing."""
     source = place.fleet.primaries[0].dsn
     code, done = place.run("restore", "--schema-only")

@@ -10,7 +10,7 @@ A domain, array, composite or range contains values of other types, and can be l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -116,6 +116,7 @@ ORDINARY_TABLE = """
 # The server opens every relation whose size it is asked for, which with thousands of tables takes it longer than the
 # rest of the query: then what VACUUM last counted has to do for values that are stored elsewhere.
 MEASURED_RELATIONS_MAX = 20_000
+IS_MEASURED = f"(SELECT count(*) < {MEASURED_RELATIONS_MAX} FROM pg_class)"
 TABLES_QUERY = f"""
 WITH generated AS MATERIALIZED (
     SELECT DISTINCT attrelid FROM pg_attribute WHERE attgenerated <> '' AND NOT attisdropped)
@@ -134,7 +135,7 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
        EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                 WHERE r.prrelid = c.oid AND p.pubname ^@ 'cutline_' AND (p.pubupdate OR p.pubdelete)),
        c.oid IN (SELECT attrelid FROM generated),
-       CASE WHEN l.relation IS NULL AND (SELECT count(*) < {MEASURED_RELATIONS_MAX} FROM pg_class)
+       CASE WHEN l.relation IS NULL AND {IS_MEASURED}
             THEN coalesce(pg_relation_size(t.oid), 0)
             ELSE coalesce(t.relpages, 0) * current_setting('block_size')::bigint END
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
@@ -143,6 +144,9 @@ SELECT c.oid::bigint, n.nspname, c.relname, c.relreplident::text, c.reltuples::b
  WHERE {ORDINARY_TABLE}
  ORDER BY 2, 3
 """
+SOME_TABLES_QUERY = TABLES_QUERY.replace(IS_MEASURED, "true").replace(
+    "ORDER BY 2, 3", "AND c.oid = ANY (%s) ORDER BY 2, 3"
+)
 # The key columns are the ones that the WAL carries: with DEFAULT, the columns of the primary key if it is immediate;
 # with INDEX, the columns of the chosen index. INCLUDE columns never belong to the key.
 COLUMNS_QUERY = """
@@ -308,9 +312,15 @@ class Table:
         return f"ALTER TABLE {qualify(self.group)} REPLICA IDENTITY {'DEFAULT' if self.key_is_immediate else 'FULL'};"
 
 
-def read_tables(connection: psycopg.Connection[Any], rules: GroupRules) -> list[Table]:
-    """Read the tables of the connection's database that `rules` include, sorted by name, with group number 0."""
-    rows = [row for row in connection.execute(TABLES_QUERY) if is_included(table_name(row[1], row[2]), rules)]
+def read_tables(
+    connection: psycopg.Connection[Any], rules: GroupRules, oids: Collection[int] | None = None
+) -> list[Table]:
+    """Read the tables of the connection's database that `rules` include, sorted by name, with group number 0.
+
+    With `oids`, only these tables are read.
+    """
+    found = connection.execute(TABLES_QUERY) if oids is None else connection.execute(SOME_TABLES_QUERY, (list(oids),))
+    rows = [row for row in found if is_included(table_name(row[1], row[2]), rules)]
     columns: dict[int, list[tuple[Any, ...]]] = {row[0]: [] for row in rows}
     for row in connection.execute(COLUMNS_QUERY, (list(columns),)):
         columns[row[0]].append(row[1:])

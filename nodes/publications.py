@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -143,6 +143,7 @@ SELECT p.pubname, n.nspname, c.relname,
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = ANY (%s)
 """
+SOME_MEMBERS_QUERY = f"{MEMBERS_QUERY.rstrip()} AND r.prrelid = ANY (%s)"
 # A digest of all memberships in the given publications, as `have_same_members` computes it; NULL if there are none.
 MEMBERSHIPS = """
 string_agg(format('%%s %%s.%%s %%s.%%s', r.prrelid, p.oid, p.xmin, r.oid, r.xmin), ',' ORDER BY r.prrelid, r.oid)
@@ -388,12 +389,14 @@ def check_published(
     groups: Iterable[Group],
     *,
     unpublished_too: bool,
+    oids: Collection[int] | None = None,
 ) -> dict[str, Membership]:
     """Return the groups' memberships, keyed by table; raise PublicationChangedError unless all changes are published.
 
     With `unpublished_too`, groups that are not in any of Cutline's publications are left out of the result instead.
+    If the groups are few, their `oids` save reading the memberships of all others.
     """
-    options, members = _options(connection, fleet_id), _members(connection, fleet_id)
+    options, members = _options(connection, fleet_id), _members(connection, fleet_id, oids)
     wanted: dict[str, list[str]] = {}
     for group in groups:
         wanted.setdefault(publication_of(group, fleet_id), []).append(group.name)
@@ -439,10 +442,14 @@ def have_same_members(connection: psycopg.Connection[Any], fleet_id: str, member
     return bool(found == hashlib.sha256(",".join(lines).encode()).hexdigest())
 
 
-def _members(connection: psycopg.Connection[Any], fleet_id: str) -> Members:
+def _members(connection: psycopg.Connection[Any], fleet_id: str, oids: Collection[int] | None = None) -> Members:
     members: Members = {}
     names = list(publication_names(fleet_id))
-    for publication, schema, table, *membership in connection.execute(MEMBERS_QUERY, (names,)):
+    if oids is None:
+        found = connection.execute(MEMBERS_QUERY, (names,))
+    else:
+        found = connection.execute(SOME_MEMBERS_QUERY, (names, list(oids)))
+    for publication, schema, table, *membership in found:
         members.setdefault(publication, {})[table_name(schema, table)] = Membership(*membership)
     return members
 

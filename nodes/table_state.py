@@ -291,14 +291,17 @@ def read_table_states(
     tables: Iterable[Table],
     *,
     unpublished_too: bool,
+    are_few: bool = False,
 ) -> dict[str, TableState]:
     """Return the states of `tables`, keyed by name; raise PublicationChangedError if changes are not published.
 
     With `unpublished_too`, a table that is not in any of Cutline's publications has a state with an empty membership.
+    If the tables `are_few`, the publications' other members are not read.
     """
     tables = list(tables)
     groups = [table.group for table in tables]
-    published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too)
+    of_these = [table.oid for table in tables] if are_few else None
+    published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too, oids=of_these)
     names = {table.oid: table.group.name for table in tables}
     special = {table.oid: table.special_columns for table in tables}
     oids = list(names)

@@ -231,10 +231,17 @@ def _make_cut(
 def _check_printed(context: CreateContext, known: KnownTables, prepared: PreparedTables, cut: ArchivedCut) -> None:
     """Raise ChangedError if changes have values in a form that a table no longer has: it must be copied again."""
     for shard, plan in prepared.plan.shards.items():
-        if plan.states is known.states[shard]:
+        was = known.states[shard]
+        if plan.states is was:
             continue
         connection = context.sessions.primaries[shard]
-        if not (tables := new_forms(plan, known.before(shard), partial(read_nested_enums, connection))):
+        types = {state.oid: state.types for state in plan.states.values()}
+        same = {
+            group.number
+            for group, name in zip(known.groups[shard], list_names(known.groups[shard]), strict=True)
+            if types.get(was[name].oid) == was[name].types
+        }
+        if not (tables := new_forms(plan, known.before(shard, same), partial(read_nested_enums, connection))):
             continue
         is_utf8 = encoding_of(connection) == UTF8
         if outdated := find_outdated(context.store, cut.segments[shard], tables, is_utf8=is_utf8):

@@ -27,6 +27,7 @@ from cutline.snapshots.ddl.table_changes import (
     add_to_publications,
     plan_ddl,
     read_current_tables,
+    read_sizes,
     report_changes,
 )
 from cutline.snapshots.records.commit import NamedObject
@@ -88,10 +89,9 @@ def prepare_tables(
     node_tables = read_current_tables(sessions, state.selection, seen)
     seen.update(node_tables)
     plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
-    if unsized := {shard for shard in plan.to_copy if node_tables[shard].as_committed}:
+    if unsized := _list_unsized(plan):
         # Copies are planned by the sizes of the tables.
-        others = {shard: tables for shard, tables in seen.items() if shard not in unsized}
-        node_tables = read_current_tables(sessions, state.selection, others)
+        node_tables = read_sizes(sessions, state.selection, node_tables, unsized)
         seen.update(node_tables)
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
@@ -106,6 +106,15 @@ def prepare_tables(
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)
     return _copy_tables(context, PreparedTables(plan, archived.last_segments), spark, progress)
+
+
+def _list_unsized(plan: DdlPlan) -> dict[str, set[int]]:
+    """Return the oids of tables that are copied, but were taken from the last commit, by shard."""
+    copied = {shard: {table.oid for table in tables} for shard, tables in plan.to_copy.items()}
+    unsized = {
+        shard: oids.difference([table.oid for table in plan.node_tables[shard].read]) for shard, oids in copied.items()
+    }
+    return {shard: oids for shard, oids in unsized.items() if oids}
 
 
 def read_archived(

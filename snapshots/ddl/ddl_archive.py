@@ -115,8 +115,11 @@ def read_contents(body: bytes) -> Contents:
     return replace(header, entries=entries)
 
 
-def read_header(body: bytes) -> Contents:
-    """Read the archive's header alone; raise DumpFormatError if its format is unknown or it can't have its entries."""
+def read_header(body: bytes, size_bytes: int = 0) -> Contents:
+    """Read the archive's header alone; raise DumpFormatError if its format is unknown or it can't have its entries.
+
+    If `body` is only the beginning of the archive, `size_bytes` is the size of all of it.
+    """
     reader = _Reader(body)
     if reader.take(len(MAGIC)) != MAGIC:
         raise DumpFormatError("it is not a pg_dump archive")
@@ -139,7 +142,7 @@ def read_header(body: bytes) -> Contents:
     count_at = reader.offset
     if (count := reader.integer()) < 0:
         raise DumpFormatError(f"its number of entries is {count}")
-    if count * ENTRY_BYTES_MIN > len(body) - reader.offset:
+    if count * ENTRY_BYTES_MIN > max(len(body), size_bytes) - reader.offset:
         raise DumpFormatError(ENDS_EARLY)
     return Contents(version, int(writer[0]), count_at, (), server)
 

@@ -245,7 +245,7 @@ def write_identity(one: OtherType) -> str:
 DUMP_SECONDS_MAX = 3600
 # The archive for 10,000 tables is 10 MB.
 DDL_BYTES_MAX = 512 << 20
-UNKNOWN_SIZE = -1
+UNKNOWN_SIZE, PIECE_BYTES = -1, 1 << 20
 # The kinds of entries that Cutline adds to pg_dump's.
 DROP, PATH_ENTRY = "DROP", "SEARCH PATH"
 # Owners and grantees. pg_shdepend does not list the bootstrap superuser, which is pinned, so its objects are looked up.
@@ -288,6 +288,21 @@ def dump_archive(node: Node, exported: str | None, watch: Watch | WatchOfSome) -
 
     The dump reflects the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds
     that a node is not responding. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
+    """
+    return _dump(node, exported, watch, lambda pieces, _: b"".join(pieces))
+
+
+def _compress(pieces: Iterator[bytes], size_bytes: int) -> bytes:
+    compressor = zstandard.ZstdCompressor().compressobj(size=size_bytes)
+    return b"".join([*(compressor.compress(piece) for piece in pieces), compressor.flush()])
+
+
+def _dump(
+    node: Node, exported: str | None, watch: Watch | WatchOfSome, take: Callable[[Iterator[bytes], int], bytes]
+) -> bytes:
+    """Do the same as `dump_archive`, and return what `take` makes of the archive.
+
+    `take` gets the archive in pieces, because that of 100,000 tables has 130 MB, and its size in bytes.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
     with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
@@ -335,25 +350,32 @@ def dump_archive(node: Node, exported: str | None, watch: Watch | WatchOfSome) -
         first = [NewEntry(DROP, name, f"{statement}\n") for name, statement in connection.execute(DROPPED_QUERY)]
         if (search_path := read_search_path(connection)) is not None:
             first.append(NewEntry(PATH_ENTRY, search_path))
-        body, faults = path.read_bytes(), read_dump_faults(connection)
-    try:
-        # Reading the entries of 100,000 tables takes seconds. Unless some are corrected or added, only `check` and
-        # `restore` do it.
-        contents = read_contents(body) if first or faults else read_header(body)
-    except DumpFormatError as error:
-        raise ArchiveUnknownError(
-            f"node {node.id}: the archive of {programs.folder}/pg_dump can't be read: {error}",
-            hint="use a pg_dump that this version of Cutline supports: set [tools] postgresql in fleet.toml",
-            details={"node": node.id},
-        ) from error
-    return rewrite(body, contents, faults.correct(body, contents), first) if first or faults else body
+        faults = read_dump_faults(connection)
+        try:
+            if first or faults:
+                body = path.read_bytes()
+                contents = read_contents(body)
+                body = rewrite(body, contents, faults.correct(body, contents), first)
+                return take(iter([body]), len(body))
+            # Reading the entries of 100,000 tables takes seconds: only `check` and `restore` do it.
+            with path.open("rb") as file:
+                size_bytes = path.stat().st_size
+                read_header(file.read(PIECE_BYTES), size_bytes)
+                file.seek(0)
+                return take(iter(lambda: file.read(PIECE_BYTES), b""), size_bytes)
+        except DumpFormatError as error:
+            raise ArchiveUnknownError(
+                f"node {node.id}: the archive of {programs.folder}/pg_dump can't be read: {error}",
+                hint="use a pg_dump that this version of Cutline supports: set [tools] postgresql in fleet.toml",
+                details={"node": node.id},
+            ) from error
 
 
 def store_ddl(
     store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch | WatchOfSome
 ) -> list[StoredObject]:
     """Dump a shard's DDL and store the archive, compressed with zstd. Raises the errors of `dump_archive`."""
-    body = zstandard.compress(dump_archive(node, exported, watch))
+    body = _dump(node, exported, watch, _compress)
     key = f"{prefix}/{DDL}-{secrets.token_hex(4)}.dump.zst"
     with stoppable_requests() as stop, watch.on_silence(stop):
         digest = create_or_find(store, key, body)

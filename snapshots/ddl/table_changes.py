@@ -6,16 +6,16 @@ not certain, the table is *copied again*, and its previously stored rows no long
 their attribute numbers, which PostgreSQL never reuses.
 
 In a large database, the tables and their states are the most expensive data to read. The fingerprint and the stamps of
-the publications show whether they changed since the last commit or the last reading, and only changed nodes are read
-again. Files, counters and the privileges of our role change without a trace in the fingerprint, so they are always
-read.
+the publications show whether they changed since the last commit or the last reading. If they did, a digest of each
+table shows which of them must be read again (nodes/changed_tables.py). Files, counters and the privileges of our role
+change without a trace in the fingerprint, so they are always read.
 
 Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from cutline.fleet.config import GroupRules
 from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import ANY, is_included, table_name
+from cutline.nodes.changed_tables import find_changed
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, list_names, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
@@ -171,7 +172,7 @@ def plan_shard(
             if table_before.group.number not in unchanged_numbers
         )
     )
-    return ShardPlan(tuple(unchanged), tuple(changed), gone, dict(states))
+    return ShardPlan(tuple(unchanged), tuple(changed), gone, states)
 
 
 def _assign_number(table: Table, number: int, partitions: int) -> Table:
@@ -305,23 +306,17 @@ class KnownTables:
     of_fingerprint: frozenset[str] = frozenset()
     without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
-    def before(self, shard: str) -> tuple[TableBefore, ...]:
-        """Return the shard's tables for the plan's comparison."""
-        return self._before[shard]
-
-    @cached_property
-    def _before(self) -> Mapping[str, tuple[TableBefore, ...]]:
-        found: dict[str, tuple[TableBefore, ...]] = {}
-        for shard, groups in self.groups.items():
-            states, without_rows = self.states[shard], self.without_rows.get(shard, frozenset())
-            why = LOST_WAL if shard in self.lost else ""
-            found[shard] = tuple(
-                TableBefore(
-                    states[name].oid, group, states[name], why_lost=LOST_ROWS if group.number in without_rows else why
-                )
-                for group, name in zip(groups, list_names(groups), strict=True)
+    def before(self, shard: str, without: Set[int] = frozenset()) -> tuple[TableBefore, ...]:
+        """Return the shard's tables for the plan's comparison, without the groups with these numbers."""
+        states, without_rows = self.states[shard], self.without_rows.get(shard, frozenset())
+        why = LOST_WAL if shard in self.lost else ""
+        groups = [group for group in self.groups[shard] if group.number not in without]
+        return tuple(
+            TableBefore(
+                states[name].oid, group, states[name], why_lost=LOST_ROWS if group.number in without_rows else why
             )
-        return found
+            for group, name in zip(groups, list_names(groups), strict=True)
+        )
 
 
 def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str] = ()) -> KnownTables:
@@ -349,8 +344,8 @@ class NodeTables:
     """A primary's tables, their states, and the fingerprint of its catalogs, all as of the same moment.
 
     They were `read`, or are those of the last commit, which has the `committed` groups but lacks the sizes of their
-    tables; then files and counters were read after the fingerprint. `find_change` compares the fingerprint again at the
-    end. `moment` is when the fingerprint was read.
+    tables; if none was read, files and counters were read after the fingerprint. `find_change` compares the fingerprint
+    again at the end. `moment` is when the fingerprint was read.
     """
 
     read: tuple[Table, ...]
@@ -361,24 +356,34 @@ class NodeTables:
 
     @property
     def as_committed(self) -> bool:
-        """Whether the tables are those of the last commit."""
-        return self.committed is not None
+        """Whether no table was read, because all are those of the last commit."""
+        return self.committed is not None and not self.read
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of the tables."""
-        return tuple(table.group for table in self.read) if self.committed is None else self.committed
+        return (*(self.committed or ()), *(table.group for table in self.read))
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The tables; those of the last commit are made only now: few increments need any of the many thousands."""
-        if self.committed is None:
+        return self.tables_of(None)
+
+    def tables_of(self, oids: Set[int] | None) -> tuple[Table, ...]:
+        """Return the tables that were read, and of those of the last commit these."""
+        if not self.committed or (oids is not None and not oids):
             return self.read
-        oids = (self.states[name].oid for name in list_names(self.committed))
-        return tuple(
+        found = zip((self.states[name].oid for name in list_names(self.committed)), self.committed, strict=True)
+        committed = [
             Table(oid, group, rows_estimate=None, size_bytes=0, readable=True, key_is_immediate=None)
-            for oid, group in zip(oids, self.committed, strict=True)
-        )
+            for oid, group in found
+            if oids is None or oid in oids
+        ]
+        return _in_order([*committed, *self.read])
+
+
+def _in_order(tables: Iterable[Table]) -> tuple[Table, ...]:
+    return tuple(sorted(tables, key=lambda table: (table.group.schema, table.group.table)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +447,8 @@ def read_current_tables(
 
     def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
         was = seen.get(node)
-        same = _read_unchanged(connection, node, selection.fleet_id, was) if was else None
-        return same or read_node_tables(connection, node, selection)
+        now = _read_since(connection, node, selection, was) if was else None
+        return now or read_node_tables(connection, node, selection)
 
     return _read_primaries(sessions, read)
 
@@ -454,7 +459,7 @@ def read_tables_since_commit(
     find_known: Callable[[], KnownTables],
     unknown: Collection[str] = (),
 ) -> tuple[KnownTables, dict[str, NodeTables]]:
-    """Do the same as `read_fleet_tables`, but take the tables of nodes that have not changed from the last commit.
+    """Do the same as `read_fleet_tables`, but take the tables that have not changed from the last commit.
 
     Returns the tables at that commit, too: `find_known` finds them while the servers search their catalogs. It must use
     no session. The tables of the nodes in `unknown` are read in any case.
@@ -483,7 +488,7 @@ def _read_as_committed(
     selection: TableSelection,
     find_committed: Callable[[], _Committed | None],
 ) -> NodeTables | None:
-    """Return the node's tables as in the last commit, or None if they have changed, or this is not certain.
+    """Return the node's tables, as in the last commit if they have not changed; None if this can't be known.
 
     `find_committed` returns what the commit has of them. It is called after the server has searched its catalogs.
     """
@@ -496,7 +501,7 @@ def _read_as_committed(
         now = read_again(connection, was.fingerprint, rows)
         is_stored = not committed.is_of_fingerprint
         if _describe_change(connection, node, selection.fleet_id, was, now, is_stored=is_stored):
-            return None
+            return _read_changed(connection, node, selection, replace(was, fingerprint=now))
     return _with_untraced(connection, replace(was, fingerprint=now), committed.files, selection.rules)
 
 
@@ -512,7 +517,7 @@ def _read_primaries(
     primaries = list(sessions.primaries)
     found = dict(zip(primaries, in_parallel(read_node, primaries), strict=True))
     # The tables of a commit were admissible, which its rules prove, and have numbers.
-    tables = {node: node_tables.read for node, node_tables in found.items() if not node_tables.as_committed}
+    tables = {node: node_tables.read for node, node_tables in found.items() if node_tables.read}
     check_admissible(tables)
     if all(all(table.group.number for table in some) for some in tables.values()):
         # All of them were numbered together before.
@@ -548,6 +553,10 @@ def _as_committed(node: str, known: KnownTables) -> _Committed | None:
     return _Committed(groups, states, known.fingerprints[node], files, node in known.of_fingerprint)
 
 
+def _may_exclude(rules: GroupRules) -> bool:
+    return bool(rules.exclude) or ANY not in rules.include
+
+
 def _with_untraced(
     connection: psycopg.Connection[Any], was: NodeTables, known: Mapping[str, str], rules: GroupRules
 ) -> NodeTables | None:
@@ -555,7 +564,7 @@ def _with_untraced(
 
     Returns None if `rules` include other tables than these, or if our role may not read all of their rows.
     """
-    if (rules.exclude or ANY not in rules.include) and not all(is_included(name, rules) for name in was.states):
+    if _may_exclude(rules) and not all(is_included(name, rules) for name in was.states):
         return None
     states = was.states.values()
     files: dict[int, int] = {}
@@ -573,6 +582,67 @@ def _with_untraced(
         if state.oid in files or state.counted
     }
     return replace(was, states={**was.states, **now}) if now else was
+
+
+def _read_changed(
+    connection: psycopg.Connection[Any], node: str, selection: TableSelection, was: NodeTables
+) -> NodeTables | None:
+    """Return the tables as they are now; only those that are not what they `was` are read.
+
+    The session is in a transaction with a single snapshot, which is that of the fingerprint and the moment. Returns
+    None if it can't be known which tables have changed.
+    """
+    found = find_changed(connection, selection.fleet_id, was.groups, was.states)
+    if found is None:
+        return None
+    new = [oid for oid, name in found.others.items() if is_included(name, selection.rules)]
+    excluded = set[int]()
+    if _may_exclude(selection.rules):
+        excluded = {state.oid for name, state in was.states.items() if not is_included(name, selection.rules)}
+    now = _read_some(connection, node, selection, was, found.changed.union(new), found.gone | excluded)
+    counted = [state.oid for state in now.states.values() if state.counted]
+    counters = read_counters(connection, counted) if counted else {}
+    later = {
+        name: structs.replace(state, counted=counters[state.oid])
+        for name, state in now.states.items()
+        if state.oid in counters
+    }
+    return replace(now, states={**now.states, **later})
+
+
+def _read_some(
+    connection: psycopg.Connection[Any],
+    node: str,
+    selection: TableSelection,
+    was: NodeTables,
+    oids: Set[int],
+    gone: Set[int] = frozenset(),
+) -> NodeTables:
+    """Return the tables without those that are `gone`, and with those with these `oids` as they are now."""
+    read = read_tables(connection, selection.rules, oids) if oids else []
+    states = read_table_states(connection, node, selection.fleet_id, read, unpublished_too=True, are_few=True)
+    kept = {name: state for name, state in was.states.items() if state.oid not in oids and state.oid not in gone}
+    committed = None
+    if was.committed is not None:
+        names = list_names(was.committed)
+        committed = tuple(group for group, name in zip(was.committed, names, strict=True) if name in kept)
+    still = [table for table in was.read if table.group.name in kept]
+    return replace(was, read=_in_order([*still, *read]), states={**kept, **states}, committed=committed)
+
+
+def read_sizes(
+    sessions: Sessions, selection: TableSelection, seen: Mapping[str, NodeTables], oids: Mapping[str, Set[int]]
+) -> dict[str, NodeTables]:
+    """Read the tables with these `oids`, by shard, which are those of the last commit, to know their sizes."""
+
+    def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
+        if not (some := oids.get(node)):
+            return seen[node]
+        with connection.transaction():
+            connection.execute(ONE_SNAPSHOT)
+            return _read_some(connection, node, selection, seen[node], some)
+
+    return _read_primaries(sessions, read)
 
 
 def plan_ddl(
@@ -595,9 +665,20 @@ def plan_ddl(
             # Of many thousands of tables, none has changed.
             shards[shard] = ShardPlan(known.groups[shard], (), (), one.states)
             continue
-        now = (one.tables, one.states)
-        shards[shard] = plan_shard(shard, known.before(shard), tried[shard], now, highest, moved.get(shard, ()))
-        highest = max([highest, *(group.number for group in shards[shard].groups)])
+        # Tables that are those of the last commit are unchanged, unless WAL or a failed attempt shows otherwise.
+        doubted = None if is_lost else {*moved.get(shard, ()), *(table.oid for table in tried[shard])}
+        tables = one.tables_of(doubted)
+        compared = {table.oid for table in tables}
+        names = list_names(one.committed or ())
+        same = [
+            group
+            for group, name in zip(one.committed or (), names, strict=True)
+            if one.states[name].oid not in compared
+        ]
+        before = known.before(shard, {group.number for group in same})
+        plan = plan_shard(shard, before, tried[shard], (tables, one.states), highest, moved.get(shard, ()))
+        shards[shard] = replace(plan, unchanged=(*same, *plan.unchanged))
+        highest = max([highest, *(group.number for group in plan.groups)])
     return DdlPlan(shards, node_tables)
 
 
@@ -676,10 +757,10 @@ def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: T
     return next(filter(None, in_parallel(find_on, sessions.primaries)), "")
 
 
-def _read_unchanged(
-    connection: psycopg.Connection[Any], node: str, fleet_id: str, was: NodeTables
+def _read_since(
+    connection: psycopg.Connection[Any], node: str, selection: TableSelection, was: NodeTables
 ) -> NodeTables | None:
-    """Return the node's tables, with the fingerprint as it is now, if they are still what they were; otherwise None."""
+    """Return the node's tables and their fingerprint as they are now; None if it can't be known what has changed."""
     with connection.transaction():
         connection.execute(ONE_SNAPSHOT)
         moment = read_moment(connection)
@@ -687,8 +768,9 @@ def _read_unchanged(
             return replace(was, moment=replace(moment, counts=was.moment.counts))
         rows, moment = read_rows(connection)
         now = read_again(connection, was.fingerprint, rows)
-        changed = _describe_change(connection, node, fleet_id, was, now)
-    return None if changed else replace(was, fingerprint=now, moment=moment)
+        is_changed = _describe_change(connection, node, selection.fleet_id, was, now)
+        was = replace(was, fingerprint=now, moment=moment)
+        return _read_changed(connection, node, selection, was) if is_changed else was
 
 
 def _describe_change(

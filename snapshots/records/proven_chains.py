@@ -994,6 +994,14 @@ def read_turn(store: ObjectStore, key: str, named: Named = "") -> Commit | Void:
     return structs.replace(found, digest=digest)
 
 
+def has_digest(store: ObjectStore, key: str, named: str) -> bool:
+    """Whether the store has a document at `key` with this digest; its content is not parsed."""
+    try:
+        return unseal(key, read_body(store, key))[1] == named
+    except (ObjectMissingError, ManifestError):
+        return False
+
+
 def free_turn(store: ObjectStore, name: str, increment: int) -> int:
     """Return the turn in which the increment can be committed; raise SnapshotExistsError if it is already committed."""
     place = find_place(store, name, increment)

@@ -165,7 +165,7 @@ def test_what_another_store_has_left_on_the_nodes_is_named_until_the_statements_
         execute(primaries[1].dsn, f"CREATE PUBLICATION {name}")
     execute(primaries[1].dsn, "COMMENT ON PUBLICATION cutline_0badf00d IS 'kept'")
     try:
-        code, document = run_here(runs.fleet, "status", "--nodes")
+        _, document = run_here(runs.fleet, "status", "--nodes")
         of_slot, of_publications = (text for text in document["unknown"] if "0badcafe" in text)
         assert of_slot == (
             f"slot {slot} on s1: not of this store; if the store that made it is gone, run there:"
@@ -183,7 +183,7 @@ def test_what_another_store_has_left_on_the_nodes_is_named_until_the_statements_
         for node in primaries:
             execute(node.dsn, of_publications.partition("run there: ")[2])
         execute(primaries[0].dsn, of_slot.partition("run there: ")[2])
-        code, document = run_here(runs.fleet, "status", "--nodes")
+        _, document = run_here(runs.fleet, "status", "--nodes")
         assert not any("0badcafe" in text for text in document["unknown"])
     finally:
         execute(primaries[1].dsn, "DROP PUBLICATION cutline_0badf00d, cutline_mine")

@@ -123,6 +123,28 @@ def test_rows_are_restored_whatever_order_their_checks_need(
     place.assert_restored()
 
 
+def test_rows_are_divided_whatever_order_their_checks_need(place: Place) -> None:
+    """With --route, each target refuses rows until its own copies of the other tables are there."""
+    second = TARGET + "_too"
+    dsns = (place.dsn, with_database(place.fleet.primaries[0], second).dsn)
+    place.file.write_text(f'{place.file.read_text()}[[node]]\nid = "s2"\ndsn = "{dsns[1]}"\n')
+    try:
+        code, done = place.run("restore", "--route", "public.customer=hash(id)", "--route", "*=all")
+        assert code == 0, done
+        found = []
+        for dsn in (place.fleet.primaries[0].dsn, *dsns):
+            with psycopg.connect(dsn) as connection:
+                found.append(connection.execute(ROWS_QUERY).fetchone())
+        source, *targets = [(row[:3], row[3]) for row in found if row]
+        assert [same for same, _ in targets] == [source[0]] * 2
+        customers = [customer for _, share in targets for customer in share]
+        assert len(customers) == CUSTOMERS
+        assert {*customers} == {*source[1]}
+        assert all(share for _, share in targets)
+    finally:
+        execute(place.maintenance, f'DROP DATABASE IF EXISTS "{second}" WITH (FORCE)')
+
+
 def test_rows_are_loaded_into_existing_tables_whatever_order_their_checks_need(place: Place) -> None:
     code, done = place.run("restore", "--schema-only")
     assert code == 0, done

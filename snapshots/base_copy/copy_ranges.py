@@ -282,7 +282,9 @@ def _naming_rows(task: CopyTask) -> Iterator[None]:
         yield
     except StoppedAtRowError as stopped:
         part, rows = stopped.part, stopped.rows
-        where = f"row {rows + 1}, counted from page {part.low}; the table has no key"
+        # If the key is on a damaged page, it can't be read either.
+        unnamed = "its key can't be read" if part.group.key_width else "the table has no key"
+        where = f"row {rows + 1}, counted from page {part.low}; {unnamed}"
         # The transaction has failed. A new session in the same snapshot reads the keys in the same order.
         with suppress(SnapshotError, StoppedAtRowError), open_exported(task.node, task.exported) as connection:
             lock_tables(connection, task.node, [part])

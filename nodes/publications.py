@@ -25,7 +25,7 @@ import psycopg
 from psycopg import sql
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.table_names import table_name
 from cutline.nodes.connections import node_of
 from cutline.nodes.encodings import digest_of
@@ -38,6 +38,11 @@ from cutline.storage.errors import ChainEnd, RefusedError
 DEFAULT_PATH = "public"
 # A pattern for the names of Cutline's publications of any fleet.
 OWN_PUBLICATION = r"cutline_[0-9a-f]{8}(_append_only)?"
+# A comment may say how to end the read-only state of a terminal snapshot (nodes/read_only.py): its record must stay.
+OWN_NAMES_QUERY = f"""
+SELECT pubname::text FROM pg_publication
+ WHERE pubname ~ '^({OWN_PUBLICATION})$' AND obj_description(oid, 'pg_publication') IS NULL ORDER BY 1
+"""
 USER_SCHEMA = re.compile(r'"\$user"\s*(?:,\s*|$)')
 # The setting that takes precedence (miscinit.c, process_settings).
 PATH_QUERY = """
@@ -209,6 +214,29 @@ Members = dict[str, dict[str, Membership]]
 def publication_names(fleet_id: str) -> tuple[str, str]:
     """Return the names of each primary's publications: for keyed and full tables, and for append-only tables."""
     return f"cutline_{fleet_id}", f"cutline_{fleet_id}_append_only"
+
+
+def read_own_names(connection: psycopg.Connection[Any]) -> tuple[str, ...]:
+    """Return the names of the publications without a comment that Cutline has made here, for whichever store."""
+    return tuple(name for (name,) in connection.execute(OWN_NAMES_QUERY.encode()))
+
+
+def other_publications_texts(found: Mapping[str, Iterable[str]], fleet_id: str | None) -> list[str]:
+    """Return what to say of publications `found`, by node, that are not those of the fleet: they outlive their store.
+
+    PostgreSQL rejects updates of a table that one of them publishes once it has lost its replica identity.
+    """
+    own = publication_names(fleet_id) if fleet_id else ()
+    others: dict[tuple[str, ...], list[str]] = {}
+    for node, names in sorted(found.items()):
+        if left := tuple(sorted(set(names).difference(own))):
+            others.setdefault(left, []).append(node)
+    return [
+        f"{'publication' if len(names) == 1 else 'publications'} {' and '.join(names)} on"
+        f" {list_some(nodes, NODES_NAMED_MAX)}: not of this store; if the store that made"
+        f" {'it' if len(names) == 1 else 'them'} is gone, run there: DROP PUBLICATION {', '.join(names)}"
+        for names, nodes in others.items()
+    ]
 
 
 def check_admissible(tables: Mapping[str, Iterable[Table]]) -> None:

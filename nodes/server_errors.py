@@ -54,9 +54,16 @@ def is_row_error(sqlstate: str) -> bool:
     return bool(_ROW_ERRORS.fullmatch(sqlstate))
 
 
-def row_hint(sqlstate: str) -> str:
+def is_damaged(sqlstate: str) -> bool:
+    """Whether a row that can't be printed is damaged, provided that is_row_error."""
+    return bool(_DAMAGED.fullmatch(sqlstate))
+
+
+def row_hint(sqlstate: str, *, is_standby: bool = False) -> str:
     """Return how to make the row printable, or how to do without it."""
-    if _DAMAGED.fullmatch(sqlstate):
+    if is_damaged(sqlstate) and is_standby:
+        return "the row is damaged on this standby: rebuild the standby from its primary (pg_basebackup)"
+    if is_damaged(sqlstate):
         return "the row is damaged on this server: repair it, for example from a standby"
     return (
         "COPY can only print rows smaller than 1 GB, counting each byte of a bytea and each escaped character twice:"

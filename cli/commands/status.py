@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
@@ -13,7 +13,7 @@ import typer
 from cutline.cli.output.activity import what_text
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.failure import DONE
-from cutline.cli.output.node_status import NodeStatus, read_nodes
+from cutline.cli.output.node_status import NodeStatus, read_nodes, unknown_texts
 from cutline.cli.output.results import answer, drawn_live
 from cutline.cli.output.tables import (
     FittingTable,
@@ -30,7 +30,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Reading
 from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
 from cutline.snapshots.records.documents import shortened
-from cutline.snapshots.records.store_identity import open_own_store
+from cutline.snapshots.records.store_identity import open_own_store, read_identity
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UnreachableError, UsageError
 
@@ -92,26 +92,37 @@ def watch_status(read: Callable[[], Lines], draw: Callable[[Lines], None]) -> No
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """The operations at the time `now`, and the nodes' answers."""
+    """The operations at the time `now`, and the nodes' answers.
+
+    `unknown` says what to do about slots and publications on the nodes that are not of this store.
+    """
 
     operations: list[UnderWay]
     nodes: list[NodeStatus]
     now: datetime
+    unknown: list[str] = field(default_factory=list)
 
 
 def read_status(fleet: Fleet, *, nodes: bool) -> StatusReport:
     """Read the operations from the store; with `nodes`, ask the nodes, too."""
     store = open_own_store(fleet)
     under_way = read_under_way(store)
-    return StatusReport(under_way, read_nodes(fleet, store) if nodes else [], utc_now())
+    if not nodes:
+        return StatusReport(under_way, [], utc_now())
+    found = read_nodes(fleet, store)
+    return StatusReport(under_way, found, utc_now(), unknown_texts(found, read_identity(store, fleet).fleet_id))
 
 
 def document_of(report: StatusReport, fleet_file: str | None = None) -> dict[str, Any]:
-    """Return the command's JSON output. `nodes` has each node's progress and, for primaries, the lock's holder."""
+    """Return the command's JSON output. `nodes` has each node's progress and, for primaries, the lock's holder.
+
+    `unknown` is as in StatusReport.
+    """
     return {
         "schema": SCHEMA,
         "operations": [_operation_of(operation, report.now, fleet_file) for operation in report.operations],
         "nodes": [node.to_json() for node in report.nodes],
+        "unknown": report.unknown,
     }
 
 
@@ -125,6 +136,7 @@ def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | 
     found, now = report.operations, report.now
     lines: list[str | RenderableType] = [_table(found, now), *_remarks(found, now)] if found else [NOTHING]
     lines += [node.text for node in report.nodes]
+    lines += report.unknown
     return [name_fleet(line, fleet_file) if isinstance(line, str) else line for line in lines]
 
 

@@ -5,18 +5,20 @@ A node is shown in the role that its server has now; after a failover, the serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cutline.cli.output.tables import Enumeration, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.nodes.lock import LockAnswer, ask_lock_holders
+from cutline.nodes.publications import other_publications_texts
 from cutline.snapshots.listing.listing import with_slots
 from cutline.snapshots.listing.metrics import PRIMARY, STANDBY
 from cutline.snapshots.listing.metrics_gathering import archived_positions, chains_by_cut, read_entries
-from cutline.snapshots.listing.slot_owners import UNKNOWN_OWNER, SlotOwner, read_owners
+from cutline.snapshots.listing.slot_owners import UNKNOWN, UNKNOWN_OWNER, SlotOwner, read_owners
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import LagsQuery, NodeLags, SlotLag
 
@@ -95,6 +97,22 @@ class NodeStatus:
         behind = "is being created" if slot.lag_bytes is None else f"{size_text(slot.lag_bytes)} behind"
         state = f"unusable ({slot.wal_status or 'invalid'})" if slot.problem else behind
         return f"slot {slot.slot} {state}, retains {size_text(slot.retained_bytes)}, {self._owner_of(slot.slot).text}"
+
+
+def unknown_texts(nodes: Iterable[NodeStatus], fleet_id: str | None) -> list[str]:
+    """Return what to do about slots and publications of Cutline that are not of this store, whose store may be gone."""
+    slots: dict[str, list[str]] = {}
+    listed = list(nodes)
+    for node in listed:
+        for slot in node.lags.slots:
+            owner = node.owners.get(slot.slot, UNKNOWN_OWNER)
+            if owner.state == UNKNOWN and not owner.operation:
+                slots.setdefault(slot.slot, []).append(node.node)
+    return [
+        f"slot {slot} on {list_some(found, NODES_NAMED_MAX)}: not of this store; if the store that made it is gone, run"
+        f" there: SELECT pg_drop_replication_slot('{slot}')"
+        for slot, found in sorted(slots.items())
+    ] + other_publications_texts({node.node: node.lags.publications for node in listed}, fleet_id)
 
 
 def _lock_text(lock: LockAnswer) -> str:

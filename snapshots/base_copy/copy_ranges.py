@@ -32,7 +32,7 @@ from cutline.nodes.connections import CopyError
 from cutline.nodes.encodings import RAW
 from cutline.nodes.groups import Group, column_list, qualify
 from cutline.nodes.relation_locks import locked_error
-from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_row_error, row_hint, stopped_hint
+from cutline.nodes.server_errors import KEY_CHARACTERS_MAX, is_damaged, is_row_error, row_hint, stopped_hint
 from cutline.nodes.unlocked_results import next_line, next_result
 from cutline.snapshots.base_copy.copy_slots import open_exported
 from cutline.snapshots.ddl.attempts import OTHER_CAUSES
@@ -282,15 +282,17 @@ def _naming_rows(task: CopyTask) -> Iterator[None]:
         yield
     except StoppedAtRowError as stopped:
         part, rows = stopped.part, stopped.rows
-        where = f"row {rows + 1}, counted from page {part.low}; the table has no key"
+        # If the key is on a damaged page, it can't be read either.
+        unnamed = "its key can't be read" if part.group.key_width else "the table has no key"
+        where = f"row {rows + 1}, counted from page {part.low}; {unnamed}"
         # The transaction has failed. A new session in the same snapshot reads the keys in the same order.
         with suppress(SnapshotError, StoppedAtRowError), open_exported(task.node, task.exported) as connection:
             lock_tables(connection, task.node, [part])
             where = _key_text(connection, task.node, part, rows) or where
-        table = part.group.name
+        table, damaged = part.group.name, "its data is damaged: " if is_damaged(stopped.sqlstate) else ""
         raise RowUnreadableError(
-            f"node {task.node.id}: table {table}: PostgreSQL can't print a row for COPY: {stopped} ({where})",
-            hint=f"{row_hint(stopped.sqlstate)}; then repeat the command",
+            f"node {task.node.id}: {damaged}table {table}: PostgreSQL can't print a row for COPY: {stopped} ({where})",
+            hint=f"{row_hint(stopped.sqlstate, is_standby=task.node.backup_of is not None)}; then repeat the command",
             details={"node": task.node.id, "group": table, "row": where},
         ) from stopped
 

@@ -34,6 +34,7 @@ from cutline.nodes.problems import NodeProblem
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
+from cutline.snapshots.base_copy.copy_ranges import RowUnreadableError
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionChanges
@@ -57,6 +58,9 @@ Result = TypeVar("Result")
 POLL_SECONDS = 0.05
 # With one of these errors, the copy of a node has ended.
 ENDING = (SlotLostError, WalDivergedError, SegmentDamagedError)
+# These are errors of a node itself, although repeating the command does not help. If a row that a standby can't read
+# can't be read on its primary either, that raises the same error.
+OF_THE_NODE = (*ENDING, NoFreeSlotError, SlotSnapshotError, RowUnreadableError)
 # While nothing commits, servers flush whole pages only. So this position may be in the middle of a record whose rest is
 # flushed up to 15 seconds later, and replay stops before it.
 FLUSHED_QUERY = "SELECT pg_current_wal_flush_lsn()::text"
@@ -91,10 +95,7 @@ def leave_out(sessions: Sessions, node: Node, error: SnapshotError, *, has_ended
 
 def find_spare(sessions: Sessions, error: SnapshotError) -> Node | None:
     """Return the standby whose failure caused `error`, if the command can do without it."""
-    if (
-        not isinstance(error, (*ENDING, NoFreeSlotError, SlotSnapshotError))
-        and error.exit_code != UnreachableError.exit_code
-    ):
+    if not isinstance(error, OF_THE_NODE) and error.exit_code != UnreachableError.exit_code:
         return None
     named = error.details.get("node")
     return next((node for node in sessions.nodes if node.id == named and sessions.may_leave_out(node)), None)

@@ -36,7 +36,12 @@ from cutline.nodes.problems import (
     refuse_unfit,
 )
 from cutline.nodes.programs import check_programs, wheel_bin_directory
-from cutline.nodes.publications import check_admissible, ensure_publications
+from cutline.nodes.publications import (
+    check_admissible,
+    ensure_publications,
+    other_publications_texts,
+    read_own_names,
+)
 from cutline.nodes.read_only import find_freeze_problems
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, raising_locked
 from cutline.nodes.sessions import Sessions, open_sessions
@@ -161,6 +166,8 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         )
         kept = read_kept_chains(store, sessions, progress)
         note_unknown_slots(kept, progress)
+        for text in other_publications_texts(sessions.ask_primaries(read_own_names), identity.fleet_id):
+            progress.note(text)
         to_copy, renamed = _find_copies_to_renew(store, sessions, kept)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)

@@ -177,6 +177,8 @@ def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = Non
         if kept.snapshot and kept.chain == continued:
             return f"{over_limit_text(kept)}: the increment {will}, and copy {where} again"
         renewed = f"; the next increment copies {where} again: {again}" if kept.snapshot else ""
+        if kept.readers.intersection(past):
+            renewed = "; the tables that were read there are copied again when the snapshot is resumed"
         return f"{over_limit_text(kept)}: the next create {will}{renewed}"
     if ruling.marks_lost:
         return (
@@ -415,14 +417,15 @@ def _spare_nodes(kept: KeptChain, fleet: Fleet, continued: str | None) -> list[N
     """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
 
     The command copies them again if it continues the chain. Any other chain continues without the copies of standbys,
-    unless fleet.toml requires them, and so does an unfinished snapshot, unless tables are read on them alone.
+    unless fleet.toml requires them, and so does an unfinished snapshot: the tables that were read on them alone are
+    copied again when it is resumed.
     """
     past = {retained.node for retained in kept.retained if retained.is_past_limit}
     nodes = [node for node in fleet.nodes if node.id in past]
     if kept.snapshot and kept.chain == continued:
         return nodes
     needed = {node.shard for node in nodes if node.backup_of is None or fleet.standbys_needed(node.shard)}
-    return nodes if (kept.snapshot or kept.unfinished) and not needed and not past & kept.readers else []
+    return nodes if (kept.snapshot or kept.unfinished) and not needed else []
 
 
 def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress) -> None:

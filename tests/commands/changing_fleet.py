@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SECONDS_MAX = 30.0
+PAGE_BYTES = 8192
 # The table that `write` changes, and no table of an earlier test.
 SEEN = (
     "DROP TABLE IF EXISTS seen, added, empty",
@@ -96,6 +97,28 @@ class ChangingFleet:
         """Start the standby, and wait until it has replayed what its primary has written."""
         self.servers.start_node(self.servers.node(standby))
         self.await_replay(standby)
+
+    def damage(self, standby: str, table: str, *, toast: bool = False) -> None:
+        """Overwrite the second page of the table, or of its TOAST table, on the disk of the standby alone.
+
+        If the page changes on the primary afterwards, the standby may get it back from the WAL.
+        """
+        shard, server = self.fleet.node(standby).shard, self.servers.node(standby)
+        # Otherwise, a reader on the primary would write hint bits, and with them the page, into the WAL.
+        self.execute(shard, f"ALTER TABLE {table} SET (autovacuum_enabled = off)", f"VACUUM FREEZE {table}")
+        self.execute(shard, f"SELECT max(t::text) FROM {table} t", "CHECKPOINT")
+        self.await_replay(standby)
+        self.execute(standby, "CHECKPOINT")
+        relation = f"(SELECT reltoastrelid FROM pg_class WHERE oid = '{table}'::regclass)" if toast else f"'{table}'"
+        with psycopg.connect(self.fleet.node(standby).dsn) as connection:
+            row = connection.execute(f"SELECT pg_relation_filepath({relation})".encode()).fetchone()
+        assert row
+        stop_server(server)
+        path = server.data_directory / str(row[0])
+        body = path.read_bytes()
+        assert len(body) > 2 * PAGE_BYTES
+        path.write_bytes(body[:PAGE_BYTES] + b"\xa5" * PAGE_BYTES + body[2 * PAGE_BYTES :])
+        self.start(standby)
 
     def await_replay(self, standby: str) -> None:
         shard = self.fleet.node(standby).shard

@@ -22,11 +22,12 @@ from cutline.nodes.connections import NodeUnreachableError, database_name, with_
 from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.read_only import resume_fleet
 from cutline.snapshots.base_copy import copy_ranges
+from cutline.snapshots.base_copy.copy_ranges import RowUnreadableError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.records.commit import BASE, FullSnapshot
-from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.storage.errors import UnreachableError
 from cutline.wal.drain.slots import slot_name
 from tests.commands.changing_fleet import ChangingFleet, absent_names, changing_fleet
@@ -131,6 +132,78 @@ def test_a_full_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFle
     assert slots_of(place.fleet.node(STANDBY).dsn) == [slot_name(commit.operation)]
     assert place.check().result == VALID
     place.check_restores(0, 1, 2)
+
+
+LARGE = (
+    "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1001, 4000) n",
+    "ALTER TABLE seen ALTER text SET STORAGE EXTERNAL",
+    "INSERT INTO seen SELECT n, repeat('x', 5000) FROM generate_series(5001, 5020) n",
+)
+
+
+@pytest.mark.parametrize("toast", [False, True])
+def test_a_full_snapshot_goes_on_without_a_standby_whose_data_is_damaged(place: ChangingFleet, *, toast: bool) -> None:
+    place.runs = Runs(place.fleet, Ready(in_driver(place.runs.spark.session())))
+    place.execute("s1", *LARGE)
+    place.damage(STANDBY, "seen", toast=toast)
+    watching = Watching()
+    commit = create_full(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, watching)
+    place.states[0] = place.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert commit.parts.keys() == {"s1", "s2", OTHER}
+    (note,) = [note for note in watching.notes if note.startswith(f"standby {STANDBY} is left out: ")]
+    damaged = f"{STANDBY} is left out: its data is damaged: table public.seen: PostgreSQL can't print a row for COPY: "
+    assert damaged in note
+    assert ("missing chunk" if toast and "invalid page" not in note else "invalid page") in note
+    (left_out,) = [out for out in commit.left_out if out.name == STANDBY]
+    assert "its data is damaged: table public.seen" in left_out.why
+    assert not any(slot == slot_name(commit.operation) for slot in slots_of(place.fleet.node(STANDBY).dsn))
+    assert unlisted_objects(place, commit) <= {STANDBY}
+
+    place.execute("s1", "UPDATE seen SET text = 'new' WHERE id = 1")
+    increment = place.increment()
+    assert absent_names(increment) == {STANDBY}
+    assert "its data is damaged" in increment.left_out[0].why
+    assert place.check().result == INCONCLUSIVE
+    place.check_restores(0, 1)
+
+    # A new copy of the table's file on the standby, from the WAL.
+    place.execute("s1", "VACUUM FULL seen")
+    place.await_replay(STANDBY)
+    assert not absent_names(place.increment())
+    assert place.check().result == VALID
+    place.check_restores(2)
+
+
+@pytest.mark.parametrize("place", ['[copies]\nrequire = "all"\n'], indirect=True)
+def test_a_required_standby_whose_data_is_damaged_ends_the_full_snapshot(place: ChangingFleet) -> None:
+    place.execute("s1", *LARGE)
+    place.damage(STANDBY, "seen")
+    with pytest.raises(RowUnreadableError, match=f"node {STANDBY}: its data is damaged: table public.seen") as raised:
+        create_full(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, Watching())
+    assert "rebuild the standby from its primary" in str(raised.value.hint)
+    assert not slots_of(place.fleet.node(STANDBY).dsn)
+    place.execute("s1", "VACUUM FULL seen")
+
+
+def test_a_table_that_is_damaged_on_a_standby_alone_is_added(place: ChangingFleet) -> None:
+    """The increment that copies the table leaves the standby out."""
+    place.runs.full("chain")
+    place.execute(
+        "s1",
+        "CREATE TABLE added (id int PRIMARY KEY, text text)",
+        "INSERT INTO added SELECT n, 'text ' || n FROM generate_series(1, 4000) n",
+    )
+    place.damage(STANDBY, "added")
+    increment = place.increment()
+    assert absent_names(increment) == {STANDBY}
+    assert increment.absent[STANDBY].has_ended
+    assert "its data is damaged: table public.added" in increment.absent[STANDBY].reason
+    place.execute("s1", "VACUUM FULL added")
+    place.await_replay(STANDBY)
+    assert place.increment().renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1, 2)
 
 
 @pytest.mark.parametrize("place", ['[copies]\nresume_from = "8 KiB"\n'], indirect=True)

@@ -19,12 +19,14 @@ import cutline.wal.drain.lags as module
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
+from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.wal.drain.lags import LagsQuery, NodeLags
 from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
+from tests.commands.watching import Watching
 from tests.faults.ports import HOST, free_ports
 from tests.faults.stalled_network import execute
 from tests.unit.metric_values import of, read, values_of
@@ -146,6 +148,49 @@ def test_status_says_how_far_the_nodes_are(runs: Runs) -> None:
         assert (one["holder"], one["problem"]) == (None, None)
         assert one["lock"] == ("free" if one["role"] == "primary" else None)
     assert nodes["s1"]["archive_lag_bytes"] > 300_000
+
+
+def test_what_another_store_has_left_on_the_nodes_is_named_until_the_statements_have_run(runs: Runs) -> None:
+    lost, slot = (
+        ("cutline_0badcafe", "cutline_0badcafe_append_only"),
+        "cutline_20200101t000000z_0badcafe00",
+    )
+    primaries = runs.fleet.primaries
+    for node in primaries:
+        for name in lost:
+            execute(node.dsn, f"CREATE PUBLICATION {name}")
+    execute(primaries[0].dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)")
+    # What the record of a terminal snapshot is on, and what has another name, is left alone.
+    for name in ("cutline_0badf00d", "cutline_mine"):
+        execute(primaries[1].dsn, f"CREATE PUBLICATION {name}")
+    execute(primaries[1].dsn, "COMMENT ON PUBLICATION cutline_0badf00d IS 'kept'")
+    try:
+        _, document = run_here(runs.fleet, "status", "--nodes")
+        of_slot, of_publications = (text for text in document["unknown"] if "0badcafe" in text)
+        assert of_slot == (
+            f"slot {slot} on s1: not of this store; if the store that made it is gone, run there:"
+            f" SELECT pg_drop_replication_slot('{slot}')"
+        )
+        assert of_publications == (
+            f"publications {' and '.join(lost)} on s1, s2: not of this store; if the store that made them is gone, run"
+            f" there: DROP PUBLICATION {', '.join(lost)}"
+        )
+        assert not any("0badf00d" in text or "mine" in text for text in document["unknown"])
+        watching = Watching()
+        initialise(runs.fleet, watching)
+        assert of_publications in watching.notes
+        assert any(f"pg_drop_replication_slot('{slot}')" in text for text in watching.notes)
+        for node in primaries:
+            execute(node.dsn, of_publications.partition("run there: ")[2])
+        execute(primaries[0].dsn, of_slot.partition("run there: ")[2])
+        _, document = run_here(runs.fleet, "status", "--nodes")
+        assert not any("0badcafe" in text for text in document["unknown"])
+    finally:
+        execute(primaries[1].dsn, "DROP PUBLICATION cutline_0badf00d, cutline_mine")
+        for node in primaries:
+            execute(node.dsn, f"DROP PUBLICATION IF EXISTS {', '.join(lost)}")
+        if slot in slots_of(primaries[0].dsn):
+            execute(primaries[0].dsn, f"SELECT pg_drop_replication_slot('{slot}')")
 
 
 def test_the_newest_cut_says_when_nodes_last_committed(runs: Runs) -> None:

@@ -288,7 +288,7 @@ def test_tables_that_were_read_on_standbys_are_not_copied_again(place: Place) ->
     assert (code, document["snapshots"][0]["conflicts"]) == (4, []), document
 
 
-@pytest.mark.parametrize("how", ["away", "without its slot", "removed"])
+@pytest.mark.parametrize("how", ["away", "without its slot", "past the limit", "removed"])
 def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place: Place, how: str) -> None:
     """With `base = "prefer-standby"`: what was copied on other shards is kept."""
     path = place.fleet.path
@@ -305,6 +305,11 @@ def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place:
         (slot,) = slots_of(place.fleet.node("s1-b1").dsn)
         with psycopg.connect(place.fleet.node("s1-b1").dsn, autocommit=True) as connection:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    elif how == "past the limit":
+        keep_too_much(place, "s1-b1")
+        (kept,) = [text for text in place.run("list")["warnings"] if "more than its limit" in text]
+        assert "drop its slot on s1-b1, which ends only the copy of this node" in kept
+        assert kept.endswith("; the tables that were read there are copied again when the snapshot is resumed")
     else:
         text = path.read_text()
         path.write_text(re.sub(r'(?m)^\[\[node\]\]\nid = "s1-b1"\n(?:[^\[\n].*\n|\n)*', "", text))
@@ -316,6 +321,9 @@ def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place:
         if how == "away":
             place.servers.start_node(standby)
 
+    if how == "past the limit":
+        # The preview drops no slot, so it resumes with the standby.
+        watching.notes = document["warnings"]
     assert "the tables of s1 are copied again: they were read on a standby that is left out" in watching.notes
     assert document["operation"] == operation
     commit = committed(place, "nightly")
@@ -666,10 +674,7 @@ def test_the_lost_slot_of_a_standby_does_not_give_up_the_others(place: Place, ho
         assert "s1-b1" not in {node.id for node in plan.nodes}
         assert [out.name for out in plan.left_out if out.kind == LeftOutKind.ABSENT_COPY] == ["s1-b1"]
     else:
-        path = place.fleet.path
-        path.write_text(path.read_text().replace('id = "s1-b1"\n', 'id = "s1-b1"\nmax_retained_wal = "1 MiB"\n'))
-        place.execute("s1", "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
-        await_none(lambda: retained_bytes(standby, slot) <= 1 << 20)
+        keep_too_much(place, "s1-b1")
 
     document = place.run("create", "nightly")
 
@@ -702,6 +707,16 @@ def test_a_standby_that_has_left_the_file_is_named_with_its_slot(place: Place) -
     assert document["operation"] == operation
     assert unlisted_text(["s2-b1"], "the slot", slot) in document["warnings"]
     assert slots_of(standby.dsn) == [slot]
+
+
+def keep_too_much(place: Place, standby: str) -> None:
+    """Set a limit on WAL for the standby alone, and exceed it."""
+    path, dsn = place.fleet.path, place.fleet.node(standby).dsn
+    (slot,) = slots_of(dsn)
+    path.write_text(path.read_text().replace(f'id = "{standby}"\n', f'id = "{standby}"\nmax_retained_wal = "1 MiB"\n'))
+    shard = place.fleet.node(standby).shard
+    place.execute(shard, "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+    await_none(lambda: retained_bytes(dsn, slot) <= 1 << 20)
 
 
 def retained_bytes(standby: str, slot: str) -> int:

@@ -623,6 +623,23 @@ def test_a_full_snapshot_goes_on_if_the_standby_that_it_reads_fails(two: Changin
     two.check_restores_without("s1", 2)
 
 
+def test_a_full_snapshot_reads_the_primary_if_the_data_of_the_standby_is_damaged(two: ChangingFleet) -> None:
+    two.damage("s1-b1", "seen")
+    notes = Notes()
+    commit = create_full(two.fleet, CreateRequest("chain", retries=0), two.runs.spark, notes)
+    two.states[0] = two.live_state()
+    assert isinstance(commit, FullSnapshot)
+    assert commit.parts.keys() == {"s1", "s1-b2"}
+    assert not commit.shared_bases
+    assert READ_ON_PRIMARY in notes.lines
+    (note,) = [line for line in notes.lines if "s1-b1 is left out: its data is damaged: table public.seen" in line]
+    assert "counted from page 0; its key can't be read" in note
+    assert two.check().result == VALID
+    two.check_restores(0)
+    two.check_restores_without("s1", 0)
+    two.execute("s1", "DROP TABLE seen")
+
+
 def test_wal_that_was_archived_before_the_standby_failed_is_defined(two: ChangingFleet) -> None:
     """An attempt that DDL invalidated has archived changes to the tables whose rows were read on the standby."""
     ddl = ("DROP TABLE IF EXISTS fresh", "CREATE TABLE fresh (id int PRIMARY KEY)")

@@ -161,3 +161,18 @@ def test_a_create_begins_again_without_a_renamed_standby_that_fails() -> None:
         return "taken"
 
     assert repeat_without_failed(translated, Silent(), create) == "taken"
+
+
+def test_a_create_that_has_begun_to_store_does_not_begin_again() -> None:
+    """Before the call that says so, the same error lets it begin again."""
+    calls = list[int]()
+
+    def create(begins: Callable[[], None]) -> str:
+        calls.append(1)
+        if len(calls) == 2:
+            begins()
+        raise NodeUnreachableError("node b-b1: gone", hint="start it", details={"node": "b-b1"})
+
+    with pytest.raises(NodeUnreachableError):
+        repeat_without_failed(fleet({}), Silent(), create)
+    assert len(calls) == 2

@@ -16,6 +16,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.connections import raising_unreachable, unreachable_error
 from cutline.nodes.other_databases import OldDatabase, read_old
+from cutline.nodes.publications import read_own_names
 from cutline.nodes.roles import ServerState, in_current_roles, read_server, servers_by_role
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.watch import NodeAnswers, NodesQuery
@@ -69,7 +70,7 @@ class NodeLags:
     """The position and lags of one node. If the node did not answer, `problem` says why, and nothing else is known.
 
     `position` is where a primary writes or a standby replays. `replay` is None except for a standby whose primary also
-    answered.
+    answered. `publications` are those of Cutline on a primary, of whichever store.
     """
 
     node: str
@@ -78,6 +79,7 @@ class NodeLags:
     position: Lsn | None = None
     slots: tuple[SlotLag, ...] = ()
     replay: ReplayLag | None = None
+    publications: tuple[str, ...] = ()
 
     def behind(self, archived: Lsn | None) -> int | None:
         """Return the bytes of WAL between an archived position and the node's; None if either is unknown."""
@@ -132,6 +134,7 @@ class _Position:
     position: Lsn | None
     age_seconds: float | None
     slots: tuple[SlotLag, ...]
+    publications: tuple[str, ...]
 
     @property
     def is_in_recovery(self) -> bool:
@@ -143,7 +146,8 @@ def _ask(_node: Node, connection: psycopg.Connection[Any]) -> _Position:
     is_in_recovery, position, age_seconds, system_identifier = rows[0][:4]
     slots = tuple(_slot_lag(row[4], row[5], row[6], state_of_row(*row[7:])) for row in rows if row[4] is not None)
     server = ServerState(is_in_recovery, system_identifier)
-    return _Position(server, Lsn.parse(position) if position else None, age_seconds, slots)
+    publications = () if is_in_recovery else read_own_names(connection)
+    return _Position(server, Lsn.parse(position) if position else None, age_seconds, slots, publications)
 
 
 def _slot_lag(slot: str, lag_bytes: int | None, retained_bytes: int, state: SlotState) -> SlotLag:
@@ -157,7 +161,7 @@ def _lags_of(node: Node, answers: NodeAnswers[_Position]) -> NodeLags:
     if own is None:
         return NodeLags(node.id, answers.problems[node.id])
     replay = _replay(own, answers.found, node.backup_of)
-    return NodeLags(node.id, "", own.is_in_recovery, own.position, own.slots, replay)
+    return NodeLags(node.id, "", own.is_in_recovery, own.position, own.slots, replay, own.publications)
 
 
 def _replay(own: _Position, found: Mapping[str, _Position], primary: str | None) -> ReplayLag | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.nodes.groups import Column, Group
 from cutline.restore.rows import jobs, rounds
 from cutline.restore.rows.load import Feed, LoadReport, LoadTarget, Refused, create_ledger, load_images, reported
@@ -102,6 +102,28 @@ def test_rows_are_restored_whatever_order_their_checks_need(
     code, done = place.run("restore")
     assert code == 0, done
     assert_restored(place)
+
+
+def test_rows_are_divided_whatever_order_their_checks_need(place: SecondDatabase) -> None:
+    """With --route, each target refuses rows until its own copies of the other tables are there."""
+    second = TARGET + "_too"
+    dsns = (place.dsn, with_database(place.fleet.primaries[0], second).dsn)
+    place.file.write_text(f'{place.file.read_text()}[[node]]\nid = "s2"\ndsn = "{dsns[1]}"\n')
+    try:
+        code, done = place.run("restore", "--route", "public.customer=hash(id)", "--route", "*=all")
+        assert code == 0, done
+        found = []
+        for dsn in (place.fleet.primaries[0].dsn, *dsns):
+            with psycopg.connect(dsn) as connection:
+                found.append(connection.execute(ROWS_QUERY).fetchone())
+        source, *targets = [(row[:3], row[3]) for row in found if row]
+        assert [same for same, _ in targets] == [source[0]] * 2
+        customers = [customer for _, share in targets for customer in share]
+        assert len(customers) == CUSTOMERS
+        assert {*customers} == {*source[1]}
+        assert all(share for _, share in targets)
+    finally:
+        execute(place.maintenance, f'DROP DATABASE IF EXISTS "{second}" WITH (FORCE)')
 
 
 def test_rows_are_loaded_into_existing_tables_whatever_order_their_checks_need(place: SecondDatabase) -> None:

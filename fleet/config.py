@@ -546,14 +546,21 @@ def check_global_id(rule: str) -> None:
 
 
 def check_dsn(key: str, dsn: str, *, is_primary: bool) -> str:
-    """Return the dsn; if it names several hosts, add target_session_attrs for the node's kind of server."""
+    """Return the dsn; if it names several hosts, add target_session_attrs for the node's kind of server.
+
+    If it names one host, PGTARGETSESSIONATTRS, which an application on this machine may need, does not apply to it: it
+    would shut out standbys, or primaries.
+    """
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     if "replication" in given:
         raise ValueError(f"{key} sets replication: remove it, because Cutline sets it where needed")
     # Without target_session_attrs, libpq uses the first host that answers, so sessions might reach different servers.
-    if any("," in given.get(name, "") for name in ("host", "hostaddr")) and "target_session_attrs" not in given:
+    hosts = [given[name] for name in ("host", "hostaddr") if given.get(name)]
+    if not hosts or "target_session_attrs" in given:
+        return dsn
+    if any("," in host for host in hosts):
         return make_conninfo(dsn, target_session_attrs="primary" if is_primary else "standby")
-    return dsn
+    return make_conninfo(dsn, target_session_attrs="any") if os.environ.get("PGTARGETSESSIONATTRS") else dsn
 
 
 def check_spark_master(master: object) -> str:

@@ -83,6 +83,8 @@ def missing_files(dsn: str) -> str:
 def _defaults(given: Mapping[str, str]) -> dict[str, str]:
     """Return the parameters that libpq adds to `given`, from the service if one is named, then from the environment."""
     service = given.get("service") or os.environ.get("PGSERVICE")
+    # What kind of server an application looks for says nothing about a host that the dsn names (fleet.config).
+    unused = {"target_session_attrs"} if service is None and given.keys() & {"host", "hostaddr"} else set[str]()
     with _service(service):
         options = psycopg.pq.Conninfo.get_defaults()
     defaults: dict[str, str] = {}
@@ -91,7 +93,7 @@ def _defaults(given: Mapping[str, str]) -> dict[str, str]:
         is_set = option.envvar is not None and bool(os.environ.get(option.envvar.decode()))
         is_changed = service is not None and option.val != option.compiled
         # Without a user, libpq takes the operating system's user, which differs between machines.
-        if name in TRANSFERRED and option.val and (is_set or is_changed or name == "user"):
+        if name in TRANSFERRED - unused and option.val and (is_set or is_changed or name == "user"):
             defaults[name] = os.fsdecode(option.val)
     return defaults
 

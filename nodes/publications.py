@@ -170,6 +170,11 @@ SELECT p.pubname,
 """
 # The tables among the given oids that our role may not publish.
 OTHERS_QUERY = "SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s) AND NOT pg_has_role(relowner, 'USAGE')"
+# The given tables that our role may lock: of PostgreSQL 15's privileges, one is enough.
+LOCKABLE_QUERY = """
+SELECT oid::bigint FROM unnest({oids}::oid[], {names}::text[]) AS of (oid, name)
+ WHERE to_regclass(name) = oid AND has_table_privilege(oid, 'UPDATE, DELETE, TRUNCATE')
+"""
 KEYED_OPERATIONS, APPEND_ONLY_OPERATIONS = "insert, update, delete, truncate", "insert, truncate"
 GENERATED_COLUMNS_VERSION = 180000
 
@@ -401,6 +406,7 @@ def _has_generated(connection: psycopg.Connection[Any]) -> bool:
 
 def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: list[Table]) -> None:
     if tables:
+        _lock(connection, tables)
         # ADD needs ONLY; DROP without it removes just the named table.
         only = "ONLY " if action == "ADD TABLE" else ""
         listed = ", ".join(f"{only}{qualify(table.group)}" for table in tables)
@@ -408,6 +414,21 @@ def _alter(connection: psycopg.Connection[Any], name: str, action: str, tables: 
             connection,
             sql.SQL("ALTER PUBLICATION {} {} {}").format(sql.Identifier(name), sql.SQL(action), sql.SQL(listed)),
         )
+
+
+def _lock(connection: psycopg.Connection[Any], tables: Iterable[Table]) -> None:
+    """Take the locks of ALTER PUBLICATION with LOCK, because only LOCK waits without a database snapshot.
+
+    CREATE INDEX CONCURRENTLY and similar statements hold such a lock while they wait for all older snapshots. If they
+    waited for ours, PostgreSQL would find a deadlock and end one of the two.
+    """
+    by_oid = {table.oid: qualify(table.group) for table in tables}
+    # This query also loads the session's cache of catalogs. Otherwise LOCK would read them with a snapshot, and
+    # keep it. With parameters, this query would keep one as well, in the unnamed portal.
+    query = sql.SQL(LOCKABLE_QUERY).format(oids=list(by_oid), names=list(by_oid.values()))
+    found = connection.execute(query).fetchall()
+    if names := ", ".join(f"ONLY {by_oid[oid]}" for (oid,) in found):
+        connection.execute(sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.SQL(names)))
 
 
 def check_published(

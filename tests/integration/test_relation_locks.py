@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -196,3 +198,33 @@ def await_lock(dsn: str) -> None:
         while not connection.execute(query.encode()).fetchall():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_publishing_a_table_ends_no_index_that_is_created_concurrently(
+    own: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a statement waits for older snapshots while it holds a lock that publishing waits for."""
+    monkeypatch.setattr(schema_changes, "LOCK_SECONDS_MIN", SEEN_SECONDS_MAX)
+    (node,) = own.primaries
+    with (
+        psycopg.connect(node.dsn) as writer,
+        psycopg.connect(node.dsn, autocommit=True) as indexing,
+        psycopg.connect(node.dsn, autocommit=True) as watching,
+        ThreadPoolExecutor(max_workers=2) as threads,
+    ):
+        writer.execute("INSERT INTO held VALUES (77)")
+        indexed = threads.submit(indexing.execute, "CREATE INDEX CONCURRENTLY indexed ON held (number)")
+        await_value(watching, "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting%'", 1)
+        published = threads.submit(publish, own)
+        await_value(watching, "SELECT count(*) FROM pg_locks WHERE relation = 'held'::regclass AND NOT granted", 1)
+        writer.rollback()
+        indexed.result(SEEN_SECONDS_MAX)
+        published.result(SEEN_SECONDS_MAX)
+        watching.execute("DROP INDEX indexed")
+
+
+def await_value(session: psycopg.Connection[Any], query: LiteralString, value: int) -> None:
+    deadline = time.monotonic() + SEEN_SECONDS_MAX
+    while session.execute(query).fetchone() != (value,):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -17,7 +17,7 @@ import pytest
 import cutline.wal.drain.waiting as waiting
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node, load_fleet
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import Progress, Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.absent_copies import find_spare
@@ -63,10 +63,10 @@ def fleet(shared_fleet: EmbeddedFleet) -> Fleet:
 
 
 @contextmanager
-def open_transaction(node: Node, database: str) -> Iterator[int]:
+def open_transaction(node: Node, database: str, options: str = "") -> Iterator[int]:
     """Keep a transaction open that has changed something in a database of the node; yield its server process."""
     dsn = with_database(node, database).dsn
-    with psycopg.connect(dsn, application_name="payroll") as connection:
+    with psycopg.connect(dsn, application_name="payroll", options=options) as connection:
         connection.execute("CREATE TEMP TABLE changed (id int)")
         yield connection.info.backend_pid
         connection.rollback()
@@ -106,7 +106,7 @@ def slots_and_sessions_left(node: Node) -> list[tuple[Any, ...]]:
         time.sleep(0.1)
 
 
-def create_in_background(node: Node, primary: Node, seconds_max: float, notes: Notes) -> Any:
+def create_in_background(node: Node, primary: Node, seconds_max: float, notes: Progress) -> Any:
     threads = ThreadPoolExecutor(max_workers=1)
     future = threads.submit(create_exported_slot, node, primary, SLOT, seconds_max, notes)
     threads.shutdown(wait=False)
@@ -145,6 +145,34 @@ def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, whe
         assert "prepared transaction 'it''s a gid'" in text
     for node in (fleet.node(where), primary):
         assert slots_and_sessions_left(node) == []
+
+
+def test_a_transaction_whose_age_the_server_does_not_show_is_named_without_it(fleet: Fleet) -> None:
+    primary, notes = fleet.node("s1"), Notes()
+    with open_transaction(primary, "postgres", "-c track_activities=off") as process:
+        waiting = create_in_background(primary, primary, GIVEN_UP_SECONDS, notes)
+        with pytest.raises(SlotWaitError) as raised:
+            waiting.result(WAIT_SECONDS_MAX)
+    text = f"process {process} (disabled, application payroll), of unknown age, of postgres in database postgres"
+    assert text in raised.value.message
+    assert any(text in note for note in notes.texts)
+    transactions: Any = raised.value.details["transactions"]
+    (transaction,) = transactions
+    assert (transaction["pid"], transaction["age_seconds"]) == (process, None)
+    assert slots_and_sessions_left(primary) == []
+
+
+def test_a_wait_for_a_slot_ends_if_it_can_not_be_reported(fleet: Fleet) -> None:
+    class Unheard(Silent):
+        def note(self, text: str) -> None:
+            raise BrokenPipeError("nobody reads the notes")
+
+    primary = fleet.node("s1")
+    with open_transaction(primary, "bank"):
+        waiting = create_in_background(primary, primary, 600, Unheard())
+        with pytest.raises(BrokenPipeError):
+            waiting.result(WAIT_SECONDS_MAX)
+    assert slots_and_sessions_left(primary) == []
 
 
 def test_the_note_is_repeated_when_the_awaited_transactions_change(fleet: Fleet) -> None:

@@ -393,6 +393,19 @@ def test_of_several_hosts_a_node_is_the_server_of_its_kind(fleet_file: Path) -> 
     assert "target_session_attrs" not in conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)
 
 
+def test_the_environment_shuts_no_server_out_that_a_dsn_names(
+    fleet_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "read-write")
+    several = NODE.replace('"a"', '"c"').replace("dbname=a", "host=x,y dbname=c")
+    fleet_file.write_text(HEAD + NODE.replace("dbname=a", "host=x dbname=a") + BACKUP + several)
+    found = [conninfo_to_dict(node.dsn).get("target_session_attrs") for node in load_fleet(fleet_file).nodes]
+    assert found == ["any", "any", "primary"]
+    # Here the environment or a service may name several hosts.
+    fleet_file.write_text(HEAD + NODE)
+    assert conninfo_to_dict(load_fleet(fleet_file).nodes[0].dsn)["target_session_attrs"] == "read-write"
+
+
 def test_a_file_that_never_ends_is_not_read_to_its_end() -> None:
     with pytest.raises(FleetFileError, match=r"/dev/zero is larger than 16\.0 MiB"):
         load_fleet(Path("/dev/zero"))

@@ -235,7 +235,7 @@ class _SlotWait:
         self._seconds_max = max(seconds_max, SLOT_SECONDS_MIN)
         self._abandoned, self._done = abandoned, threading.Event()
         self._round: set[str] = set()
-        self._problem: psycopg.Error | SnapshotError | None = None
+        self._problem: Exception | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -288,7 +288,7 @@ class _SlotWait:
             # Errors in the slot's own session are raised there.
             if (failed := sessions.pop(node.id, None)) is not None:
                 failed.close()
-        except psycopg.Error as error:
+        except Exception as error:  # noqa: BLE001  # `running` raises it; without this thread, nothing would end the wait
             self._problem = error
 
     def _look(self, primary: psycopg.Connection[Any]) -> None:

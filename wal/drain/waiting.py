@@ -46,7 +46,7 @@ SELECT 'process', pid::text, extract(epoch FROM now() - xact_start)::float8,
        coalesce(state, ''), coalesce(datname, ''), backend_xid::text
   FROM pg_stat_activity WHERE backend_xid IS NOT NULL
 """
-OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC"
+OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC NULLS LAST"
 PREPARED_QUERY = f"{PREPARED} WHERE database = current_database() ORDER BY 3 DESC"
 
 
@@ -77,13 +77,16 @@ class AwaitedKey(NamedTuple):
 class Awaited:
     """A transaction that an operation waits for. `kind` is process or prepared; `name` is the process id or the gid.
 
+    `age_seconds` is None if the server does not show when the transaction began: pg_stat_activity has no times with
+    track_activities off, nor in the moment in which a transaction begins.
+
     `is_committed_elsewhere`: another node has committed its part, so this part must be committed too.
     """
 
     node: str
     kind: str
     name: str
-    age_seconds: float
+    age_seconds: float | None
     application: str
     user: str
     state: str
@@ -98,7 +101,8 @@ class Awaited:
 
     def text(self) -> str:
         """Describe the transaction, for messages."""
-        where = f"{self.age_seconds:.0f} s old, of {self.user or 'an unknown user'} in database {self.database}"
+        age = "of unknown age" if self.age_seconds is None else f"{self.age_seconds:.0f} s old"
+        where = f"{age}, of {self.user or 'an unknown user'} in database {self.database}"
         if self.kind == "prepared":
             return f"node {self.node}: prepared transaction {_literal(self.name)}, {where}"
         application = f", application {self.application}" if self.application else ""

@@ -142,6 +142,16 @@ def check_topology(nodes: Iterable[Node], nodes_found: Mapping[str, FoundNode]) 
         _check_role(node, found_node.identity, identities)
 
 
+def two_primaries_error(node: Node) -> FleetTopologyError:
+    """Return the error for a standby in fleet.toml that accepts writes, as its primary does."""
+    return FleetTopologyError(
+        f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}: both accept writes",
+        hint="find out which of the two servers the applications use; stop the other, and make it a standby again"
+        f" (pg_rewind, pg_basebackup). If {node.id} is a server of its own now, remove it from fleet.toml",
+        details={"node": node.id},
+    )
+
+
 def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, NodeIdentity]) -> None:
     problem, hint = "", "correct the node's dsn or backup_of in fleet.toml"
     if node.backup_of is None and identity.in_recovery:
@@ -149,14 +159,8 @@ def _check_role(node: Node, identity: NodeIdentity, identities: Mapping[str, Nod
     elif node.backup_of is not None:
         primary = identities[node.backup_of]
         if not identity.in_recovery:
-            problem = (
-                f"node {node.id} is not a standby, but fleet.toml says backup_of = {node.backup_of}: both accept writes"
-            )
-            hint = (
-                "find out which of the two servers the applications use; stop the other, and make it a standby again"
-                f" (pg_rewind, pg_basebackup). If {node.id} is a server of its own now, remove it from fleet.toml"
-            )
-        elif identity.system_identifier != primary.system_identifier:
+            raise two_primaries_error(node)
+        if identity.system_identifier != primary.system_identifier:
             problem = f"node {node.id} is a standby of a different primary, not of {node.backup_of}"
         elif identity.database_oid != primary.database_oid:
             problem = (

@@ -75,6 +75,8 @@ PINNED_SETTINGS = {
     "default_transaction_isolation": "read committed",
     "default_transaction_deferrable": "off",
     "default_tablespace": "",
+    # With "on", a server ends the session of a statement that it refuses, and seems to be out of reach.
+    "exit_on_error": "off",
     # With "on", each commit would wait for a synchronous standby that is down.
     "synchronous_commit": "local",
     # With "on", the planner would run functions in the CHECK constraints on a table that is copied in ranges.

@@ -424,8 +424,9 @@ class ResumeReport:
 def resume_fleet(fleet: Fleet, progress: Progress) -> ResumeReport:
     """Undo the freeze of any terminal snapshot on every primary that answers. Safe to repeat; needs no store.
 
-    If another operation is running, raises FleetBusyError without changing anything. Raises ReadOnlyLeftError,
-    NodeUnfitError or FreezeRecordError once all other nodes accept writes again.
+    If another operation is running, raises FleetBusyError without changing anything, and FleetTopologyError if two
+    servers of a shard are primaries. Raises ReadOnlyLeftError, NodeUnfitError or FreezeRecordError once all other nodes
+    accept writes again.
     """
     with suppress(NodeUnreachableError):
         fleet = with_current_roles(fleet)

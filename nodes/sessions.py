@@ -14,7 +14,15 @@ import psycopg
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
 from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some, without_node
-from cutline.nodes.baseline import FoundNode, NodeIdentity, can_decode, check_baseline, check_topology, find_node
+from cutline.nodes.baseline import (
+    FoundNode,
+    NodeIdentity,
+    can_decode,
+    check_baseline,
+    check_topology,
+    find_node,
+    two_primaries_error,
+)
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
     THREADS_MAX,
@@ -331,9 +339,19 @@ def _lost_primaries(
 
 
 def with_current_roles(fleet: Fleet) -> Fleet:
-    """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them."""
-    found = dict(zip(fleet.primaries, in_parallel(_identity_of, fleet.primaries), strict=True))
-    lost = {primary: known for primary, known in found.items() if known is None or known.in_recovery}
+    """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them.
+
+    Raises FleetTopologyError if a primary and one of its standbys both accept writes.
+    """
+    found = dict(zip(fleet.primaries, in_parallel(_find, fleet.primaries), strict=True))
+    answers = {primary: one.identity if one else None for primary, one in found.items()}
+    lost = {primary: known for primary, known in answers.items() if known is None or known.in_recovery}
+    writing = {primary.id: one for primary, one in found.items() if one is not None and primary not in lost}
+    standbys = [node for node in fleet.nodes if node.backup_of in writing]
+    for node, one in zip(standbys, in_parallel(_find, standbys), strict=True):
+        # The dsn of a standby may lead to its primary.
+        if one is not None and not one.identity.in_recovery and not one.is_server_of(writing[node.shard]):
+            raise two_primaries_error(node)
     return with_exchanged(fleet, _ask_promoted(fleet, lost, {}))
 
 

@@ -649,3 +649,21 @@ def test_a_frozen_fleet_resumes_on_the_promoted_server(place: ChangingFleet) -> 
     place.write()
     assert not place.increment().terminal
     place.check_restores(2)
+
+
+def test_resume_does_not_let_an_old_primary_accept_writes(place: ChangingFleet) -> None:
+    """The old primary has come back, and is read-only like the server that was promoted."""
+    place.write()
+    create_increment(place.fleet, CreateRequest("chain", terminal=True), place.runs.spark, Silent())
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    place.servers.start_node(place.servers.node(PRIMARY))
+    with pytest.raises(FleetTopologyError, match=f"{STANDBY} is not a standby, .* both accept writes"):
+        resume_fleet(place.fleet, Silent())
+    for node in (PRIMARY, STANDBY):
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            place.execute(node, "DELETE FROM seen WHERE false")
+    place.stop(PRIMARY)
+    resume_fleet(place.fleet, Silent())
+    place.execute(STANDBY, "DELETE FROM seen WHERE false")

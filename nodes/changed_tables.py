@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -95,6 +95,14 @@ class ChangedTables:
     others: Mapping[int, str]
 
 
+class _NamedType(NamedTuple):
+    """A column's type, its modifier, and the name of both together."""
+
+    oid: int
+    modifier: int
+    name: str
+
+
 def find_changed(
     connection: psycopg.Connection[Any], fleet_id: str, groups: Sequence[Group], states: Mapping[str, TableState]
 ) -> ChangedTables | None:
@@ -153,16 +161,18 @@ def _line(group: Group, state: TableState, key: str) -> str:
     )
 
 
-def _types(columns: Iterable[Column]) -> Iterator[tuple[int, int, str]]:
-    return ((column.type_oid, column.type_modifier, column.type) for column in columns)
+def _types(columns: Iterable[Column]) -> Iterator[_NamedType]:
+    return (_NamedType(column.type_oid, column.type_modifier, column.type) for column in columns)
 
 
-def _find_renamed_types(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> set[tuple[int, int, str]]:
+def _find_renamed_types(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> set[_NamedType]:
     """Return the types of columns, with their modifiers and names, that have other names now."""
     columns = {id(group.columns): group.columns for group in groups}
     types = list({one for some in columns.values() for one in _types(some)})
-    names = connection.execute(TYPE_NAMES_QUERY, ([one[0] for one in types], [one[1] for one in types])).fetchall()
-    return {one for one, (name,) in zip(types, names, strict=True) if one[2] != name}
+    names = connection.execute(
+        TYPE_NAMES_QUERY, ([one.oid for one in types], [one.modifier for one in types])
+    ).fetchall()
+    return {one for one, (name,) in zip(types, names, strict=True) if one.name != name}
 
 
 def _find_typed(connection: psycopg.Connection[Any], states: Mapping[int, TableState], found: set[int]) -> set[int]:

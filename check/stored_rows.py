@@ -9,7 +9,7 @@ Source: PostgreSQL manual, COPY, "Text Format", and "Data Types".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ from cutline.wal.segments.segments import (
     are_of,
 )
 
-UUID_CHARACTERS, UUID_HYPHENS = 36, (8, 13, 18, 23)
+UUID_FORM = b"00000000-0000-0000-0000-000000000000"
 DATE_CHARACTERS, TIMESTAMP_CHARACTERS, UTC_OFFSET = len("2000-01-01"), len("2000-01-01 00:00:00"), b"+00"
 # Values of these types are never stored outside of their rows, so an UPDATE always has them: pg_type.typlen > 0.
 FIXED_SIZE = {BOOL, INT2, INT4, INT8, OID, UUID, *OTHERS_OF_FIXED_SIZE}
@@ -104,23 +104,31 @@ _SHIFTS = np.array([0, *(8 * (WORD_BYTES - count) for count in range(1, 9))], np
 _ZEROS = np.array([int.from_bytes(b"0" * (WORD_BYTES - count), "little") for count in range(9)], np.uint64)
 _BYTE = np.uint64(0xFF)
 _HIGH, _SIXES, _THREES = (np.uint64(byte * 0x0101010101010101) for byte in (0xF0, 0x06, 0x33))
-# COPY escapes the bytes from backspace to carriage return, so in a line they are only separators.
-_FIRST_SEPARATOR, _SEPARATORS = np.uint8(min(ESCAPES)), 6
+# COPY escapes the bytes from backspace to carriage return, so in a line they are only separators. Most lines have no
+# other bytes up to carriage return.
+_SEPARATOR_MIN, _SEPARATOR_MAX = np.uint8(min(ESCAPES)), np.uint8(ord("\r"))
 # The bytes after a backslash; COPY reads octal and hexadecimal escapes, but never prints them.
 _IS_LETTER = np.zeros(256, np.bool_)
 _IS_LETTER[[letter[0] for letter in ESCAPES.values()]] = True
 # The words of a timestamp whose digits are all 0; and the numbers that may be added to each byte, once these words are
-# removed, without making it larger than 15: 6 to a digit, 15 to a separator.
+# removed, without making it larger than 15: 6 to a digit that may be 9, 10 to one up to 5, 15 to a separator.
 _YEAR_MONTH, _DAY_HOUR_MINUTE, _SECOND = (
     np.uint64(int.from_bytes(text, "little")) for text in (b"0000-00-", b"00 00:00", b":00")
 )
 _IN_YEAR_MONTH, _IN_DAY_HOUR_MINUTE, _IN_SECOND = (
-    np.uint64(int.from_bytes(bytes(6 if byte == ord("0") else 15 for byte in text), "little"))
-    for text in (b"0000-00-", b"00 00:00", b":00")
+    np.uint64(int.from_bytes(bytes(15 - (byte - ord("0") if byte in b"0123456789" else 0) for byte in text), "little"))
+    for text in (b"9999-19-", b"39 29:59", b":59")
 )
 _TWO_BYTES, _THREE_BYTES, _FOUR_BYTES = (np.uint64((1 << 8 * count) - 1) for count in (2, 3, 4))
 # Masks that turn the first of the last n bytes of a word into a digit if it is a point.
 _POINTS = np.array([0, *((ord(".") ^ ord("0")) << 8 * (WORD_BYTES - count) for count in range(1, 9))], np.uint64)
+# The words of a UUID of zeros, and masks of its hyphens and of the bytes after it.
+_UUID_TEXT = UUID_FORM.ljust(-(-len(UUID_FORM) // WORD_BYTES) * WORD_BYTES, b"0")
+_UUID = np.frombuffer(_UUID_TEXT, np.dtype("<u8"))
+_HYPHENS = np.frombuffer(bytes(0xFF if byte == ord("-") else 0 for byte in _UUID_TEXT), np.dtype("<u8"))
+_AFTER_UUID = np.uint64((1 << 64) - (1 << 8 * (len(UUID_FORM) % WORD_BYTES)))
+# Turns hyphens into zeros.
+_HYPHENS_TO_ZEROS = _HYPHENS & np.uint64((ord("-") ^ ord("0")) * 0x0101010101010101)
 _DAYS = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31, 0])
 # The types with known forms whose usual values are recognised at a glance.
 GLANCED = TIMES | {NUMERIC}
@@ -301,7 +309,9 @@ def _check_changes(batch: pa.RecordBatch, forms: TableForms) -> None:
             _check_lines(forms, form, rows, keys, unchanged=unchanged)
         elif chosen.any():
             places = np.flatnonzero(chosen)
-            _check_lines(forms, form[places], rows.take(places), keys.take(places), unchanged=unchanged)
+            # The rows between them are usually DELETEs, which have no line.
+            lines = rows.take_ascending(places)
+            _check_lines(forms, form[places], lines, keys.take(places), unchanged=unchanged)
     if keyed_delete.any():
         places = np.flatnonzero(keyed_delete)
         _check_lines(forms.keys, form[places], _with_newlines(keys.take(places)), None)
@@ -350,12 +360,49 @@ def _check_places(
 
 
 @dataclass(frozen=True, slots=True)
+class _Words:
+    """Text as numbers: item i are the 8 bytes from offset i on. More bytes follow the text, which mean nothing."""
+
+    text: Bytes
+    items: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, data: Bytes, start: int = 0, stop: int | None = None) -> _Words:
+        """Return the words of a range of `data`, which is copied if it ends with the range."""
+        stop = len(data) if stop is None else stop
+        text = data[start : stop + WORD_BYTES]
+        if len(text) < stop - start + WORD_BYTES:
+            text = np.concatenate([data[start:stop], np.zeros(WORD_BYTES, np.uint8)])
+        return cls(text, np.ndarray((stop - start + 1,), np.dtype("<u8"), text, strides=(1,)))
+
+    def __getitem__(self, offsets: Ints) -> npt.NDArray[np.uint64]:
+        """Return the words at these offsets."""
+        return self.items[offsets]
+
+    def rows(self, offsets: Ints, count: int) -> npt.NDArray[np.uint64]:
+        """Return `count` words from each offset on, of which all but the last belong to the text; one row for each."""
+        # numpy copies an item of any length in about the same time as a word that is not aligned.
+        width = count * WORD_BYTES
+        items = np.ndarray((max(len(self.text) - width + 1, 0),), np.dtype(f"V{width}"), self.text, strides=(1,))
+        found: npt.NDArray[np.uint64] = items[offsets].view(np.dtype("<u8")).reshape(len(offsets), count)
+        return found
+
+
+class _Values(NamedTuple):
+    """The values of a type: the numbers of their fields, where they start and end, and their limits, if any."""
+
+    fields: Ints
+    starts: Ints
+    ends: Ints
+    limits: Numbers | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Block:
     """Complete lines, split into fields, which are numbered across all lines.
 
     `form` is the form of each line's table, and `first` the line's first field. `starts` and `ends` of the fields are
-    offsets into `data`; a separator follows each field. `words[i]` are the 8 bytes from offset i on; None if the data
-    is too long to be copied.
+    offsets into `data`; a separator follows each field. `words` are None if the data is too long to be copied.
     """
 
     forms: TableForms
@@ -364,19 +411,26 @@ class _Block:
     data: Bytes
     starts: Ints
     ends: Ints
-    words: Any
+    words: _Words | None
 
-    def fields_of(self, oid: int) -> tuple[Ints, Numbers | None]:
-        """Return all fields of a type, and the limit of each if the type has limits."""
+    def values_of(self, oid: int) -> _Values:
+        """Return all values of a type."""
         columns, form = self.forms.types[oid], int(self.form[0])
+        is_limited = self.forms.base_of(oid) in LIMITED
         if (self.form != form).any():
             found = columns.of_forms(self.form)
             fields = np.repeat(self.first, columns.counts(self.form)) + columns.places[found]
-            return fields, columns.limits[found] if self.forms.base_of(oid) in LIMITED else None
-        chosen = slice(int(columns.offsets[form]), int(columns.offsets[form + 1]))
-        fields = (self.first.reshape(-1, 1) + columns.places[chosen]).reshape(-1)
-        is_limited = self.forms.base_of(oid) in LIMITED
-        return fields, np.tile(columns.limits[chosen], len(self.first)) if is_limited else None
+            limits = columns.limits[found] if is_limited else None
+            return _Values(fields, self.starts[fields], self.ends[fields], limits)
+        # The fields are a table, whose columns are found without looking up each of their fields.
+        chosen, count = slice(int(columns.offsets[form]), int(columns.offsets[form + 1])), len(self.first)
+        places = columns.places[chosen].tolist()
+        fields = _by_line([self.first + place for place in places])
+        starts, ends = (
+            _by_line([of_fields.reshape(count, -1)[:, place] for place in places])
+            for of_fields in (self.starts, self.ends)
+        )
+        return _Values(fields, starts, ends, np.tile(columns.limits[chosen], count) if is_limited else None)
 
     def with_separators(self, fields: Ints) -> BytesColumn:
         """Copy fields, each with the separator that follows it; faster than copying them alone."""
@@ -386,6 +440,11 @@ class _Block:
         """Return the form of a field's table, and the place of its column."""
         line = int(np.searchsorted(self.first, field, side="right")) - 1
         return int(self.form[line]), field - int(self.first[line])
+
+
+def _by_line(columns: Sequence[Ints]) -> Ints:
+    """Return the first item of all columns, then the second of all, and so on."""
+    return np.stack(columns, axis=1).reshape(-1) if columns else np.empty(0, np.int64)
 
 
 def _check_lines(
@@ -401,7 +460,7 @@ def _check_lines(
     for at in _block_slices(lines.offsets, widths):
         if forms.is_utf8:
             _check_encoding(forms, form[at], lines.part(at))
-        block = _split(forms, form[at], lines.part(at), widths[at])
+        block = _split(forms, form[at], lines, at, widths[at])
         if keys is not None:
             _check_keys(block, keys.part(at))
         fields = _check_values(block, unchanged=unchanged)
@@ -446,42 +505,52 @@ def _slices_of_bytes(offsets: Ints, bytes_max: int) -> Iterator[slice]:
         low = high
 
 
-def _split(forms: TableForms, form: Ints, lines: BytesColumn, widths: Ints) -> _Block:
-    """Split lines into their fields.
+def _split(forms: TableForms, form: Ints, all_lines: BytesColumn, at: slice, widths: Ints) -> _Block:
+    """Split a range of lines into their fields.
 
     Raises RowsInvalidError unless each line has a field for each column, ends with its only newline, and contains no
     byte that COPY would have escaped.
     """
+    lines = all_lines.part(at)
     data, line_ends = lines.data, lines.offsets[1:] - 1
     ends_well = (data[line_ends] == NEWLINE) & (lines.lengths > 0) if len(data) else np.zeros(len(lines), np.bool_)
     if not ends_well.all():
         name = forms.table(int(form[ends_well.argmin()]))
         raise RowsInvalidError(f"a row of {name} does not end with a newline")
-    ends = _separators(data)
+    ends = _low_bytes(data)
+    kinds = data[ends]
+    lowest = int(kinds.min(initial=TAB))
+    if lowest < _SEPARATOR_MIN:
+        # Other control characters are no separators, and COPY prints them as they are.
+        are_separators = kinds >= _SEPARATOR_MIN
+        ends, kinds = ends[are_separators], kinds[are_separators]
     next_fields = np.cumsum(widths)
     if (
         len(ends) != next_fields[-1]
         or (ends[next_fields - 1] != line_ends).any()
-        or np.count_nonzero(data[ends] == TAB) != len(ends) - len(lines)
-        or not data.min()
+        or np.count_nonzero(kinds == TAB) != len(ends) - len(lines)
+        or not lowest
     ):
-        at = _find_misfit(lines, ends, widths)
+        number = _find_misfit(lines, ends, widths)
         raise RowsInvalidError(
-            f"a row of {forms.table(int(form[at]))} does not have {forms.widths[form[at]]} fields, or contains a byte"
-            " that COPY would have escaped"
+            f"a row of {forms.table(int(form[number]))} does not have {forms.widths[form[number]]} fields, or contains"
+            " a byte that COPY would have escaped"
         )
     starts = np.empty_like(ends)
     # Each line follows the newline of the line before.
     starts[0], starts[1:] = 0, ends[:-1] + 1
     # Only a single line can be longer than a block.
-    words = _words_of(data) if len(data) <= BLOCK_BYTES else None
+    first, last = all_lines.offsets[[at.start, at.stop]].tolist()
+    words = _Words.of(all_lines.data, first, last) if len(data) <= BLOCK_BYTES else None
     return _Block(forms, form, next_fields - widths, data, starts, ends, words)
 
 
-def _separators(data: Bytes) -> Ints:
+def _low_bytes(data: Bytes) -> Ints:
+    """Return the offsets of all bytes up to the last separator."""
+    if len(data) <= BLOCK_BYTES:
+        return np.flatnonzero(data <= _SEPARATOR_MAX)
     blocks = range(0, len(data), BLOCK_BYTES)
-    found = [low + np.flatnonzero(data[low : low + BLOCK_BYTES] - _FIRST_SEPARATOR < _SEPARATORS) for low in blocks]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    return np.concatenate([low + np.flatnonzero(data[low : low + BLOCK_BYTES] <= _SEPARATOR_MAX) for low in blocks])
 
 
 def _find_misfit(lines: BytesColumn, separators: Ints, widths: Ints) -> int:
@@ -489,12 +558,6 @@ def _find_misfit(lines: BytesColumn, separators: Ints, widths: Ints) -> int:
     tabs, zeros = separators[lines.data[separators] == TAB], find_byte(lines.data, 0)
     counts = [np.diff(np.searchsorted(places, lines.offsets)) for places in (separators, tabs, zeros)]
     return int(((counts[0] != widths) | (counts[1] != widths - 1) | (counts[2] > 0)).argmax())
-
-
-def _words_of(data: Bytes) -> Any:
-    """Return the 8 bytes from each offset on, with zeros after the end, as an array of numbers."""
-    padded = np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)])
-    return np.ndarray((len(data) + 1,), np.dtype("<u8"), padded, strides=(1,))
 
 
 def _check_keys(block: _Block, keys: BytesColumn) -> None:
@@ -520,7 +583,8 @@ def _are_equal(block: _Block, starts: Ints, keys: BytesColumn) -> Flags:
     longest = int(lengths.max())
     if block.words is None or longest > COMPARED_BYTES_MAX:
         return gather(block.data, starts, lengths).equals(keys)
-    words, places = _words_of(keys.data), keys.offsets[:-1]
+    first, last = keys.offsets[[0, -1]].tolist()
+    words, places = _Words.of(keys.data, first, last), keys.offsets[:-1] - first
     is_equal = np.ones(len(starts), np.bool_)
     for position in range(0, longest, WORD_BYTES):
         rows: Any = slice(None) if (lengths > position).all() else np.flatnonzero(lengths > position)
@@ -533,13 +597,12 @@ def _are_equal(block: _Block, starts: Ints, keys: BytesColumn) -> Flags:
 def _check_values(block: _Block, *, unchanged: bool) -> Ints:
     """Check all escapes, and the values of the types that are cheap to check; return the fields with marks."""
     marks = (NULL_MARK, UNCHANGED_MARK) if unchanged else (NULL_MARK,)
-    marked = _check_escapes(block, marks)
+    marked, has_escapes = _check_escapes(block, marks)
     for oid in block.forms.types:
-        fields, limits = block.fields_of(oid)
+        fields, starts, ends, limits = block.values_of(oid)
         if not len(fields):
             continue
-        starts = block.starts[fields]
-        lengths = block.ends[fields] - starts
+        lengths = ends - starts
         others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
         base, own = block.forms.base_of(oid), block.forms.definition_of(oid)
         of_type = (NULL_MARK,) if base in FIXED_SIZE or isinstance(own, EnumType) else marks
@@ -548,7 +611,7 @@ def _check_values(block: _Block, *, unchanged: bool) -> Ints:
             continue
         given = limits[others] if limits is not None else None
         if base in NAMES or isinstance(own, CompositeType):
-            at = _find_misprinted(block, oid, fields[others], lengths[others], given)
+            at = _find_misprinted(block, oid, fields[others], lengths[others], given, has_escapes=has_escapes)
         else:
             values = gather(block.data, starts[others], lengths[others])
             at = _find_invalid(values, base, given, own)
@@ -562,7 +625,9 @@ def _check_values(block: _Block, *, unchanged: bool) -> Ints:
     return marked
 
 
-def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limits: Numbers | None) -> int | None:
+def _find_misprinted(
+    block: _Block, oid: int, fields: Ints, lengths: Ints, limits: Numbers | None, *, has_escapes: bool
+) -> int | None:
     """Return the index of the first field that does not have the form of its type; long values are not parsed."""
     rows = np.arange(len(fields))
     if len(block.data) > BLOCK_BYTES:
@@ -574,7 +639,8 @@ def _find_misprinted(block: _Block, oid: int, fields: Ints, lengths: Ints, limit
         if isinstance(own, CompositeType):
             found = find_other_composite(values, own.versions)
         else:
-            found = find_misprinted(values, block.forms.base_of(oid), None if limits is None else limits[part])
+            modifiers = None if limits is None else limits[part]
+            found = find_misprinted(values, block.forms.base_of(oid), modifiers, has_escapes=has_escapes)
         if found is not None:
             return int(part[found])
     return None
@@ -593,20 +659,20 @@ def _begin_with(data: Bytes, starts: Ints, marks: tuple[bytes, ...]) -> Flags:
     return found
 
 
-def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
+def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> tuple[Ints, bool]:
     """Check that each backslash begins an escape that COPY prints, or one of the marks, which is a whole field.
 
-    Returns the numbers of the fields with marks.
+    Returns the numbers of the fields with marks, and whether there are other backslashes.
     """
     data = block.data
     count = count_byte(data, BACKSLASH)
     if not count:
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), False
     short = np.flatnonzero(block.ends - block.starts == len(NULL_MARK))
     marked = short[_begin_with(data, block.starts[short], marks)]
     # Most tables have no other backslashes than those of NULLs.
     if len(marked) == count:
-        return marked
+        return marked, False
     slashes = find_byte(data, BACKSLASH)
     # In a run of backslashes, each pair is an escape. The last one of an odd run escapes the next byte.
     begins = np.flatnonzero(np.concatenate([[True], np.diff(slashes) > 1]))
@@ -614,7 +680,7 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
     last = slashes[begins + counts - 1][counts % 2 == 1]
     is_known: Flags = _IS_LETTER[data[last + 1]]
     if is_known.all():
-        return slashes[:0]
+        return slashes[:0], True
     unknown = last[~is_known]
     # Fields are in order, so the field that contains a backslash is the last one that starts at or before it.
     places: Ints = np.searchsorted(block.starts, unknown, side="right") - 1
@@ -623,7 +689,7 @@ def _check_escapes(block: _Block, marks: tuple[bytes, ...]) -> Ints:
     if not is_mark.all():
         form, _ = block.locate(int(places[is_mark.argmin()]))
         raise RowsInvalidError(f"a row of {block.forms.table(form)} contains an escape that COPY does not print")
-    return places
+    return places, True
 
 
 def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Numbers | None) -> Flags:
@@ -638,7 +704,7 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
     words = block.words
     if words is None:
         values = gather(block.data, starts, np.where(lengths <= GLANCE_BYTES_MAX, lengths, 0))
-        words, starts, lengths = _words_of(values.data), values.offsets[:-1], values.lengths
+        words, starts, lengths = _Words.of(values.data), values.offsets[:-1], values.lengths
     if oid == BOOL:
         letters = words[starts] & _BYTE
         is_letter: Flags = ((letters == ord("t")) | (letters == ord("f"))) & (lengths == 1)
@@ -654,7 +720,7 @@ def _are_usual(block: _Block, oid: int, starts: Ints, lengths: Ints, limits: Num
     return _are_usual_numbers(words, oid, starts, lengths)
 
 
-def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags:
+def _are_usual_numbers(words: _Words, oid: int, starts: Ints, lengths: Ints) -> Flags:
     """Flag values of only digits, perhaps after a sign, that are certainly not too large."""
     digits_max, first_digit = DIGITS[oid]
     begin = words[starts]
@@ -673,18 +739,21 @@ def _are_usual_numbers(words: Any, oid: int, starts: Ints, lengths: Ints) -> Fla
     return is_usual
 
 
-def _are_usual_numerics(words: Any, starts: Ints, lengths: Ints, modifiers: Numbers | None) -> Flags:
+def _are_usual_numerics(words: _Words, starts: Ints, lengths: Ints, modifiers: Numbers | None) -> Flags:
     """Flag numbers with all decimal places of their type, and without more digits before the point than it allows."""
     found = np.zeros(len(starts), np.bool_)
-    for modifier in () if modifiers is None else np.unique(modifiers).tolist():
+    if modifiers is None or not len(modifiers):
+        return found
+    are_equal = (modifiers == modifiers[0]).all()
+    for modifier in [int(modifiers[0])] if are_equal else np.unique(modifiers).tolist():
         precision, scale = precision_of(modifier) or (0, 0)
         if 0 < scale <= min(precision - 1, GLANCED_SCALE_MAX):
-            rows: Any = slice(None) if (modifiers == modifier).all() else np.flatnonzero(modifiers == modifier)
+            rows: Any = slice(None) if are_equal else np.flatnonzero(modifiers == modifier)
             found[rows] = _are_decimals(words, starts[rows], lengths[rows], precision, scale)
     return found
 
 
-def _are_decimals(words: Any, starts: Ints, lengths: Ints, precision: int, scale: int) -> Flags:
+def _are_decimals(words: _Words, starts: Ints, lengths: Ints, precision: int, scale: int) -> Flags:
     begin = words[starts]
     is_negative = (begin & _BYTE) == ord("-")
     if is_negative.any():
@@ -712,17 +781,21 @@ def _are_digits(words: npt.NDArray[np.uint64]) -> Flags:
     return found
 
 
-def _are_uuids(words: Any, starts: Ints, lengths: Ints) -> Flags:
-    found: Flags = lengths == UUID_CHARACTERS
-    characters = _characters(words, starts[found], lengths[found], UUID_CHARACTERS)
-    is_fitting = (characters - np.uint8(ord("0")) < 10) | (characters - np.uint8(ord("a")) < 6)
-    hyphens = list(UUID_HYPHENS)
-    is_fitting[:, hyphens] = characters[:, hyphens] == ord("-")
-    found[found] = is_fitting.all() or is_fitting.all(axis=1)
+def _are_uuids(words: _Words, starts: Ints, lengths: Ints) -> Flags:
+    found: Flags = lengths == len(UUID_FORM)
+    rows: Any = slice(None) if found.all() else np.flatnonzero(found)
+    values = words.rows(starts[rows], len(_UUID))
+    values[:, -1] = (values[:, -1] & ~_AFTER_UUID) | (_UUID[-1] & _AFTER_UUID)
+    have_hyphens = (values & _HYPHENS) == (_UUID & _HYPHENS)
+    values ^= _HYPHENS_TO_ZEROS
+    characters = values.view(np.uint8)
+    are_digits = (characters - np.uint8(ord("0")) < 10) | (characters - np.uint8(ord("a")) < 6)
+    if not (have_hyphens.all() and are_digits.all()):
+        found[rows] = have_hyphens.all(axis=1) & are_digits.all(axis=1)
     return found
 
 
-def _are_usual_times(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags:
+def _are_usual_times(words: _Words, oid: int, starts: Ints, lengths: Ints) -> Flags:
     """Flag dates with four digits of years after 1 BC, other than leap days, and timestamps of such dates in UTC."""
     offset = len(UTC_OFFSET) if oid == TIMESTAMPTZ else 0
     # The point and digits of seconds.
@@ -730,17 +803,17 @@ def _are_usual_times(words: Any, oid: int, starts: Ints, lengths: Ints) -> Flags
     found: Flags = (fraction == 0) | ((fraction > 1) & (fraction < WORD_BYTES) & (oid != DATE))
     rows: Any = slice(None) if found.all() else np.flatnonzero(found)
     starts, fraction = starts[rows], fraction[rows]
+    values = words.rows(starts, 2 if oid == DATE else 3)
     # Digits become their value, and separators 0.
-    first, second = words[starts] ^ _YEAR_MONTH, words[starts + WORD_BYTES] ^ _DAY_HOUR_MINUTE
+    first, second = values[:, 0] ^ _YEAR_MONTH, values[:, 1] ^ _DAY_HOUR_MINUTE
     if oid == DATE:
         second &= _TWO_BYTES
     is_fitting = _are_values(first, _IN_YEAR_MONTH) & _are_values(second, _IN_DAY_HOUR_MINUTE)
     month, day = _two_digits(first, 5), _two_digits(second, 0)
     is_fitting &= ((first & _FOUR_BYTES) > 0) & (day > 0) & (day <= _DAYS[np.minimum(month, len(_DAYS) - 1)])
     if oid != DATE:
-        third = (words[starts + 2 * WORD_BYTES] & _THREE_BYTES) ^ _SECOND
-        is_fitting &= _are_values(third, _IN_SECOND) & (_two_digits(third, 1) < 60)
-        is_fitting &= (_two_digits(second, 3) < 24) & (_two_digits(second, 6) < 60)
+        third = (values[:, 2] & _THREE_BYTES) ^ _SECOND
+        is_fitting &= _are_values(third, _IN_SECOND) & (_two_digits(second, 3) < 24)
         if fraction.any():
             end = words[starts + TIMESTAMP_CHARACTERS]
             # As above: the point becomes a digit, and is compared itself.
@@ -767,7 +840,7 @@ def _two_digits(words: npt.NDArray[np.uint64], place: int) -> Ints:
     return (tens * np.uint64(10) + units).astype(np.int64)
 
 
-def _are_short_labels(words: Any, starts: Ints, lengths: Ints, enum: EnumType) -> Flags:
+def _are_short_labels(words: _Words, starts: Ints, lengths: Ints, enum: EnumType) -> Flags:
     """Flag values that are labels of at most 8 bytes."""
     found: Flags = (lengths > 0) & (lengths <= WORD_BYTES)
     # No value contains NUL, so words that are aligned with their ends differ if the values do.
@@ -775,14 +848,6 @@ def _are_short_labels(words: Any, starts: Ints, lengths: Ints, enum: EnumType) -
     known = np.frombuffer(b"".join(labels), np.dtype("<u8"))
     found[found] = np.isin(words[starts[found]] << _SHIFTS[lengths[found]], known)
     return found
-
-
-def _characters(words: Any, starts: Ints, lengths: Ints, longest: int) -> npt.NDArray[np.uint8]:
-    """Return the bytes of values, at least 8 and at most `longest` each, in rows of words; the last words overlap."""
-    count = -(-longest // WORD_BYTES)
-    offsets = np.minimum(np.arange(count) * WORD_BYTES, (lengths - WORD_BYTES).reshape(-1, 1))
-    found: npt.NDArray[np.uint8] = words[starts.reshape(-1, 1) + offsets].view(np.uint8)
-    return found.reshape(len(starts), count * WORD_BYTES)
 
 
 def _find_invalid(values: BytesColumn, oid: int, limits: Numbers | None, own: OwnType | None) -> int | None:

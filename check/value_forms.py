@@ -311,18 +311,20 @@ OTHERS_OF_FIXED_SIZE = frozenset(
 )  # fmt: skip
 
 
-def find_misprinted(values: BytesColumn, oid: int, modifiers: Modifiers | None) -> int | None:
+def find_misprinted(
+    values: BytesColumn, oid: int, modifiers: Modifiers | None, *, has_escapes: bool = True
+) -> int | None:
     """Return the index of a value that a type of NAMES does not print; None if all have its form.
 
     The values are fields of COPY lines without marks, each with the separator that follows it. `modifiers` are those of
-    numeric columns, less their header; negative without one.
+    numeric columns, less their header; negative without one. Without `has_escapes`, no value contains a backslash.
     """
     if oid == BYTEA:
         return _find_other_bytea(values)
     if oid in (JSON, JSONB):
-        found = _find_malformed(values, lone_surrogates=oid == JSON)
+        found = _find_malformed(values, lone_surrogates=oid == JSON, has_escapes=has_escapes)
         # Without a backslash, there are no escapes.
-        may_have_nul = oid == JSONB and BACKSLASH in values.data
+        may_have_nul = oid == JSONB and has_escapes and BACKSLASH in values.data
         return _find_mismatch(values, (_WITHOUT_NUL,)) if found is None and may_have_nul else found
     if modifiers is not None:
         return _find_other_numeric(values, modifiers)
@@ -486,13 +488,13 @@ def _find_other_bytea(values: BytesColumn) -> int | None:
     return _find_mismatch(values, (rf"\\x(?:{_HEX_PAIR})*",))
 
 
-def _find_malformed(values: BytesColumn, *, lone_surrogates: bool) -> int | None:
+def _find_malformed(values: BytesColumn, *, lone_surrogates: bool, has_escapes: bool) -> int | None:
     """Return the index of the first value that is not JSON. Deeper nesting than the parser follows is accepted.
 
     With `lone_surrogates`, escapes of surrogates outside of pairs are accepted: `json` keeps them, `jsonb` can't.
     """
     array = _as_array(values)
-    if _hide_escapes(array) and _are_json(array, len(values)):
+    if (not has_escapes or _hide_escapes(array)) and _are_json(array, len(values)):
         return None
     # A value is malformed, or has a form that the parser does not accept, or line breaks.
     texts = read_texts(values)

@@ -62,6 +62,13 @@ class BytesColumn:
         """Copy the values of these rows, in this order."""
         return from_arrow(self.to_large_arrow().take(to_arrow(rows)))
 
+    def take_ascending(self, rows: Ints) -> BytesColumn:
+        """Return the values of these rows, in ascending order; copy data only if a row between them has a value."""
+        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        if not len(rows) or (starts[1:] != ends[:-1]).any():
+            return self.take(rows)
+        return BytesColumn(self.data, np.append(starts, ends[-1]))
+
     def part(self, rows: slice) -> BytesColumn:
         """Return the values of a range of rows, without copying data."""
         offsets = self.offsets[rows.start : rows.stop + 1]

@@ -141,7 +141,9 @@ def overlays(changed: pa.Table) -> dict[int, dict[int, KeySet]]:
     keys = column_of(changed["key"]) if len(changed) else from_list([])
     hashes = xxhash64(keys)
     # Sort once for all groups: there may be as many groups as keys.
-    order = np.lexsort((hashes, group, node))
+    order = np.argsort(hashes)
+    if len(order) and ((node != node[0]) | (group != group[0])).any():
+        order = order[np.lexsort((group[order], node[order]))]
     node, group, hashes, keys = node[order], group[order], hashes[order], keys.take(order)
     for of_node in runs(node):
         sets = result.setdefault(int(node[of_node.start]), {})

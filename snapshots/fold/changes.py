@@ -75,8 +75,14 @@ def _order_by_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> tupl
     if len(groups) == 0:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     hashes = xxhash64(keys, groups.astype(np.uint64))
-    order = np.lexsort((seq, lsn, hashes))
-    is_last = np.concatenate([hashes[order][1:] != hashes[order][:-1], [True]])
+    # Several times faster than a stable sort by all three, which only keys with several changes need.
+    order = np.argsort(hashes)
+    ordered = hashes[order]
+    is_last = np.concatenate([ordered[1:] != ordered[:-1], [True]])
+    if not is_last.all():
+        of_others = np.flatnonzero(~is_last | ~np.concatenate([[True], is_last[:-1]]))
+        rows = np.sort(order[of_others])
+        order[of_others] = rows[np.lexsort((seq[rows], lsn[rows], hashes[rows]))]
     ends = np.flatnonzero(is_last)
     lasts = np.repeat(order[ends], np.diff(np.concatenate([[-1], ends])))
     same = (groups[order] == groups[lasts]) & keys.take(order).equals(keys.take(lasts))

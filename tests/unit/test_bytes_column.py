@@ -48,6 +48,18 @@ def test_a_slice_of_an_arrow_array_is_a_column_of_its_values(values: list[bytes]
     assert values_of(from_arrow(part)) == part.to_pylist()
 
 
+@given(st.lists(st.binary(max_size=3), max_size=12), st.data())
+def test_ascending_rows_are_taken_whether_values_lie_between_them_or_not(
+    values: list[bytes], data: st.DataObject
+) -> None:
+    rows = sorted(data.draw(st.sets(st.integers(0, len(values) - 1)))) if values else []
+    column = from_list(values)
+    taken = column.take_ascending(np.array(rows, np.int64))
+    assert values_of(taken) == [values[row] for row in rows]
+    if rows and not any(values[row] for row in range(rows[0], rows[-1]) if row not in rows):
+        assert taken.data is column.data
+
+
 @given(VALUES, st.data(), st.sampled_from([1, 7, 64, 1 << 20]))
 def test_gather_copies_ranges_at_any_block_size(values: list[bytes], data: st.DataObject, block: int) -> None:
     column = from_list(values)

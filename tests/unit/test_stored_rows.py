@@ -18,7 +18,7 @@ from cutline.check.stored_rows import (
     RowsInvalidError,
     SegmentChecks,
     _are_usual_numerics,
-    _words_of,
+    _Words,
 )
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, partition_of, xxhash64
@@ -100,6 +100,7 @@ def test_what_copy_prints_is_accepted() -> None:
         ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1"}, "column uuid"),
         ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a1g"}, "column uuid"),
         ({"uuid": b"a0eebc9909c0b-4ef8-bb6d-6bb9bd380a11"}, "column uuid"),
+        ({"uuid": b"a0eebc99-9c0b-4ef8-bb6d,6bb9bd380a11"}, "column uuid"),
         ({"day": b"2024-13-xx"}, "column day"),
         ({"at": b""}, "column at"),
         ({"short": "äöüx".encode()}, "column short"),
@@ -488,7 +489,7 @@ def test_numbers_that_are_valid_at_a_glance_are_those_that_numeric_prints(precis
     lengths = np.array([len(text) for text in texts])
     starts = np.cumsum(lengths + 1) - lengths - 1
     modifiers = np.full(len(texts), precision << 16 | scale, np.int32)
-    usual = _are_usual_numerics(_words_of(np.frombuffer(data, np.uint8)), starts, lengths, modifiers)
+    usual = _are_usual_numerics(_Words.of(np.frombuffer(data, np.uint8)), starts, lengths, modifiers)
     form = re.compile(rf"-?(?:0|[1-9][0-9]*)\.[0-9]{{{scale}}}")
     for text, is_usual in zip(texts, usual.tolist(), strict=True):
         is_printed = form.fullmatch(text) is not None and abs(Decimal(text)) < 10 ** (precision - scale)
@@ -507,6 +508,6 @@ def test_numbers_that_are_valid_at_a_glance_are_those_that_numeric_prints(precis
     ],
 )
 def test_each_number_is_looked_at_by_its_own_type(modifiers: list[int], expected: list[bool]) -> None:
-    words = _words_of(np.frombuffer(b"0.12\t0.12\n", np.uint8))
+    words = _Words.of(np.frombuffer(b"0.12\t0.12\n", np.uint8))
     usual = _are_usual_numerics(words, np.array([0, 5]), np.array([4, 4]), np.array(modifiers, np.int32))
     assert usual.tolist() == expected

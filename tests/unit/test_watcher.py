@@ -235,6 +235,8 @@ def test_a_file_that_is_refused_is_told_and_so_is_its_end(watched: Watched) -> N
 def test_status_says_what_fails_also_while_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     monkeypatch.setattr(Silent, "step", lambda _, name, **__: steps.append(name))
+    # Whatever the date is, only the increment is due.
+    follow(watched, full=NEVER)
     watched.does[TaskKind.INCREMENT] = fails(UnreachableError("node s2 is away"))
     for _ in range(2):
         tasks = watched.watcher.tasks

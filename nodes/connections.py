@@ -890,6 +890,16 @@ def as_connected(node: Node, connection: psycopg.Connection[Any]) -> Node:
     return replace(node, dsn=make_conninfo("", **(kept | {name: value for name, value in here.items() if value})))
 
 
+def on_each_host(node: Node) -> list[Node]:
+    """Return the node once for each host that its dsn names, with a dsn that admits a server of any kind."""
+    given = conninfo_to_dict(node.dsn)
+    lists = {name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)}
+    count = max((len(lists[name]) for name in ("host", "hostaddr") if name in lists), default=1)
+    # A single port is that of each host.
+    hosts = [{name: some[number if len(some) > 1 else 0] for name, some in lists.items()} for number in range(count)]
+    return [replace(node, dsn=make_conninfo(node.dsn, target_session_attrs="any", **host)) for host in hosts]
+
+
 def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
     with socket.socket(fileno=os.dup(connection.fileno())) as handle:
         return handle.family == socket.AF_UNIX

@@ -257,7 +257,7 @@ class Table:
     """A table in a database: its group, and the facts that decide whether and how it can be copied.
 
     `rows_estimate` is None if the table has pages, but neither VACUUM nor ANALYZE has counted its rows, and for tables
-    that are taken from a commit, whose sizes are 0 (NodeTables.as_committed).
+    that are taken from a commit, whose sizes are 0 (NodeTables.committed).
     `key_is_immediate` is None if there is no primary key, and False if the primary key is deferrable and so can't be
     the replica identity. `hides_rows`: row security policies limit which rows our role may read. `is_published`:
     Cutline publishes its updates. `has_generated`: the table has generated columns, which a replica identity can't

@@ -30,6 +30,7 @@ from cutline.nodes.connections import (
     await_futures,
     cancel_statements,
     connect,
+    on_each_host,
     raising_unreachable,
     refuses_database,
     start_daemons,
@@ -347,7 +348,8 @@ def with_current_roles(fleet: Fleet) -> Fleet:
     answers = {primary: one.identity if one else None for primary, one in found.items()}
     lost = {primary: known for primary, known in answers.items() if known is None or known.in_recovery}
     writing = {primary.id: one for primary, one in found.items() if one is not None and primary not in lost}
-    standbys = [node for node in fleet.nodes if node.backup_of in writing]
+    # The dsn may admit only a standby, which a promoted server is no longer.
+    standbys = [one for node in fleet.nodes if node.backup_of in writing for one in on_each_host(node)]
     for node, one in zip(standbys, in_parallel(_find, standbys), strict=True):
         # The dsn of a standby may lead to its primary.
         if one is not None and not one.identity.in_recovery and not one.is_server_of(writing[node.shard]):

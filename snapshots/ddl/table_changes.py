@@ -355,11 +355,6 @@ class NodeTables:
     committed: tuple[Group, ...] | None = None
 
     @property
-    def as_committed(self) -> bool:
-        """Whether no table was read, because all are those of the last commit."""
-        return self.committed is not None and not self.read
-
-    @property
     def groups(self) -> tuple[Group, ...]:
         """The groups of the tables."""
         return (*(self.committed or ()), *(table.group for table in self.read))

@@ -659,8 +659,13 @@ def test_resume_does_not_let_an_old_primary_accept_writes(place: ChangingFleet) 
     place.stop(PRIMARY)
     promote(place, STANDBY)
     place.servers.start_node(place.servers.node(PRIMARY))
-    with pytest.raises(FleetTopologyError, match=f"{STANDBY} is not a standby, .* both accept writes"):
-        resume_fleet(place.fleet, Silent())
+    primary, standby = place.fleet.nodes
+    given = [conninfo_to_dict(node.dsn) for node in place.fleet.nodes]
+    lists = {name: f"{given[0][name]},{given[1][name]}" for name in ("host", "port")}
+    several = replace(standby, dsn=make_conninfo(standby.dsn, target_session_attrs="standby", **lists))
+    for fleet in (replace(place.fleet, nodes=(primary, several)), place.fleet):
+        with pytest.raises(FleetTopologyError, match=f"{STANDBY} is not a standby, .* both accept writes"):
+            resume_fleet(fleet, Silent())
     for node in (PRIMARY, STANDBY):
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             place.execute(node, "DELETE FROM seen WHERE false")

@@ -110,11 +110,11 @@ def assert_equal(taken: NodeTables, catalogs: NodeTables) -> None:
 def test_tables_without_ddl_are_those_of_the_last_commit(runs: Runs) -> None:
     runs.full(NAME)
     taken, catalogs = read(runs.fleet)
-    assert taken.as_committed
+    assert not taken.read
     assert_equal(taken, catalogs)
     execute(runs.fleet.nodes[0].dsn, *WRITES)
     taken, catalogs = read(runs.fleet)
-    assert taken.as_committed
+    assert not taken.read
     assert_equal(taken, catalogs)
 
 
@@ -131,7 +131,7 @@ def test_tables_are_read_after_ddl(runs: Runs, statements: str, changed: set[str
 def test_tables_are_read_if_the_rules_exclude_another_one(runs: Runs) -> None:
     runs.full(NAME)
     taken, catalogs = read(runs.fleet, GroupRules(exclude=("public.keyed",), append_only=("public.log",)))
-    assert not taken.as_committed
+    assert taken.read
     assert "public.keyed" not in taken.states
     assert_equal(taken, catalogs)
 
@@ -142,11 +142,11 @@ def test_tables_are_read_if_the_rules_include_another_one(runs: Runs) -> None:
     rules = structs.replace(runs.fleet.groups, exclude=("public.keyed",))
     commit = Runs(replace(runs.fleet, groups=rules), runs.spark).increment(NAME)
     assert commit.definition_changes is not None
-    assert not read(runs.fleet, rules_since(read_chain(runs.fleet.store.open(), NAME), runs.fleet))[0].as_committed
+    assert read(runs.fleet, rules_since(read_chain(runs.fleet.store.open(), NAME), runs.fleet))[0].read
     taken, catalogs = read(runs.fleet)
     assert "public.keyed" in taken.states
     assert_equal(taken, catalogs)
-    assert read(runs.fleet, rules)[0].as_committed
+    assert not read(runs.fleet, rules)[0].read
     copied = runs.increment(NAME)
     assert copied.definition_changes is not None
     assert [group.name for group in copied.definition_changes.groups["s1"]] == ["public.keyed"]
@@ -160,7 +160,7 @@ def test_a_table_that_must_be_copied_again_is_copied_by_its_size(runs: Runs, mon
         dsn, "ALTER TABLE lines REPLICA IDENTITY DEFAULT", "INSERT INTO lines VALUES ('one'), ('two')",
         "ALTER TABLE lines REPLICA IDENTITY FULL",
     )  # fmt: skip
-    assert read(runs.fleet)[0].as_committed
+    assert not read(runs.fleet)[0].read
     sizes: list[int] = []
 
     def noting(nodes: Iterable[Node], tables: Mapping[str, Sequence[Table]]) -> Amount:
@@ -187,7 +187,7 @@ def test_values_may_contain_names_of_which_the_catalogs_of_the_database_say_noth
         runs.full(NAME)
         execute(dsn, "ALTER ROLE kept_role RENAME TO kept_renamed")
         taken, catalogs = read(runs.fleet)
-        assert not taken.as_committed
+        assert taken.read
         assert_equal(taken, catalogs)
     finally:
         execute(dsn, "DROP TABLE named", "DROP ROLE IF EXISTS kept_role, kept_renamed")
@@ -229,6 +229,6 @@ def test_a_table_is_missed_in_the_publication_that_it_joined_after_the_last_ddl(
     execute(node.dsn, f"ALTER PUBLICATION cutline_{read_chain(store, NAME).full.fleet_id} DROP TABLE came")
     taken, catalogs = read(runs.fleet)
     assert catalogs.fingerprint == stored == read_chain(store, NAME).fingerprint(node.id)
-    assert not taken.as_committed
+    assert taken.read
     assert taken.states["public.came"].membership == ""
     assert_equal(taken, catalogs)

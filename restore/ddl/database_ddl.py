@@ -40,6 +40,8 @@ IDENTIFIERS = frozenset(("search_path", "temp_tablespaces"))
 # A library in local_preload_libraries without a folder is in LOCAL, from where any role may load libraries.
 PRELOADED = frozenset(("session_preload_libraries", "local_preload_libraries"))
 LOCAL = "$libdir/plugins/"
+# Separates a setting's name from the role that has it; names of settings contain no spaces.
+OF_ROLE = " of role "
 SET_KIND, LIMIT_KIND, LABEL_KIND = "DATABASE SETTING", "DATABASE CONNECTION LIMIT", "SECURITY LABEL"
 
 
@@ -102,7 +104,7 @@ class DatabaseDdl:
         grants = list(_grants(where, properties, quote(self.ours)))
         pieces = [DatabasePiece(PRIVILEGES, f"DATABASE {self.name}", grants)]
         for setting in properties.settings:
-            label = setting.name + (f" of role {setting.role}" if setting.role else "")
+            label = setting.name + (f"{OF_ROLE}{setting.role}" if setting.role else "")
             pieces.append(DatabasePiece(SET_KIND, label, [*_loads(setting, of_any=self.loads), _set(where, setting)]))
         pieces.append(DatabasePiece(LABEL_KIND, f"DATABASE {self.name}", list(_labels(where, properties))))
         pieces.append(DatabasePiece(LIMIT_KIND, str(properties.connection_limit), list(_limit(where, properties))))

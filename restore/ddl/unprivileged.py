@@ -41,6 +41,7 @@ NO_GRANTOR = "RESET SESSION AUTHORIZATION;"
 PRIVILEGE_VERBS = ("GRANT ", "REVOKE ", "ALTER DEFAULT PRIVILEGES ", "SET SESSION AUTHORIZATION ", NO_GRANTOR)
 EARLY_GRANT = re.compile(r"GRANT [^\"]*? ON (?:SCHEMA|TYPE|FUNCTION|PROCEDURE|TABLE|SEQUENCE) ")
 FROM_ALL, TO_ALL = re.compile(r" FROM PUBLIC;\Z"), re.compile(r" TO PUBLIC(?: WITH GRANT OPTION)?;\Z")
+WITH_OPTION = " WITH GRANT OPTION;"
 # The statements with which adapted DDL changes roles.
 SET_ROLE, RESET_ROLE = "SET ROLE ", "RESET ROLE;"
 # Entries in archives have positive numbers.
@@ -151,7 +152,9 @@ def _early_grants(statements: Iterable[str]) -> Iterator[str]:
     has_revoked = any(one.startswith("REVOKE ") for one in bare)
     for one in bare:
         if EARLY_GRANT.match(one) and not (has_revoked and TO_ALL.search(one)):
-            yield one
+            # A role with the grant option could become the grantor of the same grant in its entry, which PostgreSQL
+            # refuses.
+            yield f"{one.removesuffix(WITH_OPTION)};" if one.endswith(WITH_OPTION) else one
 
 
 def _as_role(statement: Statement, roles: dict[str, list[str]]) -> str:
@@ -216,7 +219,7 @@ def take_superusers_part(
 
     Raises SchemaLoadError if an extension is created by a statement in an unknown form.
     """
-    own = {entry.name for entry in ddl.entries if entry.kind == SCHEMA}
+    own = {entry.name for entry in ddl.entries if _creates_schema(ddl, entry)}
     statements, schemas = list[str](), dict[str, None]()
     for entry in ddl.entries:
         if entry.kind == EXTENSION and entry.name not in (refused or ()):
@@ -225,7 +228,8 @@ def take_superusers_part(
                 schemas[schema] = None
                 statements.append(f"CREATE SCHEMA {quote_identifier(schema)} AUTHORIZATION {quote_identifier(role)};")
             where = f" SCHEMA {quote_identifier(schema)}" if schema else ""
-            statements.append(f"{CREATES}{quote_identifier(name)}{where};")
+            # If the source's plpgsql was created again, the DDL creates it, but every new database has it.
+            statements.append(f"{CREATES}IF NOT EXISTS {quote_identifier(name)}{where};")
     if statements:
         statements += [LETS_USE, LETS_FILL % {"role": quote_identifier(role).replace("%", "%%").replace("'", "''")}]
     # Drop the language last, because the preceding statements use it.
@@ -275,6 +279,13 @@ def _parse_extension(statement: str) -> tuple[str, str]:
             " right, restore as a superuser, for whom its form does not matter",
         )
     return unquote(match["name"]), unquote(match["schema"] or "")
+
+
+def _creates_schema(ddl: ArchiveDdl, entry: ArchiveEntry) -> bool:
+    """Whether the entry creates a schema, and does not only change the owner of `public`, which a new database has."""
+    return entry.kind == SCHEMA and any(
+        statement.bare.startswith(CREATES_SCHEMA) for statement in statements_of(statements_of_entry(ddl.body, entry))
+    )
 
 
 def _drops_language(entry: ArchiveEntry) -> bool:

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from cutline.nodes.encodings import raw_text
-from cutline.nodes.problems import INHERIT_OPTION_VERSION, read_role
+from cutline.nodes.problems import INHERIT_OPTION_VERSION, Role, quote, read_role
 from cutline.restore.ddl.database_ddl import DatabaseDdl, change_roles
+from cutline.restore.ddl.server_roles import parameter_statement
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.roles import check_memberships, find_reserved_settings, name_bytes
 from cutline.restore.scope.scope import RoleChanges
@@ -20,10 +22,14 @@ from cutline.restore.targets.databases import without_record
 from cutline.restore.targets.target import Target
 from cutline.snapshots.ddl.database_facts import SEARCH_PATH
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
+from cutline.snapshots.records.server_globals import ParameterPrivilege
 
 NAMES_QUERY = "SELECT rolname FROM pg_roles"
 # Since PostgreSQL 16, each membership says whether the member may act as the role.
 ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
+
+# Whether a role is a superuser, and whether our role may grant it.
+ROLE_QUERY = "SELECT rolsuper, pg_has_role(oid, 'MEMBER WITH ADMIN OPTION') FROM pg_roles WHERE rolname = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class PlannedDatabase:
     left_out: tuple[str, ...] = ()
 
 
-# The settings with a prefix that our role may give a database.
+# The settings that our role may give a database.
 SETTABLE_QUERY = """
 SELECT name FROM unnest(%s::text[]) AS given (name)
  WHERE has_parameter_privilege(name, 'SET')
@@ -86,8 +92,7 @@ def find_free_settings(
     application's own, or those of a library that is not loaded): only a superuser may set these for a database.
     """
     withheld = find_reserved_settings(connection)
-    prefixed = [setting.name for setting in properties.settings if "." in setting.name and setting.name.isascii()]
-    able = {name for (name,) in connection.execute(SETTABLE_QUERY, (prefixed,))} if prefixed else frozenset[str]()
+    able = _find_settable(connection, [setting.name for setting in properties.settings if "." in setting.name])
     return tuple(
         setting
         for setting in properties.settings
@@ -95,6 +100,35 @@ def find_free_settings(
         and setting.name.lower() not in withheld
         and ("." not in setting.name or setting.name in able)
     )
+
+
+def _find_settable(connection: psycopg.Connection[Any], names: Iterable[str]) -> set[str]:
+    """Return the settings that our role may give a database, of those with these names."""
+    known = [name for name in names if name.isascii()]
+    return {name for (name,) in connection.execute(SETTABLE_QUERY, (known,))} if known else set()
+
+
+def grant_settings(role: Role, connection: psycopg.Connection[Any], settings: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the statements that let our role give a database these settings, as pairs of name and role ("" for all).
+
+    A superuser must run them. There are none for the settings of superusers, which only superusers can change.
+    """
+    chosen, statements = list(settings), dict[str, None]()
+    able = _find_settable(connection, [name for name, _ in chosen])
+    for name, of in chosen:
+        if of not in ("", role.name):
+            # Before version 16, CREATEROLE suffices.
+            is_super, is_admin = connection.execute(ROLE_QUERY, (of,)).fetchone() or (False, True)
+            if is_super:
+                continue
+            if not role.may_create_roles:
+                statements[f"ALTER ROLE {role.quoted} CREATEROLE;"] = None
+            if not is_admin and role.version >= INHERIT_OPTION_VERSION:
+                statements[f"GRANT {quote(of)} TO {role.quoted} WITH ADMIN OPTION;"] = None
+        if name not in able:
+            privilege = ParameterPrivilege(parameter=name, privilege="SET", grantee=role.name)
+            statements[parameter_statement(privilege)] = None
+    return list(statements)
 
 
 def find_path(properties: DatabaseProperties) -> str | None:

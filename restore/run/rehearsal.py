@@ -7,15 +7,17 @@ refusals depend on the rows and appear only after the load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import psycopg
 
 from cutline.fleet.messages import join_some
-from cutline.nodes.problems import read_role
+from cutline.nodes.problems import comment, read_role
 from cutline.nodes.watch import Watch
+from cutline.restore.ddl.database_ddl import OF_ROLE, SET_KIND
 from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
 from cutline.restore.ddl.running import JOBS, NOT_GRANTED, DdlRun
+from cutline.restore.plan.database_plan import grant_settings
 from cutline.restore.plan.report import describe_refusals
 from cutline.restore.targets.requirements import WITHOUT
 from cutline.restore.targets.target import Connections, Target, TargetUnfitError
@@ -80,6 +82,7 @@ def refuse(
     is_forbidden = has_rows = False
     instead: list[str] = []
     causing: list[str] = []
+    grants: dict[str, list[str]] = {}
     for target, refusals in found.items():
         # Report only the causes: the other refusals follow from them.
         causes = [refusal for refusal in refusals if not refusal.needs]
@@ -95,8 +98,10 @@ def refuse(
         if any(cause.entry.kind == EXTENSION for cause in causes):
             instead.append(IN_ONE_DATABASE)
         causing += [cause.sqlstate for cause in causes]
-        role = read_role(target.node, connections[target.shard]).name
-        who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
+        role = read_role(target.node, connections[target.shard])
+        who = f"role {role.name} may not restore this DDL" if forbidden else "the DDL was refused"
+        for statement in grant_settings(role, connections[target.shard], _settings_of(forbidden)):
+            grants.setdefault(statement, []).append(target.node.id)
         problems.append(
             f"node {target.node.id}: {who}: {join_some([refusal.text() for refusal in forbidden or causes], NAMED_MAX)}"
         )
@@ -112,6 +117,7 @@ def refuse(
             what,
             hint=[
                 "restore as a superuser, or grant the role the privileges that the statements need",
+                *_script_of(grants),
                 *([ROWS_LATER] if has_rows else []),
                 *without,
             ],
@@ -131,6 +137,22 @@ def refuse(
         ],
         details=details,
     )
+
+
+def _settings_of(refusals: Iterable[Refusal]) -> list[tuple[str, str]]:
+    """Return the databases' settings among the refused statements, as pairs of name and role ("" for all roles)."""
+    parts = (refusal.entry.name.partition(OF_ROLE) for refusal in refusals if refusal.entry.kind == SET_KIND)
+    return [(name, role) for name, _, role in parts]
+
+
+def _script_of(grants: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the statements, keyed in `grants` with their nodes, with a comment before those of the same nodes."""
+    statements: dict[tuple[str, ...], list[str]] = {}
+    for statement, nodes in grants.items():
+        statements.setdefault(tuple(nodes), []).append(statement)
+    for nodes, some in statements.items():
+        yield comment(f"as a superuser on {', '.join(nodes)}; for the settings of the databases:")
+        yield from some
 
 
 def _remedy_of(sqlstate: str) -> str:

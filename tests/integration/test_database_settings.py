@@ -345,6 +345,30 @@ def test_a_role_that_is_no_superuser_gives_what_it_may(place: Place) -> None:
         assert privileges == ["app=c*/keeper", "clerk=c/app", "keeper=CTc/keeper", "restorer=c*/keeper"]
 
 
+def test_the_hint_of_refused_settings_has_the_statements_that_allow_them(place: Place) -> None:
+    runs = place.runs
+    for node in runs.fleet.primaries:
+        server = with_database(node, "postgres").dsn
+        execute(server, 'CREATE ROLE "Web Setter" LOGIN CREATEDB', 'GRANT app, maker TO "Web Setter"')
+    target = named(runs.fleet, "back_hinted", "Web Setter")
+    with pytest.raises(TargetUnfitError, match=r"DATABASE SETTING my\.own") as raised:
+        runs.restore(NAME, target, 0)
+    lines = raised.value.hint.splitlines()
+    granted = 'GRANT SET ON PARAMETER "my"."own" TO "Web Setter";'
+    assert (granted in lines, 'ALTER ROLE "Web Setter" CREATEROLE;' in lines) == (True, True), lines
+    node_ids = ""
+    for line in lines:
+        if line.startswith("-- as a superuser on "):
+            node_ids = line.removeprefix("-- as a superuser on ").partition(";")[0]
+        elif line.endswith(";"):
+            for node_id in node_ids.split(", "):
+                execute(with_database(runs.fleet.node(node_id), "postgres").dsn, line)
+    report = runs.restore(NAME, target, 0)
+    assert report.refused == []
+    found = [settings for *_, settings in properties_of(named(runs.fleet, "back_hinted")).values()]
+    assert found == [settings for *_, settings in place.full.values()]
+
+
 def test_the_owner_follows_where_the_process_ended_before_it_gave_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -426,8 +426,7 @@ def left_out_standbys(
     out = []
     for node, copy in absent.items():
         what_next = ENDED if copy.has_ended else BACK
-        reason = f"since increment {copy.since}: {copy.reason}; {what_next}"
-        out.append(absent_copy(chain.shard_of(node), node, reason))
+        out.append(absent_copy(chain.shard_of(node), node, f"{copy.reason}; {what_next}", copy.since))
     for standby in joining_standbys(sessions.fleet, chain):
         if standby.id not in renewed:
             absence = sessions.absent.get(standby.id)

@@ -2,7 +2,8 @@
 
 Importing takes a few tenths of a second, or seconds if the files are not cached. An interrupt raised during that time
 would show a traceback, or be lost in the callback of a weak reference. There is nothing to undo yet, so the process
-exits at once, with the usual exit code and message. A JUnit report of an earlier run is replaced first of all.
+exits at once, with the usual exit code and message; a watch that SIGTERM stops has not failed. A JUnit report of an
+earlier run is replaced first of all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
+from cutline.cli.process.ended_watch import is_watch, report_end
 from cutline.cli.process.unfinished_reports import name_stop, replace_earlier_report
 
 # Exit codes as in cli/output/failure.py, whose import takes a tenth of a second.
@@ -35,10 +37,13 @@ def main() -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    words = sys.argv[1:]
+    if number == signal.SIGTERM and is_watch(words):
+        report_end(words)
+        os._exit(0)
     code, slug, message = INTERRUPTED, "interrupted", "stopped by Ctrl-C"
     if number != signal.SIGINT:
         code, slug, message = CANCELLED, "terminated", f"stopped by {signal.Signals(number).name}"
-    words = sys.argv[1:]
     name_stop(words, message, slug)
     is_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     with suppress(OSError):

@@ -53,7 +53,15 @@ from cutline.cli.output.help import WIDTH_MAX, help_text
 from cutline.cli.output.results import write_document
 from cutline.cli.output.tables import printable
 from cutline.cli.process.detaching import find_starter
-from cutline.cli.process.stopping import NUDGE, begin_stopping, cancel_request, nudge_until_handled, owner_text
+from cutline.cli.process.ended_watch import is_watch, report_end
+from cutline.cli.process.stopping import (
+    NUDGE,
+    begin_stopping,
+    cancel_request,
+    is_terminated,
+    nudge_until_handled,
+    owner_text,
+)
 from cutline.cli.process.streams import secure_streams, unwritten
 from cutline.cli.process.unfinished_reports import name_stop
 from cutline.columns.allocator import choose_allocator
@@ -333,6 +341,8 @@ def _run(arguments: Sequence[str]) -> int:
         with listening(partial(_note, json=json, quiet="--quiet" in shared)):
             code = typer.main.get_command(app)(words, prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error becomes an exit code here
+        if _is_ended_watch(arguments, error):
+            return DONE
         failure = failure_of(error)
         if isinstance(error, CommandInterruptedError) and not failure.hint:
             failure = replace(failure, hint=STOPPED_HINTS.get(error.command, ""))
@@ -342,12 +352,22 @@ def _run(arguments: Sequence[str]) -> int:
         return report(failure, error, json=json, verbose=verbose)
     if code == INTERRUPTED:  # typer converts KeyboardInterrupt to this
         interrupt = KeyboardInterrupt(*_signals)
+        if _is_ended_watch(arguments, interrupt):
+            return DONE
         failure = failure_of(interrupt)
         name_stop(arguments, failure.message, failure.slug)
         return report(failure, interrupt, json=json, verbose=verbose)
     if not arguments:
         return USAGE
     return code if isinstance(code, int) else DONE
+
+
+def _is_ended_watch(arguments: Sequence[str], error: BaseException) -> bool:
+    """Whether SIGTERM has ended a watch that could not say so itself, because it was starting; this says it."""
+    if not (is_watch(arguments) and is_terminated(error)):
+        return False
+    report_end(arguments)
+    return True
 
 
 def _note(text: str, *, json: bool, quiet: bool) -> None:
@@ -376,7 +396,9 @@ def main() -> None:
         SnapshotError,
     ) as error:  # while another error was reported, or if no thread could be started
         shared = _before_dashes(arguments)
-        code = report(failure_of(error), error, json="--json" in shared, verbose="--verbose" in shared)
+        is_json, is_verbose = "--json" in shared, "--verbose" in shared
+        is_ended = _is_ended_watch(arguments, error)
+        code = DONE if is_ended else report(failure_of(error), error, json=is_json, verbose=is_verbose)
     if why := unwritten():
         sys.stderr.write(f"error: the command has ended, but its result could not be written to stdout: {why}\n")
         code = code or UNWRITTEN

@@ -71,7 +71,7 @@ def is_schema_named(schema: str, given: Collection[str]) -> bool:
 def similar_names(pattern: str, names: Iterable[str], most: int) -> str:
     """Describe the tables that a pattern without a match may have meant, at most so many of them; "" if none.
 
-    Their names differ in case, or begin like it, or it lacks the schema.
+    Their names differ in case, or begin like it, or it lacks the schema, or has a typing mistake.
     """
     lower = {name.lower(): name for name in names}
     small = pattern.lower()
@@ -88,6 +88,11 @@ def similar_names(pattern: str, names: Iterable[str], most: int) -> str:
             f"the rows of a partitioned table are in its partitions; tables that begin with {pattern}:"
             f" {list_some(similar, most)}"
         )
+    # Imported here, because it is only needed for a mistake.
+    from difflib import get_close_matches
+
+    if similar := [lower[other] for other in get_close_matches(small, lower, most)]:
+        return f"did you mean: {list_some(similar, most)}"
     return ""
 
 

@@ -90,7 +90,7 @@ WHY: Mapping[LeftOutKind, str] = {
     " increment copies it again",
     LeftOutKind.STANDBY_COPY: "PostgreSQL {} can't decode WAL on a standby (16 and later can), so check has no copy"
     " of it",
-    LeftOutKind.ABSENT_COPY: "its copy is left out {}",
+    LeftOutKind.ABSENT_COPY: "its copy is left out{}",
 }
 # Parts that a restore may bring back with different contents: every output warns about them.
 WARNED = frozenset(
@@ -199,10 +199,11 @@ def standby_copies(standbys: Iterable[Node], identities: Mapping[str, NodeIdenti
     )
 
 
-def absent_copy(shard: str, standby: str, reason: str) -> LeftOut:
-    """Return the entry for a standby that a commit does without."""
+def absent_copy(shard: str, standby: str, reason: str, since: int | None = None) -> LeftOut:
+    """Return the entry for a standby that a commit does without, since this increment if the chain had a copy."""
     kind = LeftOutKind.ABSENT_COPY
-    return LeftOut(shard, kind, standby, WHY[kind].format(reason))
+    when = "" if since is None else f" since increment {since}"
+    return LeftOut(shard, kind, standby, WHY[kind].format(f"{when}: {reason}"))
 
 
 def append_only_of(groups: Mapping[str, Iterable[Group]]) -> tuple[LeftOut, ...]:

@@ -30,6 +30,9 @@ def keep(
         ),
     ],
     *,
+    increment: Annotated[
+        int | None, typer.Option("--increment", min=0, metavar="N", help="The increment; the same as NAME@N.")
+    ] = None,
     until: Annotated[
         str | None,
         typer.Option("--until", metavar="DATE", help="The last day of the pin, in UTC, or a time. Default: no end."),
@@ -43,7 +46,7 @@ def keep(
 
     A pin is stored in the store, and `list` shows it. Only the store is contacted.
     """
-    name, increment = parse_point(point)
+    name, increment = parse_point(point, increment)
     check_text("--reason", reason)
     if release and (until is not None or reason):
         raise UsageError("--release takes neither --until nor --reason", hint="release the pin, or store a new one")

@@ -97,10 +97,13 @@ def repair(
                 if not dry_run:
                     settle_repairs(fleet, name, shown)
                 plan = plan_repair(fleet, request, spark, shown)
-            if dry_run:
+            is_vain = plan.is_empty and bool(plan.unrepairable)
+            if dry_run and not is_vain:
                 answer(context, plan_document(plan), [*plan_lines(plan), "nothing was changed"])
                 raise typer.Exit(CONFLICTS if plan.unrepairable else DONE)
-            if plan.is_empty and plan.unrepairable:
+            if is_vain:
+                if dry_run and not command_context(context).json:
+                    answer(context, {}, plan_lines(plan))
                 raise _nothing_repairable_error(name, plan.unrepairable)
             report = _confirm_and_run(context, fleet, plan, spark, confirmation)
             if report.unrepaired and not report.objects:

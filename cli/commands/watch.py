@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn
@@ -13,9 +13,10 @@ import typer
 from cutline.cli.output.arguments import command_context
 from cutline.cli.output.results import emit
 from cutline.cli.output.retention_rules import retention_text
-from cutline.cli.process.stopping import cancel_request, stop_process
+from cutline.cli.process.ended_watch import STOPPED
+from cutline.cli.process.stopping import is_terminated, stop_process
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.notices import Notices, log
+from cutline.cli.watch.notices import Notices, log, saying_if_slow
 from cutline.cli.watch.running_command import stop_commands
 from cutline.cli.watch.turn import DeadWatches, SilentWatch, take_turn
 from cutline.cli.watch.watch_metrics import metrics_of
@@ -58,9 +59,9 @@ def watch(context: typer.Context) -> None:
             activity.ending()
             stop_commands()
             _record(watcher, command, activity, error)
-            if not _is_terminated(error):
+            if not is_terminated(error):
                 raise
-    say("stopped by SIGTERM")
+    say(STOPPED)
     emit(context, {"schema": SCHEMA, "operation": command.operation, "tasks": watcher.counts}, [])
 
 
@@ -71,8 +72,11 @@ def run_watch(watcher: Watcher) -> NoReturn:
         # By now, a node may have a new address.
         watcher.read_file()
         try:
-            with take_turn(watcher.source.fleet, watcher.log) as turn:
-                watcher.begin()
+            with ExitStack() as stack:
+                with saying_if_slow(watcher.log, "asking the primaries for the turn"):
+                    turn = stack.enter_context(take_turn(watcher.source.fleet, watcher.log))
+                with saying_if_slow(watcher.log, "reading the chain and the last results of the tasks in the store"):
+                    watcher.begin()
                 watcher.is_active, watcher.had_turn, is_start = True, True, False
                 watcher.notices.is_beside = False
                 watcher.notices.waits(None)
@@ -130,15 +134,9 @@ def is_another_at_work(watcher: Watcher) -> bool:
     return working_watch(under_way, watcher.operation, utc_now()) is not None
 
 
-def _is_terminated(error: BaseException) -> bool:
-    """Whether SIGTERM, which service managers send, ended the watch; false after a request to stop or Ctrl-C."""
-    interrupt = find_behind(error, KeyboardInterrupt)
-    return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
-
-
 def _record(watcher: Watcher, command: Command, activity: Activity, error: BaseException) -> None:
     ending = Ending("done", "", 0, watcher.counts, watch=watcher.state())
-    if not _is_terminated(error):
+    if not is_terminated(error):
         ending = replace(ending, state="failed", reason=reason_of(error), code=code_of(error))
     try:
         store = watcher.source.open_store()

@@ -51,8 +51,10 @@ def check_snapshot(name: str | None) -> str | None:
 
 
 def what_text(one: UnderWay | Ended) -> str:
-    """`create nightly, increment 3`."""
+    """`create nightly, increment 3`, or `restore nightly at 2026-11-20T01:02:03.000000Z`."""
     what = f"{one.kind or 'unknown'} {one.snapshot}".rstrip()
+    if one.exact_at:
+        return f"{what} at {one.exact_at}"
     return f"{what}, increment {one.increment}" if one.increment else what
 
 

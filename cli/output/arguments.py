@@ -229,11 +229,18 @@ def parse_moment(option: str, text: str) -> datetime:
     )
 
 
-def parse_point(text: str) -> tuple[str, int | None]:
-    """Parse NAME or NAME@N into the name of a snapshot and an increment; raise UsageError if N is not a number."""
+def parse_point(text: str, increment: int | None = None) -> tuple[str, int | None]:
+    """Parse NAME or NAME@N into the name of a snapshot and an increment, which --increment may give as well.
+
+    Raises UsageError if N is not a number, or if both give the increment.
+    """
     name, separator, number = text.partition("@")
     if not separator:
-        return name, None
+        return name, increment
+    if increment is not None:
+        raise UsageError(
+            f"{text!r} and --increment {increment} both give the increment", hint="write it as NAME@3 or --increment 3"
+        )
     if not (number.isascii() and number.isdigit()) or len(number) > INCREMENT_DIGITS_MAX:
         raise UsageError(f"{text!r}: {number!r} is not the number of an increment", hint="write it as NAME@3 or NAME")
     return name, int(number)

@@ -129,7 +129,7 @@ def _names(kind: LeftOutKind, found: list[LeftOut]) -> list[str]:
     if kind in COUNTED:
         return [f"{count_text(each.count)} on {each.node}" for each in found]
     if kind == LeftOutKind.ABSENT_COPY:
-        return [f"{each.name} ({each.why.removeprefix(WHY[kind].format(''))})" for each in found]
+        return [f"{each.name} ({each.why.removeprefix(WHY[kind].format('')).lstrip(': ')})" for each in found]
     nodes: dict[str, list[str]] = {}
     for each in found:
         nodes.setdefault(each.name, []).append(each.node)

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from cutline.storage.errors import find_behind
 from cutline.storage.waits import hurry, stop_hurrying
 
 if TYPE_CHECKING:
@@ -129,6 +130,12 @@ def is_signalled() -> bool:
 def cancel_request() -> CancelRequest | None:
     """Return the request that has stopped this process, or None."""
     return _requests[0] if _requests else None
+
+
+def is_terminated(error: BaseException) -> bool:
+    """Whether SIGTERM, which service managers send, is behind the error; false after a request to stop or Ctrl-C."""
+    interrupt = find_behind(error, KeyboardInterrupt)
+    return interrupt is not None and interrupt.args == (signal.SIGTERM,) and cancel_request() is None
 
 
 def is_asked_to_stop(operation: str) -> bool:

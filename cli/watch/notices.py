@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -63,6 +64,22 @@ def log(text: str, *, json_lines: bool, fleet_file: str | None = None, hint: str
     with suppress(OSError):
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+# A step at the start of a watch that takes longer is named.
+SLOW_SECONDS = 2.0
+
+
+@contextmanager
+def saying_if_slow(log: Callable[..., None], text: str) -> Iterator[None]:
+    """Write the event `text` if the block, which blocks the main thread, takes longer than SLOW_SECONDS."""
+    timer = threading.Timer(SLOW_SECONDS, log, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 NOTIFY_SCHEMA = "cutline/notify/1"

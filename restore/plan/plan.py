@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import SAME_TARGET, check_command, list_some
+from cutline.fleet.record import Time
 from cutline.fleet.table_names import is_matching, is_schema_named, similar_names
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind
@@ -348,8 +349,11 @@ def plan_restore(
     for shard in shards:
         find_ddl(chain, shard)
     intent = new_operation("restore", request.name, chain.last.increment, tuple(shards))
-    if request.scope.nodes:
-        intent = structs.replace(intent, only_nodes=True)
+    intent = structs.replace(
+        intent,
+        only_nodes=True if request.scope.nodes else UNSET,
+        exact_at=Time.exactly(request.exact_at) if request.exact_at else UNSET,
+    )
     if resumed is not None:
         intent = structs.replace(intent, operation=resumed.operation, began_at=resumed.began_at)
     targets, topology = find_targets(target, shards, intent.id), None

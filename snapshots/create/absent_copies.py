@@ -35,6 +35,7 @@ from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
 from cutline.snapshots.base_copy.copy_ranges import RowUnreadableError
+from cutline.snapshots.ddl.table_changes import JOINING
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionChanges
@@ -70,7 +71,6 @@ REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
 ADDED = "no commit of the chain has a copy of it"
-JOINING = "its shard joins the chain"
 
 
 class StandbyDivergedError(RefusedError):
@@ -426,8 +426,7 @@ def left_out_standbys(
     out = []
     for node, copy in absent.items():
         what_next = ENDED if copy.has_ended else BACK
-        reason = f"since increment {copy.since}: {copy.reason}; {what_next}"
-        out.append(absent_copy(chain.shard_of(node), node, reason))
+        out.append(absent_copy(chain.shard_of(node), node, f"{copy.reason}; {what_next}", copy.since))
     for standby in joining_standbys(sessions.fleet, chain):
         if standby.id not in renewed:
             absence = sessions.absent.get(standby.id)

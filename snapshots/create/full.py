@@ -264,7 +264,8 @@ class BaseCopy:
     are the primaries' tables as last read. `highest` is the highest group number that was used. `slots_complete_at` has
     the positions of the primaries when all slots had been created. `readers` are the standbys on which the tables of
     primaries were read, by primary. `rewritten` are the tables that must be copied again, as in CopiedTables. So must
-    those whose groups have the numbers in `without_rows`, by shard: `entries` don't have their rows.
+    those whose groups have the numbers in `without_rows`, by shard: `entries` don't have their rows. `unread` are the
+    oids of those that `groups` no longer have, by shard.
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -278,6 +279,7 @@ class BaseCopy:
     entries: tuple[NamedObject, ...]
     rewritten: Mapping[str, set[int]]
     without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    unread: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 def take_full(
@@ -464,6 +466,17 @@ def without_unarchived(base: BaseCopy, context: CreateContext) -> BaseCopy:
             shard: {name: states[name] for name in list_names(groups[shard])} for shard, states in base.states.items()
         },
         without_rows={shard: numbers for shard, numbers in base.without_rows.items() if shard not in unarchived},
+        unread={
+            **base.unread,
+            **{
+                shard: base.unread.get(shard, frozenset())
+                | {
+                    base.states[shard][name].oid
+                    for name in set(base.states[shard]).difference(list_names(groups[shard]))
+                }
+                for shard in unarchived
+            },
+        },
     )
 
 
@@ -679,7 +692,14 @@ def _copy_large_objects(
 
 
 def _known_tables(base: BaseCopy) -> KnownTables:
-    return KnownTables(base.groups, base.states, base.fingerprints, base.highest, without_rows=base.without_rows)
+    return KnownTables(
+        base.groups,
+        base.states,
+        base.fingerprints,
+        base.highest,
+        without_rows=base.without_rows,
+        unread=base.unread,
+    )
 
 
 def _initial_state(base: BaseCopy, selection: TableSelection, chain: str) -> ChainState:

@@ -52,7 +52,7 @@ from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
-from cutline.snapshots.create.renewal import NewCopies, drop_left_out, renew_copies
+from cutline.snapshots.create.renewal import NewCopies, drop_left_out, renew_copies, renewal_note
 from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -465,8 +465,9 @@ def _preview_increment(
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         renewed = {node: reason for node, reason in continuable.to_renew.items() if node not in sessions.absent}
-        for node, reason in renewed.items():
-            progress.note(News(f"{node} will be copied{' again' if node in chain.parts else ''}: {reason}"))
+        for node in sessions.nodes:
+            if node.id in renewed:
+                progress.note(renewal_note(node, "will be copied", renewed[node.id], chain))
         for shard in retired_shards(fleet, chain):
             progress.note(News(f"shard {shard} is retired in fleet.toml: the chain will continue without it"))
         check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)

@@ -41,9 +41,15 @@ from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_curr
 from cutline.snapshots.operations.operation import check_exclusive
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal, split_entries
+from cutline.snapshots.records.proven_chains import point_label
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
-from cutline.wal.drain.slots import drop_slots, slot_name
+from cutline.wal.drain.slots import ADVANCED, drop_slots, slot_name
+
+ONE_READER = (
+    "a chain's slots can feed only one store: find the program that advanced it, such as a create or watch that uses a"
+    " duplicate of this store, and stop it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +138,7 @@ def renew_copies(
     sessions, slot = context.sessions, slot_name(state.chain)
     nodes = [node for node in sessions.nodes if node.id in reasons]
     for node in nodes:
-        again = " again" if node.id in chain.parts else ""
-        progress.note(News(f"{_kind(node)} {node.id} is copied{again}: {reasons[node.id]}"))
+        progress.note(renewal_note(node, "is copied", reasons[node.id], chain))
     # Another increment that had taken the lock would have created these slots.
     check_exclusive(context.lock, context.store, context.operation)
     if left := drop_slots(nodes, slot):
@@ -154,6 +159,24 @@ def renew_copies(
     return replace(new, reasons=reasons)
 
 
+def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
+    """Return the note that the node `is copied` or `will be copied`: a warning if restorable times or changes are lost.
+
+    The copy of a primary that begins again leaves a gap in the chain. An advanced slot shows that something else reads
+    it, on a standby as well. All else is routine.
+    """
+    kind, is_again = "primary" if node.backup_of is None else "standby", node.id in chain.parts
+    text = f"{kind} {node.id} {does}{' again' if is_again else ''}: {reason}"
+    is_advanced = reason.endswith(ADVANCED)
+    if not is_again or not (is_advanced or node.backup_of is None):
+        return News(text)
+    if node.backup_of is None:
+        text += f"; no time between {point_label(chain.last.increment)} and this increment can be restored"
+    if is_advanced:
+        text += f"; {ONE_READER}"
+    return text
+
+
 def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
     """Drop the slots of new copies whose standbys have been left out since; the next increment begins them again."""
     sessions = context.sessions
@@ -161,10 +184,6 @@ def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
     for node in gone:
         sessions.absent[node.id] = Absence(sessions.absent[node.id].reason, has_ended=True)
     drop_slots(gone, slot)
-
-
-def _kind(node: Node) -> str:
-    return "primary" if node.backup_of is None else "standby"
 
 
 def _with_lost(state: ChainState, primaries: Iterable[Node]) -> KnownTables:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 
 # text and varchar: their values have the same text form, and changing a column from one to the other rewrites nothing.
 TEXTS = frozenset({25, 1043})
-# Why tables are copied again that are lost.
+# Why tables are copied that the last commit lacks, and why those are copied again that are lost.
+NEW, JOINING = "it is new", "its shard joins the chain"
 LOST_WAL = "its primary is copied again"
 LOST_ROWS = "the base copy does not have all of its rows"
 
@@ -129,11 +130,13 @@ def plan_shard(
     now: tuple[Iterable[Table], Mapping[str, TableState]],
     number: int,
     moved: Collection[int],
+    why_new: Callable[[int], str] = lambda _: NEW,
 ) -> ShardPlan:
     """Compare the shard's current tables and their states by name (`now`) with those in the previous commit.
 
     `archived` holds the definitions in segments that no commit lists. `moved` holds the oids of tables whose changes in
-    WAL have an unknown definition. New definitions get numbers after `number`. Raises PublicationChangedError.
+    WAL have an unknown definition. New definitions get numbers after `number`. `why_new` says, by
+    oid, why a table is copied that the commit lacks. Raises PublicationChangedError.
     """
     tables, states = now
     previous = {table_before.oid: table_before for table_before in before}
@@ -153,7 +156,7 @@ def plan_shard(
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
         if was and was.state and not was.why_lost and state.membership and is_same_kind:
             check_publication(node, was.state, state)
-        reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved)
+        reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved) if was else why_new(table.oid)
         if not reason and was and is_same and not tried:
             unchanged.append(was.group)
             continue
@@ -191,12 +194,8 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
         )
 
 
-def _why_copy(
-    was: TableBefore | None, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool
-) -> str:
+def _why_copy(was: TableBefore, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool) -> str:
     """Return the reason why the table needs a new base copy, or "" if it does not need one."""
-    if was is None:
-        return "it is new"
     if was.why_lost:
         return was.why_lost
     if is_moved:
@@ -294,8 +293,9 @@ class KnownTables:
     """The tables at the last commit, by shard; `highest` is the highest group number ever used.
 
     All tables of the shards in `lost` are copied again, because WAL since the last commit is lost. So are those whose
-    groups have the numbers in `without_rows`, by shard. The states of the shards `of_fingerprint` were read together
-    with their fingerprints (Chain.are_states_of_fingerprint).
+    groups have the numbers in `without_rows`, by shard. `joining` are the shards that join the chain, and `unread` are
+    the oids of tables, by shard, that a base copy named but did not copy, so it no longer has them. The states of the
+    shards `of_fingerprint` were read together with their fingerprints (Chain.are_states_of_fingerprint).
     """
 
     groups: Mapping[str, tuple[Group, ...]]
@@ -305,6 +305,14 @@ class KnownTables:
     lost: frozenset[str] = frozenset()
     of_fingerprint: frozenset[str] = frozenset()
     without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    joining: frozenset[str] = frozenset()
+    unread: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    def why_new(self, shard: str, oid: int) -> str:
+        """Return the reason why a table is copied that is not among `groups`."""
+        if shard in self.joining:
+            return JOINING
+        return LOST_ROWS if oid in self.unread.get(shard, ()) else NEW
 
     def before(self, shard: str, without: Set[int] = frozenset()) -> tuple[TableBefore, ...]:
         """Return the shard's tables for the plan's comparison, without the groups with these numbers."""
@@ -335,6 +343,7 @@ def known_tables(chain: Chain, joining: Iterable[str] = (), lost: Collection[str
         highest,
         frozenset(shard for shard in shards if shard in lost),
         frozenset(shard for shard in shards if chain.are_states_of_fingerprint(shard)),
+        joining=frozenset(new),
     )
 
 
@@ -671,7 +680,8 @@ def plan_ddl(
             if one.states[name].oid not in compared
         ]
         before = known.before(shard, {group.number for group in same})
-        plan = plan_shard(shard, before, tried[shard], (tables, one.states), highest, moved.get(shard, ()))
+        now, why_new = (tables, one.states), partial(known.why_new, shard)
+        plan = plan_shard(shard, before, tried[shard], now, highest, moved.get(shard, ()), why_new)
         shards[shard] = replace(plan, unchanged=(*same, *plan.unchanged))
         highest = max([highest, *(group.number for group in plan.groups)])
     return DdlPlan(shards, node_tables)
@@ -682,13 +692,20 @@ def _archived_table(definition: Definition) -> TableBefore:
 
 
 def report_changes(plan: DdlPlan, progress: Progress) -> None:
-    """Report the tables that changed, and what the increment does with them."""
+    """Report the tables that changed, and what the increment does with them.
+
+    If all of a shard's tables are copied for the same reason, they are only counted.
+    """
     for shard, shard_plan in plan.shards.items():
         names: dict[str, list[str]] = {}
         for table in shard_plan.changed:
             what = f"a new base copy: {table.reason}" if table.after is None else ""
             names.setdefault(what, []).append(table.table.group.name)
+        is_whole = len(names) == 1 and not shard_plan.unchanged and "" not in names
         for what, tables in names.items():
+            if is_whole and len(tables) > 1:
+                progress.note(News(f"node {shard}: all {len(tables):,} tables need {what}"))
+                continue
             if len(tables) > ALONE_MAX:
                 does = f"need {what}" if what else "have a new definition"
                 some = list_some(tables, TABLES_NAMED_MAX)

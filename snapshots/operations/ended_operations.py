@@ -94,6 +94,11 @@ class Ended:
         return _or(self.outcome.increment, None) if self.outcome else None
 
     @property
+    def exact_at(self) -> Time | None:
+        """The time whose exact state a restore restores; None if it restores a cut."""
+        return _or(self.intent.exact_at, None) if self.intent else None
+
+    @property
     def began_at(self) -> Time | None:
         """The time at which the operation began."""
         if self.intent is not None:
@@ -155,6 +160,7 @@ class Ended:
             "kind": self.kind or None,
             "snapshot": self.snapshot or None,
             "increment": self.increment,
+            "exact_at": self.exact_at,
             "state": outcome.state if outcome else None,
             "reason": (outcome.reason or None) if outcome else None,
             "code": self.code,

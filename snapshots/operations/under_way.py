@@ -97,6 +97,11 @@ class UnderWay:
         return about.increment if about else None
 
     @property
+    def exact_at(self) -> Time | None:
+        """The time whose exact state a restore restores; None if it restores a cut."""
+        return None if self.intent is None or isinstance(self.intent.exact_at, UnsetType) else self.intent.exact_at
+
+    @property
     def began_at(self) -> Time | None:
         """The time at which the operation began."""
         about = self.intent or self.sign
@@ -172,6 +177,7 @@ class UnderWay:
             "kind": self.kind or None,
             "snapshot": self.snapshot or None,
             "increment": self.increment,
+            "exact_at": self.exact_at,
             "state": self.state(now).value,
             "who": f"{owner.user}@{owner.host}" if owner else None,
             "process": owner.process if owner else None,

@@ -90,7 +90,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     restores have the other fields. `targets` are the databases that the restore creates, as `system identifier/name`.
     `servers` are the addresses of their servers, as `host:port` or `folder of the socket:port`. `started` are the start
     times of these servers, because a physical copy of a server has the same system identifier. If `only_nodes`, the
-    restore was limited to `nodes`.
+    restore was limited to `nodes`. `exact_at` is the time whose exact state is restored, up to the cut of `increment`.
     """
 
     operation: str
@@ -113,6 +113,7 @@ class Intent(Record, frozen=True, kw_only=True, tag_field="schema", tag=FORMAT):
     renews: dict[str, str] | UnsetType = UNSET
     process: str | UnsetType = UNSET
     repair: Count | UnsetType = UNSET
+    exact_at: Time | UnsetType = UNSET
 
     @property
     def id(self) -> str:

@@ -74,7 +74,7 @@ from cutline.snapshots.records.tombstones import (
     is_known_only_full,
     is_only_full,
 )
-from cutline.storage.errors import ChainEnd, RefusedError, UsageError
+from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectMissingError, ObjectStore, check_key
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.safe_time import safe_time_of_nodes
@@ -1037,10 +1037,22 @@ def read_commit(store: ObjectStore, name: str, increment: int, named: Named = ""
         what = f"increment {increment} of snapshot {name}" if increment else f"snapshot {name}"
         raise SnapshotMissingError(
             f"there is no {what}",
-            hint="see: snapshot list",
+            hint="see: snapshot list" if increment else f"{_similar_snapshots(store, name)}see: snapshot list",
             details={"snapshot": name, "increment": increment, "object": place.key},
         )
     return commit_at(place, name, increment)
+
+
+def _similar_snapshots(store: ObjectStore, name: str) -> str:
+    """Ask whether a snapshot with a similar name was meant; "" if there is none, or the store can't list them."""
+    # Imported here, because it is only needed for a mistake.
+    from difflib import get_close_matches
+
+    with suppress(SnapshotError):
+        close = get_close_matches(name, store.list_children("snapshots"))
+        if similar := [one for one in close if one != name and is_committed(store, one)]:
+            return f"did you mean {' or '.join(similar)}?   "
+    return ""
 
 
 def read_full(store: ObjectStore, name: str, named: Named = "") -> FullSnapshot:

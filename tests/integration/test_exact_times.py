@@ -330,6 +330,8 @@ def test_what_is_restored_and_refused_at_exact_times(
     assert ids_of(target.primaries[0].dsn) == [1]
     assert resumed.exact is not None
     assert resumed.exact.moment == at[1]
+    (ended,) = run_here(fleet, "history", "--last", "1")[1]["operations"]
+    assert (ended["kind"], ended["exact_at"]) == ("restore", Time.exactly(at[1]))
 
     code, shown = run_here(fleet, "show", NAME, "--at", at[1].isoformat())
     assert code == 0

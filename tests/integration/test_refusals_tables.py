@@ -20,12 +20,14 @@ from psycopg import sql
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import NEW_CHAIN
-from cutline.fleet.progress import Noting, Silent
+from cutline.fleet.progress import News, Noting, Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
-from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.create.renewal import ONE_READER
 from cutline.snapshots.records.commit import DefinitionChanges, Increment
+from cutline.snapshots.records.proven_chains import point_label
 from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.integration.refusing import create, execute, publication_name, refused, take_increment
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS_MAX = 30
 VERSION_18 = 180_000
+GAP = "; no time between {} and this increment can be restored"
 GROUPS = """
 [groups]
 include = ["kept.*"]
@@ -240,16 +243,18 @@ def test_a_change_that_loses_nothing_ends_no_chain(current: CurrentChain) -> Non
     assert current.runs.increment(current.name).counts["changes"] == 2
 
 
-@pytest.mark.parametrize(("node", "change", "what"), [
-    ("s1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist"),
-    ("s1-b1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist"),
+@pytest.mark.parametrize(("node", "change", "what", "warnings"), [
+    ("s1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist", [GAP]),
+    ("s1-b1", "SELECT pg_drop_replication_slot('{slot}')", "slot {slot} does not exist", []),
     ("s1", "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())",
-     "slot {slot} is at .* advanced the slot"),
-    ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*"),
+     "slot {slot} is at .* advanced the slot", [f"{GAP}; {ONE_READER}"]),
+    ("s1-b1", "SELECT pg_replication_slot_advance('{slot}', pg_last_wal_replay_lsn())", "slot {slot} is at .*",
+     [ONE_READER]),
 ])  # fmt: skip
 def test_a_node_with_a_gap_in_its_wal_is_copied_again(
-    chain_of_two: CurrentChain, node: str, change: str, what: str
+    chain_of_two: CurrentChain, node: str, change: str, what: str, warnings: list[str]
 ) -> None:
+    """The note is a warning, which --quiet keeps, if times can't be restored or something else reads the slot."""
     current = chain_of_two
     if not current.name:
         current.begin_new()
@@ -258,10 +263,17 @@ def test_a_node_with_a_gap_in_its_wal_is_copied_again(
     execute(current.dsn, "UPDATE kept.person SET age = 5")
     await_replay(current)
     execute(dsn, change.format(slot=slot))
-    commit = current.runs.increment(name)
+    dry, noting = Noting(Silent()), Noting(Silent())
+    preview_increment(current.fleet, CreateRequest(name), dry)
+    commit = create_increment(current.fleet, CreateRequest(name), current.runs.spark, noting)
     assert isinstance(commit, Increment)
     assert commit.renewed.keys() == {node}
     assert re.search(what.format(slot=slot), commit.renewed[node].reason), commit.renewed
+    expected = [text.format(point_label(commit.increment - 1)) for text in warnings]
+    for notes, does in ((dry.notes, "will be copied again"), (noting.notes, "is copied again")):
+        (note,) = [note for note in notes if f" {node} {does}: " in note]
+        assert isinstance(note, News) == (not expected)
+        assert all(note.endswith(text) for text in expected), note
     current.begin_new()
 
 

@@ -609,6 +609,7 @@ def test_a_full_snapshot_goes_on_if_the_standby_that_it_reads_fails(two: Changin
     assert found == ([note] if note else []), notes.lines
     # Only if nothing was copied yet, another standby is read in the place of the primary.
     assert set(commit.shared_bases) == (set() if note else {"s1"})
+    assert not [line for line in notes.lines if "it is new" in line]
     if note == COPIED_AGAIN:
         assert readers_of(commit) == {"s1": "s1-b2"}
     two.write()

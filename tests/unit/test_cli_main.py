@@ -268,7 +268,7 @@ import os, sys
 class Finder:
     def find_spec(name, *_):
         if name == "cutline.cli.main":
-            os.kill(os.getpid(), int(sys.argv[1]))
+            os.kill(os.getpid(), int(sys.argv.pop(1)))
             os._exit(99)
 sys.meta_path.insert(0, Finder)
 from cutline.cli.entry import main
@@ -287,6 +287,32 @@ def test_a_signal_during_the_imports_ends_the_command_as_later_ones_do(
     expected = replace(failure.failure_of(interrupt), hint=HINT)
     code = failure.report(expected, interrupt, json=words == ["--json"], verbose=False)
     assert (done.returncode, (done.stdout, done.stderr)) == (code, capsys.readouterr())
+
+
+# What imports the command, which is after the program's own handlers are there, gets a signal.
+STARTING = """
+import os, sys
+number = int(sys.argv.pop(1))
+class Finder:
+    def find_spec(name, *_):
+        if name == "cutline.cli.commands.watch":
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder)
+from cutline.cli.entry import main
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [["watch"], ["--fleet", "check", "watch", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("program", [IMPORTING, STARTING], ids=["during the imports", "later"])
+def test_a_watch_that_sigterm_stops_while_it_starts_has_not_failed(program: str, words: list[str]) -> None:
+    done = _run([sys.executable, "-c", program], (str(int(signal.SIGTERM)), *words), {})
+    expected = ("", "stopped by SIGTERM\n")
+    if "--json" in words:
+        expected = ('{"schema": "cutline/watch/1", "operation": null, "tasks": {}}\n', "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, *expected)
+    hangup = _run([sys.executable, "-c", program], (str(int(signal.SIGHUP)), *words), {})
+    assert hangup.returncode == 8
 
 
 @pytest.mark.parametrize("program", [IMPORTING, STAND_IN], ids=["during the imports", "later"])

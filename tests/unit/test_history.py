@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+from msgspec import structs
+
+from cutline.cli.output.activity import what_text
 from cutline.fleet.record import Time
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.ended_operations import read_history
-from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.operation import begin, record_outcome
 from cutline.snapshots.operations.under_way import read_under_way
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.store_identity import ensure_identity
@@ -15,7 +18,7 @@ from cutline.storage.ids import new_operation_id
 from cutline.storage.memory import InMemoryStore
 from tests.unit.document_kinds import FLEET
 from tests.unit.made_commits import memory, unused_url
-from tests.unit.made_operations import LABEL, NOW, begun
+from tests.unit.made_operations import LABEL, NOW, begun, new_restore
 
 
 def test_history_has_the_newest_first_with_what_is_known() -> None:
@@ -49,6 +52,18 @@ def test_of_operations_that_began_in_one_second_the_last_one_to_end_comes_first(
         time.sleep(0.002)
     for count in (1, 6):
         assert [one.id for one in read_history(store, count)] == [one.id for one in [*reversed(intents)][:count]]
+
+
+def test_a_restore_of_an_exact_time_is_named_by_it() -> None:
+    store, at = memory(), Time.parse("2026-11-20T11:02:03.000004Z")
+    operation = structs.replace(new_restore(3), exact_at=at)
+    begin(store, operation)
+    (running,) = read_under_way(store)
+    record_outcome(store, operation, "done")
+    (ended,) = read_history(store, 9)
+    assert what_text(running) == what_text(ended) == f"restore daily at {at}"
+    assert running.to_json(NOW)["exact_at"] == ended.to_json()["exact_at"] == at
+    assert ended.to_json()["increment"] == 3
 
 
 def test_an_unreadable_outcome_is_named_in_history() -> None:

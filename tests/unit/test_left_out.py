@@ -96,6 +96,9 @@ def test_an_increment_names_what_is_new_and_counts_the_rest() -> None:
 
 def test_a_standby_that_is_left_out_is_named_each_time_with_the_reason() -> None:
     away = absent_copy("a", "a-b1", "no answer within 2 s")
+    assert away.why == "its copy is left out: no answer within 2 s"
+    later = absent_copy("a", "a-b1", "no answer within 2 s", 3)
+    assert later.why == "its copy is left out since increment 3: no answer within 2 s"
     expected = "warning: copies of standbys are left out, so check can't compare them: a-b1 (no answer within 2 s)"
     assert left_out_since([away], [away], "daily") == left_out_lines([away]) == [expected]
 

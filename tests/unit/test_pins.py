@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from cutline.cli.commands.delete import plan_lines
-from cutline.cli.output.arguments import parse_end, parse_point
+from cutline.cli.output.arguments import CommandContext, parse_end, parse_point
 from cutline.fleet.config import Retention
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
@@ -22,6 +22,7 @@ from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.pins import PinState, pin_key, pins_in_force, put_pin, read_pins, release_key
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, snapshot_names
+from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, is_only_full, only_full_key, put_mark
 from cutline.snapshots.removal.deletion import DeletionPlan, plan_deletion
 from cutline.snapshots.removal.pinning import (
@@ -35,10 +36,12 @@ from cutline.snapshots.removal.pruning import plan_prune
 from cutline.storage.errors import SnapshotError, UsageError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import ObjectStore
+from tests.commands.in_process import run_here
 from tests.unit.document_kinds import PIN
 from tests.unit.made_chains import FLEET, InMemoryNodes
 from tests.unit.made_commits import mark, memory
 from tests.unit.made_deletions import delete, prune, store_two_chains
+from tests.unit.made_operations import fleet_of
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -241,6 +244,21 @@ def test_a_pin_at_any_moment_of_a_removal_is_refused_or_keeps_what_it_pins(remov
     # Before the removal is recorded, the pin is stored; after that it is refused.
     assert found == sorted(found, reverse=True)
     assert {*found} == {True, False}
+
+
+def test_the_increment_is_given_after_the_name_or_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = memory()
+    fleet = fleet_of(store)
+    ensure_identity(store, fleet)
+    store_two_chains(store)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: fleet)
+    for words in (["old@1"], ["old", "--increment", "1"]):
+        code, document = run_here(fleet, "keep", *words)
+        assert (code, [pin["increment"] for pin in document["changed"]]) == (0, [1])
+    assert increments_in_force(store, "old") == [1, 1]
+    assert run_here(fleet, "keep", "old", "--increment", "1", "--release")[1]["pins"] == []
+    code, document = run_here(fleet, "keep", "old@1", "--increment", "1")
+    assert (code, document["error"]) == (2, "usage")
 
 
 def test_names_with_numbers_and_ends_of_periods_are_read() -> None:

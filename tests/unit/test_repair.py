@@ -59,7 +59,7 @@ from cutline.storage.store import (
     WritingRefusedError,
 )
 from cutline.wal.segments.segments import read_events
-from tests.commands.in_process import run_as_text, run_here, run_with_stderr
+from tests.commands.in_process import run_and_capture, run_as_text, run_here, run_with_stderr
 from tests.unit import made_repairs
 from tests.unit.made_commits import increment_commit, unused_url
 from tests.unit.made_garbage import preview_gc, run_gc
@@ -838,6 +838,20 @@ def test_a_stopped_repair_of_commit_files_names_those_that_are_back_and_no_new_o
         run_repair(shard.fleet, planned, NoSpark(), Stopping("first step"))  # type: ignore[arg-type]
     assert stopped.value.message == "no damaged object of daily was replaced; 1 missing object is back"
     assert stopped.value.hint == "to repair the rest, repeat the command"
+
+
+def test_a_dry_run_is_refused_as_the_repair_is_if_nothing_can_be_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = new_shard()
+    chain = shard.take()
+    for node in ("a", "b"):
+        for segment in chain.segments(node):
+            damage(shard, segment.key, None)
+    monkeypatch.setattr(CommandContext, "load_fleet", lambda _: shard.fleet)
+    answers = [run_here(shard.fleet, "repair", NAME, option) for option in ("--dry-run", "--yes")]
+    assert answers[0] == answers[1]
+    assert (answers[0][0], answers[0][1]["error"]) == (3, "nothing-repairable")
+    code, text = run_and_capture(shard.fleet, "repair", NAME, "--dry-run")
+    assert (code, text.count("can't be repaired: object")) == (3, len(answers[0][1]["details"]["unrepairable"]))
 
 
 def test_the_plan_of_a_dry_run_is_printed_even_if_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

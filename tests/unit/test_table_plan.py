@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from msgspec.structs import replace
 
+from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.groups import Column, Group, Table
 from cutline.nodes.publications import PublicationChangedError
 from cutline.nodes.table_state import TableState
-from cutline.snapshots.ddl.table_changes import ChangedTable, ShardPlan, TableBefore, plan_shard
+from cutline.snapshots.ddl.fingerprint import Moment
+from cutline.snapshots.ddl.table_changes import (
+    JOINING,
+    LOST_ROWS,
+    NEW,
+    ChangedTable,
+    KnownTables,
+    NodeTables,
+    ShardPlan,
+    TableBefore,
+    plan_ddl,
+    plan_shard,
+    report_changes,
+)
 
 INT, TEXT, VARCHAR = 23, 25, 1043
 
@@ -66,6 +82,27 @@ def is_converted(found: ShardPlan) -> bool:
 
 def with_columns(*columns: Column, width: int = 1) -> Group:
     return replace(OLD, columns=tuple(columns), key_width=width)
+
+
+@pytest.mark.parametrize(("count", "reason", "note"), [
+    (3, JOINING, f"node n: all 3 tables need a new base copy: {JOINING}"),
+    (3, LOST_ROWS, f"node n: all 3 tables need a new base copy: {LOST_ROWS}"),
+    (1, NEW, f"node n: table public.t0 needs a new base copy: {NEW}"),
+])  # fmt: skip
+def test_tables_that_the_last_commit_lacks_are_counted_with_the_true_reason(count: int, reason: str, note: str) -> None:
+    groups = [replace(OLD, number=0, table=f"t{number}") for number in range(count)]
+    tables = tuple(
+        Table(number, group, 0, 0, readable=True, key_is_immediate=True) for number, group in enumerate(groups)
+    )
+    now = NodeTables(tables, {group.name: state(group) for group in groups}, "", cast("Moment", None))
+    known = KnownTables(
+        {"n": ()}, {"n": {}}, {"n": ""}, 0,
+        joining=frozenset(["n"] if reason == JOINING else []),
+        unread={"n": frozenset(range(count))} if reason == LOST_ROWS else {},
+    )  # fmt: skip
+    noting = Noting(Silent())
+    report_changes(plan_ddl({"n": now}, known, {}, {}), noting)
+    assert noting.notes == [note]
 
 
 def test_an_unchanged_table_keeps_its_definition() -> None:

@@ -32,7 +32,7 @@ SECOND = (
         ),
         ("Order", 'a pattern is schema.table: Tenant 01 GmbH.Order, "Tenant 02 Ltd.".Order'),
         ("scratch.*", ""),
-        ("public.event_2025", ""),
+        ("public.event_2025", "did you mean: public.events_2025, public.events_2026, public.events_old"),
     ],
 )
 def test_a_pattern_without_a_table_is_named(pattern: str, similar: str) -> None:

@@ -17,6 +17,7 @@ import cutline.cli.commands.watch as command
 import cutline.cli.main
 import cutline.cli.watch.watcher as module
 from cutline.cli.process import stopping
+from cutline.cli.watch import notices
 from cutline.cli.watch.schedule import TaskKind
 from cutline.cli.watch.tasks import TaskResult
 from cutline.cli.watch.turn import DeadWatches, SilentWatch, SilentWatchError
@@ -158,6 +159,24 @@ def test_status_shows_what_a_watch_does_after_it_has_waited(watched: Watched, mo
     with pytest.raises(KeyboardInterrupt):
         command.run_watch(watched.watcher)
     assert steps == ["idle", "waiting: node a is away", "idle"]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.3, ["asking the primaries for the turn"]), (0.0, [])])
+def test_a_slow_start_says_what_it_waits_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, seconds: float, said: list[str]
+) -> None:
+    @contextmanager
+    def take_turn(*_: object) -> Iterator[None]:
+        time.sleep(seconds)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(command, "take_turn", take_turn)
+    monkeypatch.setattr(notices, "SLOW_SECONDS", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        command.run_watch(watched.watcher)
+    time.sleep(0.2)
+    assert watched.said == said
 
 
 def test_an_earlier_watch_that_was_killed_is_forgotten_and_nothing_else(

@@ -40,6 +40,8 @@ from cutline.wal.drain.waiting import (
 )
 
 PLUGIN = "pgoutput"
+# The end of the reason if a slot is past the end of its archive.
+ADVANCED = "another process advanced the slot"
 # How often to check a slot that is being created.
 WATCH_SECONDS = 0.5
 # Creating a slot is never cancelled before this: it takes that long even if there is nothing to wait for.
@@ -348,7 +350,7 @@ def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> 
     problem = slot_problem(name, state)
     if state is not None and not problem and state.confirmed > archived:
         place = str(state.confirmed)
-        problem = f"slot {name} is at {place}, but the archive ends at {archived}: another process advanced the slot"
+        problem = f"slot {name} is at {place}, but the archive ends at {archived}: {ADVANCED}"
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",

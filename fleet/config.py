@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -511,7 +511,30 @@ def _toml_types(match: re.Match[str]) -> str:
 
 
 def _unknown_key(match: re.Match[str]) -> str:
-    return f"unknown key {match[1]}" + (f" in {match[2]}" if match[2] else "")
+    # Imported here, because it is only needed for a mistake.
+    from difflib import get_close_matches
+
+    found = re.search(r"\w+(?=`$|\]\]$)", match[2] or "")
+    known = _keys_of(found[0] if found else "")
+    similar = [f"`{key}`" for key in get_close_matches(match[1].strip("`"), known, 1)]
+    place = f" in {match[2]}" if match[2] else ""
+    return f"unknown key {match[1]}{place}" + (f": did you mean {similar[0]}?" if similar else "")
+
+
+def _keys_of(table: str) -> list[str]:
+    """Return the keys of a table of the file, or of the file itself for ""; nothing for other tables."""
+    fields = msgspec.structs.fields(FleetFile)
+    if not table:
+        return [each.encode_name for each in fields]
+    kinds = [kind for each in fields if each.encode_name == table for kind in _records_of(each.type)]
+    return [each.encode_name for kind in kinds for each in msgspec.structs.fields(kind)]
+
+
+def _records_of(kind: Any) -> list[type[Record]]:
+    """Return the records in a type such as tuple[NodeTable, ...]."""
+    if isinstance(kind, type) and issubclass(kind, Record):
+        return [kind]
+    return [record for part in get_args(kind) for record in _records_of(part)]
 
 
 def _missing_key(match: re.Match[str]) -> str:

@@ -177,6 +177,8 @@ def test_the_embedded_fleets_own_file_is_read(tmp_path: Path) -> None:
     ('name = 1\nstore = "x"\n' + NODE, "expected text, got integer - at `name`"),
     ('name = ""\nstore = "x"\n' + NODE, "expected text of length >= 1 - at `name`"),
     (HEAD + 'color = "red"\n' + NODE, "unknown key `color`"),
+    (HEAD + '[watch]\nevry = "5 min"\n' + NODE, "unknown key `evry` in `watch`: did you mean `every`?"),
+    (HEAD + NODE + 'dns = "x"\n', "unknown key `dns` in the 1st [[node]]: did you mean `dsn`?"),
     (HEAD + '[cut]\nglobal = "xa"\n' + NODE, "unknown key `global` in `cut`"),
     (HEAD + "[wal]\nbytes = 1\n" + NODE, "unknown key `bytes` in `wal`"),
     (HEAD + "[groups]\nonly = []\n" + NODE, "unknown key `only` in `groups`"),

@@ -73,8 +73,9 @@ def _measure(results: Results, shard: Shard, folder: Path, say: Callable[[str], 
 
     def create(number: int) -> None:
         command("create", "create", "many" if number == REPEATS - 1 else f"many-{number}")
-        if number < REPEATS - 1:
-            command("delete", "delete", f"many-{number}", "--force", "--yes")
+        # The deletion of the last snapshot would drop the publications, too.
+        if number > 0:
+            command("delete", "delete", f"many-{number - 1}", "--force", "--yes")
 
     def take_dump(_: int) -> None:
         shutil.rmtree(dump, ignore_errors=True)

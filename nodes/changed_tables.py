@@ -106,7 +106,7 @@ class _NamedType(NamedTuple):
 def find_changed(
     connection: psycopg.Connection[Any], fleet_id: str, groups: Sequence[Group], states: Mapping[str, TableState]
 ) -> ChangedTables | None:
-    """Compare tables with what they were, given the `states` of the `groups` by name; None if that is not possible.
+    """Compare tables with their earlier `states`, by name of the `groups`; return None if that is not possible.
 
     A table that is not `changed` has the same definition and the same state, except for counters; its type stamps are
     the same, too. Run this in a transaction with a single snapshot.

@@ -253,7 +253,7 @@ def _find_setting_problems(
     (receivers,) = connection.execute("SELECT count(*) FROM pg_stat_wal_receiver").fetchone() or (0,)
     if not receivers:
         remedy = "check primary_conninfo and the standby's log"
-        yield NodeProblem(node.id, "it is not streaming from its primary", remedy)
+        yield NodeProblem(node.id, "it is not streaming from its primary", remedy, is_away=True)
 
 
 def _find_level_problems(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:

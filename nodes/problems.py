@@ -49,13 +49,17 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """A setting or privilege that a node lacks, and the remedy: SQL if it has a `place`, else an action."""
+    """A setting or privilege that a node lacks, and the remedy: SQL if it has a `place`, else an action.
+
+    A node that `is_away` has a problem that may end by itself, as that of a server that can't be reached.
+    """
 
     node: str
     problem: str
     remedy: str
     place: Place | None = None
     purpose: Purpose = Purpose.EVERYTHING
+    is_away: bool = False
 
 
 def distinct_problems(problems: Iterable[NodeProblem]) -> list[NodeProblem]:

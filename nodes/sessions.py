@@ -49,10 +49,14 @@ WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why a command does without a standby. If it `has_ended`, the standby's copy in the chain can't be continued."""
+    """Why a command does without a standby, and what to do there, if that is known.
+
+    If it `has_ended`, the standby's copy in the chain can't be continued.
+    """
 
     reason: str
     has_ended: bool = False
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ def init(
         "grants": grants_of(report.lacking),
         "actions": actions_of(report.lacking),
         "standbys_left_out": [standby for _, standby in report.too_old],
+        "absent": to_builtins(report.absent),
         "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
-        "warnings": [warning.text for warning in report.warnings] + [pattern.text for pattern in report.unmatched],
+        "warnings": [*_warnings(report), *(pattern.text for pattern in report.unmatched)],
         "surroundings": [warning.to_json() for warning in report.warnings],
         "unmatched_patterns": [
             {"rule": one.rule, "pattern": one.pattern, "similar": one.similar} for one in report.unmatched
@@ -105,7 +106,7 @@ def lines_of(report: InitReport, *, allows_one_copy: bool = False) -> list[str]:
         else "the store is not encrypted by Cutline: docs/encryption.md"
     )
     lines += _published_lines(report)
-    standbys = {node.backup_of for node in report.nodes}
+    standbys = {node.backup_of for node in report.nodes} | {standby.primary for standby in report.absent}
     if report.too_old:
         names = [standby for _, standby in report.too_old]
         some = list_some(names, NODES_NAMED_MAX)
@@ -124,13 +125,17 @@ def lines_of(report: InitReport, *, allows_one_copy: bool = False) -> list[str]:
             " its database:",
             OWN_SLOTS_DROP,
         ]
-    lines += [f"warning: {warning.text}" for warning in report.warnings]
+    lines += [f"warning: {text}" for text in _warnings(report)]
     lines += _copies_lines(report.to_copy)
     lines += [
         f"{one.listed} is {one.node} in {one.snapshot}: its increments go on with it under that id"
         for one in report.renamed
     ]
     return [*lines, *optional_lines(report.lacking, report.addresses), "next: snapshot create NAME"]
+
+
+def _warnings(report: InitReport) -> list[str]:
+    return [standby.text for standby in report.absent] + [warning.text for warning in report.warnings]
 
 
 def _copies_lines(to_copy: Iterable[CopyToRenew]) -> list[str]:

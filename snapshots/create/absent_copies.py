@@ -115,11 +115,13 @@ def leave_out_failed(sessions: Sessions, error: Exception, progress: Progress) -
     return True
 
 
-def repeat_without_failed(fleet: Fleet, progress: Progress, create: Callable[[Callable[[], None]], Result]) -> Result:
-    """Call `create`; if a standby fails that fleet.toml does not require, call it again, as long as nothing is stored.
+def repeat_without_failed(
+    fleet: Fleet, progress: Progress, command: Callable[[Callable[[], None]], Result], name: str = "the create"
+) -> Result:
+    """Call `command`; if a standby fails that fleet.toml does not require, call it again, as long as nothing is stored.
 
-    It opens its sessions again, which leaves out a standby that is still away. `create` calls its argument before it
-    stores anything. From then on, it deals with such standbys itself.
+    It opens its sessions again, which leaves out a standby that is still away. `command` calls its argument before it
+    stores anything. From then on, a create deals with such standbys itself.
     """
     # Errors that pass through here name nodes by the chain's ids (naming_listed_ids).
     standbys = {node.id: node for node in fleet.nodes if node.backup_of is not None}
@@ -127,13 +129,13 @@ def repeat_without_failed(fleet: Fleet, progress: Progress, create: Callable[[Ca
     for left in range(len(standbys), -1, -1):
         has_begun = threading.Event()
         try:
-            return create(has_begun.set)
+            return command(has_begun.set)
         except SnapshotError as error:
             node = standbys.get(str(error.details.get("node")))
             is_spare = node is not None and fleet.standbys_needed(node.shard) < counts[node.shard]
             if has_begun.is_set() or not left or not is_spare or error.exit_code != UnreachableError.exit_code:
                 raise
-            progress.note(News(f"{error.message}; the create begins again"))
+            progress.note(News(f"{error.message}; {name} begins again"))
     raise ValueError("the last call returns or raises")
 
 
@@ -270,16 +272,22 @@ def leave_out_crowded(sessions: Sessions) -> None:
     refuse_too_few(lacking)
 
 
-def leave_out_unfit(sessions: Sessions, problems: Iterable[NodeProblem], progress: Progress) -> list[NodeProblem]:
+def leave_out_unfit(
+    sessions: Sessions, problems: Iterable[NodeProblem], progress: Progress, *, only_away: bool = False
+) -> list[NodeProblem]:
     """Leave out the standbys whose own settings are the problem, which is noted; return the problems that are left.
 
-    Privileges that a standby lacks are those of its primary.
+    With `only_away`, the others stay. Privileges that a standby lacks are those of its primary.
     """
     before, left = frozenset(sessions.absent), list(problems)
     for node in sessions.nodes:
         own = [problem for problem in left if problem.node == node.id]
-        if own and all(problem.place is None for problem in own) and sessions.may_leave_out(node):
-            sessions.leave_out(node, Absence("; ".join(problem.problem for problem in own)))
+        is_chosen = any(problem.is_away for problem in own) or not only_away
+        if own and is_chosen and all(problem.place is None for problem in own) and sessions.may_leave_out(node):
+            reason, remedy = (
+                "; ".join(texts) for texts in zip(*((one.problem, one.remedy) for one in own), strict=True)
+            )
+            sessions.leave_out(node, Absence(reason, remedy=remedy))
             left = [problem for problem in left if problem.node != node.id]
     note_left_out(sessions, before, progress)
     return left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,6 +87,25 @@ class RenamedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsentStandby:
+    """A standby of `primary` that init did without, and the reason; `action` is what to do there, "" if unknown."""
+
+    node: str
+    primary: str
+    reason: str
+    action: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason, and what follows from it, as one line."""
+        action = f" ({self.action})" if self.action else ""
+        return (
+            f"standby {self.node} is left out: {self.reason}{action}. Only its settings were not checked: init changes"
+            " nothing on standbys. Creates do without it; once it is back, the next one checks and copies it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class InitReport:
     """The results of init.
 
@@ -96,7 +115,8 @@ class InitReport:
     standbys that can't decode their WAL, as (primary, standby). `warnings` concern the servers' managers and settings.
     `to_copy` lists the copies that the next increments begin again, and `renamed` the nodes that their chains know by
     other ids. `addresses` are those of the primaries for psql, which after a failover are not the ones in fleet.toml.
-    `unmatched` are the patterns that match no table; they have been noted.
+    `unmatched` are the patterns that match no table; they have been noted. `absent` are the standbys that init did
+    without.
     """
 
     store: StoreIdentity
@@ -115,14 +135,28 @@ class InitReport:
     renamed: tuple[RenamedNode, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=dict)
     unmatched: tuple[UnmatchedPattern, ...] = ()
+    absent: tuple[AbsentStandby, ...] = ()
 
 
 def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False) -> InitReport:
     """Check every node and the store, then write fleet.json and the publications. Safe to repeat.
 
-    Everything is checked before anything is changed. With `forgets_nodes`, record the primaries that fleet.toml names
-    now, even if there are fewer than before. Raises the checks' errors.
+    Everything is checked before anything is changed. A standby that is away is left out, as a create leaves it out,
+    unless fleet.toml requires it. With `forgets_nodes`, record the primaries that fleet.toml names now, even if there
+    are fewer than before. Raises the checks' errors.
     """
+    # Imported here because it imports Arrow.
+    from cutline.snapshots.create.absent_copies import repeat_without_failed
+
+    def begin(before_storing: Callable[[], None]) -> InitReport:
+        return _initialise(fleet, progress, before_storing, forgets_nodes=forgets_nodes)
+
+    return repeat_without_failed(fleet, progress, begin, "init")
+
+
+def _initialise(
+    fleet: Fleet, progress: Progress, before_storing: Callable[[], None], *, forgets_nodes: bool
+) -> InitReport:
     progress.step("check nodes")
     store, raw = fleet.store.open(), fleet.store.open_raw()
     key = fleet.encryption.read_key() if fleet.encryption else None
@@ -132,11 +166,9 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         _naming_role(fleet),
         open_sessions(fleet, fleet.nodes, unfit_hint=GRANT, needs_all=True, spares_standbys=True) as sessions,
     ):
-        for node, absence in sessions.absent.items():
-            progress.note(f"standby {node} was not checked: {absence.reason}; run init again when it is back")
         # The next checks may refuse the tables because of such a pattern.
         unmatched = note_unmatched(sessions, fleet.groups, progress)
-        lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups)
+        lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups, progress)
         for node, programs in check_programs(sessions).items():
             if programs.folder != wheel_bin_directory():
                 progress.note(
@@ -148,6 +180,7 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
         tables = sessions.ask_primaries(lambda connection: read_tables(connection, fleet.groups))
         check_admissible(tables)
         check_identity_not_lost(store)
+        before_storing()
         progress.step("probe the store")
         refused = probe_store(raw)
         if isinstance(raw, LocalStore) and raw.others_may:
@@ -192,6 +225,10 @@ def initialise(fleet: Fleet, progress: Progress, *, forgets_nodes: bool = False)
             renamed=renamed,
             addresses=addresses_of(sessions.fleet.nodes),
             unmatched=tuple(unmatched),
+            absent=tuple(
+                AbsentStandby(node, sessions.fleet.node(node).shard, absence.reason, absence.remedy)
+                for node, absence in sessions.absent.items()
+            ),
         )
 
 
@@ -235,16 +272,20 @@ def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
         return None
 
 
-def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules) -> list[NodeProblem]:
+def check_fleet(sessions: Sessions, fleet_id: str | None, rules: GroupRules, progress: Progress) -> list[NodeProblem]:
     """Check settings and privileges for every command; return the problems that affect only some commands.
 
-    Raises NodeUnfitError with all problems if any of them affects every create.
+    Standbys that receive no WAL are left out, which is noted, unless fleet.toml requires them. Raises NodeUnfitError
+    with all problems if any of them affects every create.
     """
-    # Imported here because it imports Arrow: unreachable nodes have been reported by now.
+    # Imported here because they import Arrow: unreachable nodes have been reported by now.
+    from cutline.snapshots.create.absent_copies import leave_out_unfit
     from cutline.wal.drain.peek import open_reader
 
     slots_remedy = partial(how_to_free_slots, sessions.fleet.store.open())
-    problems = find_node_problems(sessions, slots_remedy) + find_table_problems(sessions, rules, fleet_id)
+    # A setting of a standby that runs is refused: whoever runs init can change it now.
+    problems = leave_out_unfit(sessions, find_node_problems(sessions, slots_remedy), progress, only_away=True)
+    problems += find_table_problems(sessions, rules, fleet_id)
     problems += find_session_problems(sessions, sessions.nodes, [open_reader])
 
     large_objects = Purpose.EVERYTHING if sessions.fleet.with_large_objects else Purpose.LARGE_OBJECTS

@@ -180,7 +180,8 @@ def check_exported(nodes: Sequence[Node], slots: Mapping[str, ExportedSlot], fin
         with open_exported(node, slots[node.id].snapshot) as connection:
             fingerprint = read_again(connection, fingerprints[node.shard])
         if not are_same_objects(fingerprint, fingerprints[node.shard]):
-            raise ChangedError(f"node {node.id}: DDL was committed while the base copy was starting")
+            text = f"node {node.id}: DDL was committed while the base copy was starting"
+            raise ChangedError(text, {node.shard: set()})
 
     in_parallel(check, nodes)
 

@@ -16,8 +16,9 @@ A standby that can't be copied is left out, unless fleet.toml requires it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from msgspec import structs
 
@@ -36,6 +37,7 @@ from cutline.snapshots.create.absent_copies import leave_out_silent
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.spared_cut import renew_lost
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
 from cutline.snapshots.operations.operation import check_exclusive
@@ -207,9 +209,11 @@ def _begin_standbys(
 ) -> NewCopies:
     """Add the standbys among the nodes; leave out those that fail, and begin again with the others.
 
-    If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for a primary.
+    If a primary's session is lost, it is renewed, up to `retries` times, as for a cut. Other errors of a shard cost
+    only its own standbys. If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for
+    a primary.
     """
-    sessions, slot = context.sessions, slot_name(state.chain)
+    sessions, slot, attempts = context.sessions, slot_name(state.chain), context.request.retries
     while left := [node for node in nodes if node.backup_of is not None and node.id not in sessions.absent]:
         try:
             plan = _plan_copies(sessions, state, {node.shard for node in left})
@@ -226,13 +230,29 @@ def _begin_standbys(
             drop_slots(left, slot)
             if leave_out_silent(sessions):
                 continue
+            failed = _affected(error, left)
             if isinstance(error, ChangedError):
                 error = _changed_error(str(error))
             if not isinstance(error, SnapshotError):
                 raise
-            for node in [node for node in left if node.id == error.details.get("node")] or left:
+            if attempts and isinstance(error, NodeUnreachableError) and error.details.get("node") in sessions.primaries:
+                attempts = renew_lost(context, error, attempts, progress)
+                continue
+            for node in failed:
                 _do_without(sessions, node, error)
     return new
+
+
+def _affected(error: Exception, nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return which of the standbys can't be copied because of the error: all of them if it does not say."""
+    if isinstance(error, ChangedError):
+        return [node for node in nodes if node.shard in error.moved] or nodes
+    if not isinstance(error, SnapshotError):
+        return nodes
+    transactions = cast("list[dict[str, object]]", error.details.get("transactions", []))
+    named = {error.details.get("node"), *(transaction.get("node") for transaction in transactions)}
+    of_shards = [node for node in nodes if node.shard in named]
+    return [node for node in nodes if node.id in named] or of_shards or nodes
 
 
 def _changed_error(problem: str) -> SchemaChangedError:

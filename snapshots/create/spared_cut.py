@@ -46,7 +46,7 @@ def take_cut_without_failed(
             if not leave_out_failed(context.sessions, error, progress):
                 if end_writes is not None or not isinstance(error, SnapshotError):
                     raise
-                left = _renew(context, error, left, progress)
+                left = renew_lost(context, error, left, progress)
             # A copy of tables that failed leaves its slots, also on a standby that is left out now.
             drop_table_slots(context, context.began_with)
 
@@ -69,7 +69,7 @@ def drop_table_slots(context: CreateContext, nodes: Iterable[Node]) -> None:
         drop_slots(nodes, slot)
 
 
-def _renew(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
+def renew_lost(context: CreateContext, error: SnapshotError, left: int, progress: Progress) -> int:
     """Renew the lock and lost sessions after a pause, with `left` attempts; return how many are left then.
 
     Raises the error if it is not the loss of a session, and the last one if no attempt is left.

@@ -31,7 +31,10 @@ Result = TypeVar("Result")
 
 
 class ChangedError(Exception):
-    """An attempt is invalid. The text names the change; `moved` holds the oids of tables to copy again, by shard."""
+    """An attempt is invalid. The text names the change; `moved` holds the oids of tables to copy again, by shard.
+
+    If only some shards have changed, `moved` names them all, also those without such tables.
+    """
 
     def __init__(self, cause: str, moved: Mapping[str, set[int]] | None = None) -> None:
         super().__init__(cause)

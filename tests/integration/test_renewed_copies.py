@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
@@ -26,6 +28,7 @@ from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.snapshot_runs import Runs, run_command, slots_of
+from tests.commands.watching import Reached, Watching
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_pair
 
@@ -316,3 +319,48 @@ def test_a_standby_that_can_not_be_copied_is_left_out(place: ChangingFleet) -> N
     assert place.check().result == VALID
     place.check_restores(1, 2)
     place.check_restores_without("s1", 2)
+
+
+def act_after_copying(place: ChangingFleet, act: Callable[[], object]) -> tuple[Increment, list[str]]:
+    """Take an increment that copies both standbys again; `act` is called once, when their tables have been copied."""
+    place.runs.full("chain")
+    for standby in (STANDBY, OTHER):
+        drop_slot(place, standby)
+    place.write()
+
+    def then(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.SNAPSHOTS_RELEASED, 1):
+            act()
+
+    progress = Watching(then)
+    commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, progress)
+    assert isinstance(commit, Increment)
+    place.states[1] = place.live_state()
+    assert any(one.point == CrashPoint.SNAPSHOTS_RELEASED for one in progress.reached_points)
+    return commit, progress.notes
+
+
+def test_a_primary_that_ends_sessions_costs_no_standby_its_copy(place: ChangingFleet) -> None:
+    """Both are copied once more in the same increment."""
+    end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'cutline%'"
+    commit, notes = act_after_copying(place, lambda: place.execute("s1", end))
+    assert any("retrying in" in note for note in notes), notes
+    assert (commit.renewed.keys(), dict(commit.absent)) == ({STANDBY, OTHER}, {})
+    assert place.check().result == VALID
+    place.check_restores(1)
+    place.check_restores_without("s1", 1)
+
+
+@pytest.mark.parametrize("place", ["[copies]\nwait = '2s'\n"], indirect=True)
+def test_a_transaction_that_stays_prepared_costs_only_its_shard_the_copy(place: ChangingFleet) -> None:
+    prepare = "BEGIN; INSERT INTO empty VALUES (1); PREPARE TRANSACTION 'in-the-way'"
+    try:
+        commit, _ = act_after_copying(place, lambda: place.execute("s1", prepare))
+    finally:
+        place.execute("s1", "COMMIT PREPARED 'in-the-way'")
+    assert (commit.renewed.keys(), commit.absent.keys()) == ({OTHER}, {STANDBY})
+    assert "in-the-way" in commit.absent[STANDBY].reason
+    assert slots_of(place.fleet.node(STANDBY).dsn) == []
+    assert next_increment(place).renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1, 2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from cutline.fleet.config import Node, read_limit
+from cutline.fleet.config import Fleet, Node, read_limit
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import raising_unreachable
@@ -27,7 +27,6 @@ from cutline.snapshots.base_copy.copy_ranges import (
     PageRange,
     copy_ranges,
 )
-from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.records.commit import NamedObject
 from cutline.spark.amount import Amount
 from cutline.spark.spark_jobs import (
@@ -192,12 +191,21 @@ def rounds_of(tasks: Iterable[CopyTask], bytes_per_second: int | None) -> Iterat
 class CopiedTables:
     """The stored objects of a base copy, or lists of them.
 
-    `rewritten` has, by shard, the oids of tables whose rows may be incomplete on a node, because the table was
-    rewritten while others were copied. They must be copied again.
+    `rewritten_on` has, by node, the oids of tables whose rows may be incomplete in its copy, because the table was
+    rewritten while others were copied; `rewritten` has them by shard. Unless a TRUNCATE follows, they must be copied
+    again.
     """
 
     entries: list[NamedObject]
     rewritten: Mapping[str, set[int]]
+    rewritten_on: Mapping[str, set[int]]
+
+    def list_rewritten(self, tables: Mapping[str, Iterable[Table]], fleet: Fleet) -> dict[str, tuple[Table, ...]]:
+        """Return those of the `tables` of each shard that were rewritten, by node."""
+        return {
+            node: tuple(table for table in tables[fleet.node(node).shard] if table.oid in oids)
+            for node, oids in self.rewritten_on.items()
+        }
 
 
 def copy_tables(
@@ -239,10 +247,12 @@ def copy_tables(
             reports = {one: report for one, report in reports.items() if one in tasks}
     progress.reached(CrashPoint.BASE_COPIED)
     rewritten: dict[str, set[int]] = {}
+    rewritten_on: dict[str, set[int]] = {}
     for one, task in tasks.items():
         if reports[one].rewritten:
             rewritten.setdefault(task.node.shard, set()).update(reports[one].rewritten)
-    return CopiedTables([entry for one in tasks for entry in reports[one].entries], rewritten)
+            rewritten_on.setdefault(task.copy_of, set()).update(reports[one].rewritten)
+    return CopiedTables([entry for one in tasks for entry in reports[one].entries], rewritten, rewritten_on)
 
 
 def _plan_tasks(
@@ -291,13 +301,6 @@ def _problem_of_all(spare: Container[str], report: CopyReport) -> ErrorReport | 
     """Return the problem of a report if tasks on other nodes would have it, too, or if the node is not `spare`."""
     problem = shared_problem(report)
     return None if problem and problem["details"].get("node") in spare else problem
-
-
-def check_not_rewritten(copied: CopiedTables) -> None:
-    """Raise ChangedError if tables were rewritten while others were copied."""
-    if copied.rewritten:
-        shards = ", ".join(sorted(copied.rewritten))
-        raise ChangedError(f"tables of {shards} were rewritten while others were copied", copied.rewritten)
 
 
 def _with_undivided(source: TableSource, connection: psycopg.Connection[Any], limit: int | None) -> TableSource:

@@ -20,7 +20,7 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.nodes.encodings import UTF8, encoding_of
-from cutline.nodes.groups import Group, list_names
+from cutline.nodes.groups import Group, Table, list_names
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.publications import publication_names
@@ -33,6 +33,7 @@ from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan, make_cut
 from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tables
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.create.printed_values import find_outdated, new_forms
+from cutline.snapshots.create.rewritten_tables import find_incomplete, rewritten_text
 from cutline.snapshots.create.sequences import latest_sequences, read_sequences
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
@@ -120,6 +121,7 @@ def take_cut(
             check_unchanged(prepared.plan)
         pending = _find_pending(context.fleet, context.store, state.known, prepared, cut)
         _check_printed(context, state.known, prepared, cut)
+        _check_rewritten(context, prepared, cut)
         sequences = latest_sequences(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, pending, progress)
@@ -250,6 +252,20 @@ def _check_printed(context: CreateContext, known: KnownTables, prepared: Prepare
                 f"node {shard}: labels or types were renamed after rows of {names} were written",
                 {shard: {table.oid for table in outdated}},
             )
+
+
+def _check_rewritten(context: CreateContext, prepared: PreparedTables, cut: ArchivedCut) -> None:
+    """Raise ChangedError if copies of tables may lack rows that the cut has: they must be copied again."""
+    moved: dict[str, list[Table]] = {}
+    for node, tables in prepared.rewritten.items():
+        shard = context.fleet.node(node).shard
+        if left := find_incomplete(context.store, tables, cut.segments[node], cut.record.of(shard).position):
+            moved.setdefault(shard, []).extend(left)
+    if moved:
+        texts = [f"node {shard}: {rewritten_text(tables)}" for shard, tables in moved.items()]
+        raise ChangedError(
+            "; ".join(texts), {shard: {table.oid for table in tables} for shard, tables in moved.items()}
+        )
 
 
 def _find_pending(

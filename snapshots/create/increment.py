@@ -52,7 +52,7 @@ from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
-from cutline.snapshots.create.renewal import NewCopies, drop_left_out, renew_copies, renewal_note
+from cutline.snapshots.create.renewal import NewCopies, drop_left_out, leave_out_incomplete, renew_copies, renewal_note
 from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -169,6 +169,7 @@ def _prepare_commit(
     unknown = check_append_only(sessions, states_to_compare(cut.tables, state.known), last_commit_label(chain))
     server_globals = store_globals(store, sessions, operation, chain, progress)
     extension_rows, unread = store_extension_rows(store, sessions, operation, state.selection.rules)
+    leave_out_incomplete(context, new, cut.archived_cut)
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
     drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])

@@ -14,10 +14,11 @@ from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
+from cutline.nodes.groups import Table
 from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slots
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.readers import choose_readers, export_readers_last
 from cutline.snapshots.ddl.attempts import ChangedError
@@ -60,7 +61,8 @@ class PreparedTables:
 
     `last_segments` holds the number of each node's last archived segment. `entries` lists the new base copies.
     `positions` holds, by node, the position from which changes to the copied tables count. `readers` are the standbys
-    on which the copied tables of primaries were read, by primary.
+    on which the copied tables of primaries were read, by primary. `rewritten` lists, by node, the copied tables whose
+    rows may be incomplete (snapshots/create/rewritten_tables.py).
     """
 
     plan: DdlPlan
@@ -68,6 +70,7 @@ class PreparedTables:
     entries: tuple[NamedObject, ...] = ()
     positions: Mapping[str, Lsn] = field(default_factory=dict)
     readers: Mapping[str, str] = field(default_factory=dict)
+    rewritten: Mapping[str, tuple[Table, ...]] = field(default_factory=dict)
 
 
 def prepare_tables(
@@ -168,7 +171,6 @@ def _copy_tables(
             ),
         ]
         copied = copy_tables(sources, destination, sessions, spark, progress)
-        check_not_rewritten(copied)
         positions = {node: exported.position for node, exported in slots.items()}
         positions |= {shard: positions[reader.id] for shard, reader in readers.items()}
     drop_copy_slots(nodes, slot, progress)
@@ -178,4 +180,5 @@ def _copy_tables(
         tuple(copied.entries),
         positions,
         {shard: reader.id for shard, reader in readers.items()},
+        copied.list_rewritten(tables, sessions.fleet),
     )

@@ -32,11 +32,12 @@ from cutline.nodes.groups import SchemaChangedError, Table
 from cutline.nodes.sessions import Absence, Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
-from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, check_not_rewritten, copy_tables
+from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import leave_out_silent
 from cutline.snapshots.create.context import ChainState, CreateContext
-from cutline.snapshots.create.make_cut import LastCut
+from cutline.snapshots.create.make_cut import ArchivedCut, LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
+from cutline.snapshots.create.rewritten_tables import find_incomplete, rewritten_text
 from cutline.snapshots.create.spared_cut import renew_lost
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
@@ -61,6 +62,7 @@ class NewCopies:
     `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
     `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
     the slots had been created; it is empty unless a primary is among the nodes.
+    `rewritten` lists, by standby, the tables whose rows may be incomplete (snapshots/create/rewritten_tables.py).
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class NewCopies:
     copied: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     copied_shards: frozenset[str] = frozenset()
     slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
+    rewritten: Mapping[str, tuple[Table, ...]] = field(default_factory=dict)
 
     def of(self, chain: Chain, sessions: Sessions) -> dict[str, Renewal]:
         """Return the renewals for the next commit of the chain, without standbys that have been left out since."""
@@ -188,6 +191,21 @@ def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
     drop_slots(gone, slot)
 
 
+def leave_out_incomplete(context: CreateContext, new: NewCopies, cut: ArchivedCut) -> None:
+    """Leave out the standbys whose new copies may lack rows that the cut has.
+
+    Raises SchemaChangedError if fleet.toml requires one of them.
+    """
+    sessions = context.sessions
+    for standby, tables in new.rewritten.items():
+        node = context.fleet.node(standby)
+        if standby in sessions.absent:
+            continue
+        position = cut.record.of(node.shard).position
+        if left := find_incomplete(context.store, tables, cut.segments[standby], position):
+            _do_without(sessions, node, _changed_error(rewritten_text(left)))
+
+
 def _with_lost(state: ChainState, primaries: Iterable[Node]) -> KnownTables:
     return replace(state.known, lost=frozenset(node.id for node in primaries))
 
@@ -304,6 +322,7 @@ def _copy_standbys(
     sessions, wait = context.sessions, context.standby_wait_seconds
     to_copy = [node for node in nodes if plan.tables.get(node.shard)]
     entries: tuple[NamedObject, ...] = ()
+    rewritten: Mapping[str, tuple[Table, ...]] = {}
     with export_snapshots(context.fleet, nodes, slot, wait, progress) as slots:
         check_exported(to_copy, slots, plan.fingerprints)
         if to_copy:
@@ -311,8 +330,7 @@ def _copy_standbys(
             destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)
             sources = [TableSource(node, slots[node.id].snapshot, plan.tables[node.shard]) for node in to_copy]
             read = copy_tables(sources, destination, sessions, spark, progress)
-            check_not_rewritten(read)
-            entries = tuple(read.entries)
+            entries, rewritten = tuple(read.entries), read.list_rewritten(plan.tables, sessions.fleet)
         positions = {node: exported.position for node, exported in slots.items()}
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
     await_prepared(sessions, wait, progress, "the new copy", {node.shard for node in nodes})
@@ -324,4 +342,4 @@ def _copy_standbys(
     }
     for entry in entries:
         copied[entry.node].update(entry.rows)
-    return replace(new, positions={**new.positions, **positions}, entries=entries, copied=copied)
+    return replace(new, positions={**new.positions, **positions}, entries=entries, copied=copied, rewritten=rewritten)

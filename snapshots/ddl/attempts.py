@@ -55,7 +55,8 @@ def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress:
             progress.note(News(f"attempt {number} of {attempts} was invalidated by DDL: {cause}"))
     raise SchemaChangedError(
         f"DDL was executed during each of {attempts} attempts; last: {cause}",
-        hint="repeat the command when no DDL is running, or allow more attempts: --retries N",
+        hint="repeat the command when no DDL is running, and no VACUUM FULL or CLUSTER, or allow more attempts:"
+        " --retries N",
     )
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -107,7 +111,7 @@ def test_a_table_is_rewritten_while_an_increment_copies_it(fleets: tuple[Fleet, 
         capture_output=True, text=True, timeout=COMMAND_SECONDS_MAX, env=os.environ, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "were rewritten while others were copied" in done.stderr
+    assert "was rewritten while others were copied" in done.stderr
     check_restored(fleet, target)
     execute(fleet, "DROP TABLE waiting")
 
@@ -127,6 +131,67 @@ def test_a_table_is_rewritten_while_a_standby_is_copied_again(fleets: tuple[Flee
         env={**os.environ, "CUTLINE_TEST_READ_ON": standby.dsn}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "were rewritten while others were copied" in done.stdout + done.stderr
+    assert "was rewritten while others were copied" in done.stdout + done.stderr
     assert run_command(fleet, "create", "nightly", "--incremental")[0] == 0
     check_restored(fleet, target)
+
+
+ROUND = "BEGIN; TRUNCATE staging; INSERT INTO staging SELECT n, {0} FROM generate_series(1, 40) n; COMMIT"
+
+
+@contextmanager
+def refilling(fleet: Fleet) -> Iterator[None]:
+    """Table `staging` is truncated and filled again all the time: each transaction leaves 40 rows of one round."""
+    execute(fleet, "DROP TABLE IF EXISTS staging", "CREATE TABLE staging (id int PRIMARY KEY, round int)")
+    execute(fleet, ROUND.format(0))
+    is_over = threading.Event()
+
+    def refill() -> int:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            execute(fleet, ROUND.format(number))
+            time.sleep(0.02)
+        return number
+
+    with ThreadPoolExecutor(1) as threads:
+        rounds = threads.submit(refill)
+        try:
+            yield
+        finally:
+            is_over.set()
+            assert rounds.result() > 0
+            execute(fleet, "DROP TABLE staging")
+
+
+def check_rounds(fleet: Fleet, target: Fleet, increment: int) -> None:
+    """The table restores with the rows of a single round, from both copies, and the check finds nothing."""
+    for options in ((), ("--use-backup-copies",)):
+        words = ("--increment", str(increment), "--to", str(target.path), "--replace", "--yes", *options)
+        code, document = run_command(fleet, "restore", "nightly", *words)
+        assert code == 0, document
+        with psycopg.connect(target.node("s1").dsn) as connection:
+            query = "SELECT count(*), count(DISTINCT id), count(DISTINCT round) FROM staging"
+            assert connection.execute(query).fetchone() == (40, 40, 1), options
+    code, document = run_command(fleet, "check", "nightly", "--increment", str(increment))
+    assert (code, document["result"]) == (0, "valid"), document
+
+
+def test_a_table_that_is_truncated_all_the_time_is_copied(fleets: tuple[Fleet, Fleet]) -> None:
+    """No copy of it is complete, and none has to be: the cut has a TRUNCATE after each."""
+    fleet, target = fleets
+    with refilling(fleet):
+        code, document = run_command(fleet, "create", "nightly")
+        assert code == 0, document
+        # It is copied again, under another number.
+        execute(fleet, "ALTER TABLE staging ALTER COLUMN round TYPE bigint")
+        code, document = run_command(fleet, "create", "nightly", "--incremental")
+        assert code == 0, document
+        standby = fleet.node("s1-b1")
+        (slot,) = slots_of(standby.dsn)
+        with psycopg.connect(standby.dsn, autocommit=True) as connection:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+        code, document = run_command(fleet, "create", "nightly", "--incremental")
+        assert (code, [one["node"] for one in document["renewed"]]) == (0, [standby.id]), document
+        for increment in range(3):
+            check_rounds(fleet, target, increment)

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from cutline.fleet.chain_ids import in_listed_ids
 from cutline.fleet.config import Fleet, Node
-from cutline.fleet.messages import unlisted_text
+from cutline.fleet.messages import group_by_value, name_nodes, unlisted_text
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.read_only import undo_freeze
 from cutline.nodes.sessions import Sessions, ask_identities
-from cutline.snapshots.operations.committing import decide
+from cutline.snapshots.operations.committing import decide, key_of
 from cutline.snapshots.operations.leases import read_lease
 from cutline.snapshots.operations.open_operations import (
     RESTORE,
@@ -91,6 +91,8 @@ def settle_operations(
                 continue
             if operation_id not in given_up and is_resumable(store, operation, documents[operation_id]):
                 continue
+            # An earlier command has settled it, and said so, but could not reach a node that has a slot of it.
+            was_decided = (key := key_of(operation)) is not None and store.exists(key)
             committed = decide(store, operation)
         except ObjectMissingError:
             # gc removes the records of old operations, the intent first.
@@ -106,7 +108,8 @@ def settle_operations(
             record_outcome(store, operation, "done", "found committed")
             clear_signs(store, operation.id)
             continue
-        progress.note(News(f"operation {operation.id} ended without committing {what}"))
+        if not was_decided:
+            progress.note(News(f"operation {operation.id} ended without committing {what}"))
         if _clean_up(store, fleet, operation, progress):
             cause = "interrupted, and given up later" if operation_id in given_up else _cause(store, operation)
             record_outcome(store, operation, "failed", cause)
@@ -185,9 +188,12 @@ def _drop_slots(store: ObjectStore, operation: Intent, nodes: list[Node], progre
         left_on[chain] = drop_slots([node for node in renewed if node.listed_id not in replaced], chain)
         if unlisted := sorted({*operation.renews} - {node.listed_id for node in renewed} | replaced):
             progress.note(unlisted_text(unlisted, "the chain's slot", chain))
-    for name, left in left_on.items():
-        if left:
-            progress.note(f"slot {name} could not be dropped on {', '.join(left)}")
+    left_slots = group_by_value({name: name_nodes(left) for name, left in left_on.items() if left})
+    for nodes_text, names in left_slots.items():
+        progress.note(
+            f"operation {operation.id} did not commit, and its slots could not be dropped on {nodes_text}; the next"
+            f" create tries again: {', '.join(names)}"
+        )
     return not any(left_on.values())
 
 

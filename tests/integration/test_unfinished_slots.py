@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,28 @@ def test_a_node_that_has_left_the_file_is_named_with_the_slot_that_it_may_keep(
     assert not is_open(store, operation.id)
     slot = copy_slot_name(operation.id) if increment else slot_name(operation.id)
     assert [note for note in watching.notes if "gone-b1" in note] == [unlisted_text(["gone-b1"], "the slot", slot)]
+
+
+def test_an_operation_whose_slot_is_on_a_node_that_is_away_ends_once(shared_fleet: EmbeddedFleet) -> None:
+    """As on an old primary after a failover. Each create tries to drop the slots, and says so in one line."""
+    fleet, store = load_fleet(shared_fleet.fleet_toml), InMemoryStore("memory://away")
+    *others, last = fleet.nodes
+    away = replace(fleet, nodes=(*others, replace(last, dsn="host=/nowhere dbname=bank")))
+    begin(store, operation := new_operation("create", "nightly", 1, tuple(node.id for node in fleet.nodes)))
+    told: list[list[str]] = []
+    for known in (away, away, fleet, fleet):
+        watching = Watching()
+        settle_operations(store, known, watching)
+        told.append(watching.notes)
+    first, *later = told
+    assert first[0] == f"operation {operation.id} ended without committing increment 1 of nightly"
+    slots = f"{slot_name(operation.id)}, {copy_slot_name(operation.id)}"
+    again = (
+        f"operation {operation.id} did not commit, and its slots could not be dropped on node {last.id}; the next"
+        f" create tries again: {slots}"
+    )
+    assert (first[1:], later) == ([again], [[again], [], []])
+    assert not is_open(store, operation.id)
 
 
 def test_no_wal_waits_after_a_slot_that_is_still_created(shared_fleet: EmbeddedFleet) -> None:

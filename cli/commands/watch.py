@@ -59,6 +59,7 @@ def watch(context: typer.Context) -> None:
             activity.ending()
             stop_commands()
             _record(watcher, command, activity, error)
+            watcher.notices.end()
             if not is_terminated(error):
                 raise
     say(STOPPED)

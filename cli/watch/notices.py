@@ -87,16 +87,19 @@ NOTIFY_SECONDS_MAX = 30.0
 # The pause before a notice is sent again doubles with each failure of the command. A notice that is a day old is given
 # up, and so is the oldest if there are too many.
 RESEND_SECONDS_FIRST, RESEND_SECONDS_MAX, NOTICE_SECONDS_MAX, NOTICES_MAX = 60.0, 3600.0, 86400.0, 100
+# How long a watch that ends waits for the command, with all notices that it has not accepted.
+END_SECONDS_MAX = 5.0
 
 
-def notify(command: Sequence[str], event: dict[str, object]) -> str:
+def notify(command: Sequence[str], event: dict[str, object], seconds_max: float | None = None) -> str:
     """Run the command with the event as JSON on stdin; return the problem, or "".
 
-    The watch waits for the command, for at most NOTIFY_SECONDS_MAX.
+    The watch waits for the command, for at most NOTIFY_SECONDS_MAX or `seconds_max`.
     """
     if not command:
         return ""
-    return run_program("[notify] command", command, {"schema": NOTIFY_SCHEMA, **event}, NOTIFY_SECONDS_MAX)
+    seconds_max = NOTIFY_SECONDS_MAX if seconds_max is None else seconds_max
+    return run_program("[notify] command", command, {"schema": NOTIFY_SCHEMA, **event}, seconds_max)
 
 
 # How many operations without an intent are read. They are sorted by start time, and a watch may run for months.
@@ -220,6 +223,26 @@ class Notices:
                 return
             del self._unsent[0]
             self._pause_seconds, self._problem = RESEND_SECONDS_FIRST, ""
+
+    def end(self) -> None:
+        """Try once more to send the notices that the command has not accepted; log those that it does not accept now.
+
+        Waits for at most END_SECONDS_MAX. A signal ends the attempt.
+        """
+        deadline, problem = time.monotonic() + END_SECONDS_MAX, ""
+        try:
+            while self._unsent and not problem and (seconds_left := deadline - time.monotonic()) > 0:
+                problem = notify(self.source.fleet.notify, self._unsent[0].event, seconds_left)
+                if not problem:
+                    del self._unsent[0]
+        except KeyboardInterrupt:
+            problem = "the watch was stopped while it waited for the [notify] command"
+        for one in self._unsent:
+            what = f"{one.event['task']} {one.event['event']} at {one.event['at']}: {one.event['message']}"
+            self.log(f"a notice was not delivered before the watch ended: {what}")
+        if self._unsent and problem:
+            self.log(problem)
+        self._unsent = []
 
     def _postpone(self, problem: str) -> None:
         now = time.monotonic()

@@ -273,3 +273,34 @@ def test_cancel_ends_a_watch_as_any_operation(fleet: Fleet, watches: Callable[[]
     assert code == 0, document
     assert watch.process.wait(SECONDS_MAX) == 8
     assert json.loads(watch.log.with_suffix(".out").read_text())["error"] == "cancelled"
+
+
+def test_a_watch_that_ends_sends_the_notices_that_are_left_or_names_them(
+    fleet: Fleet, watches: Callable[[], Watch], tmp_path: Path
+) -> None:
+    """The command fails while the file `away` exists."""
+    away, refused, lost = tmp_path / "away", "[notify] command", "a notice was not delivered before the watch ended"
+    away.touch()
+    fails = f"import os; assert not os.path.exists({str(away)!r}); {APPEND}"
+    valid = fleet.path.read_text().replace(json.dumps(APPEND), json.dumps(fails))
+    fleet.path.write_text(valid)
+    init(fleet)
+    first = watches()
+    first.await_text("full snapshot watch-")
+    fleet.path.write_text(valid + "\n[wat")
+    first.await_text(refused)
+    assert notified(tmp_path) == []
+    away.unlink()
+    assert first.stop()[0] == 0
+    assert [(event["event"], event["task"]) for event in notified(tmp_path)] == [("failed", "fleet-file")]
+    assert not any(lost in text for text in first.texts())
+
+    # The next watch knows that this was told, and that the file is right again.
+    away.touch()
+    fleet.path.write_text(valid)
+    second = watches()
+    second.await_text(refused)
+    assert second.stop()[0] == 0
+    assert f"{lost}: fleet-file recovered at " in second.await_text(lost)
+    assert second.texts()[-1] == "stopped by SIGTERM"
+    assert len(notified(tmp_path)) == 1

@@ -66,11 +66,14 @@ class Pager:
 
     is_away: bool = True
     seconds: float = 1000.0
+    seconds_each: float = 0.0
     got: list[tuple[str, str]] = field(default_factory=list)
     tries: int = 0
     said: list[str] = field(default_factory=list)
 
-    def take(self, _command: object, event: dict[str, object]) -> str:
+    def take(self, _command: object, event: dict[str, object], seconds_max: float = 30.0) -> str:
+        assert seconds_max > 0
+        self.seconds += self.seconds_each
         self.tries += 1
         if self.is_away:
             return "[notify] command x ended with exit code 3"
@@ -150,6 +153,23 @@ def test_absent_copies_are_reported_when_they_change_and_when_they_are_back(monk
     assert {task for _, task, _ in sent} == {"copies"}
     assert [("b: paused" in text, "c: away" in text) for _, _, text in sent[:2]] == [(True, False), (True, True)]
     assert notices.troubles == []
+
+
+@pytest.mark.parametrize(("is_away", "seconds_each", "sent"), [(True, 0.0, 0), (False, 0.0, 3), (False, 3.0, 2)])
+def test_a_watch_that_ends_sends_what_it_can_in_time_and_names_the_rest(
+    pager: Pager, *, is_away: bool, seconds_each: float, sent: int
+) -> None:
+    notices = notices_to(pager)
+    for _ in range(2):
+        notices.waits(UnreachableError("node s1 is away"))
+        notices.waits(None)
+    pager.is_away, pager.seconds_each, pager.said, pager.tries = is_away, seconds_each, [], 0
+    del notices._unsent[0]
+    notices.end()
+    assert (len(pager.got), pager.tries) == (sent, sent or 1)
+    assert sum("was not delivered before the watch ended: watch" in text for text in pager.said) == 3 - sent
+    notices.end()
+    assert pager.tries == (sent or 1)
 
 
 @pytest.mark.parametrize(("hint", "sent"), [

@@ -12,6 +12,7 @@ from typing import Any
 from cutline.fleet.record import Time, to_builtins
 from cutline.nodes.left_out import LeftOut
 from cutline.snapshots.operations.open_operations import OpenOperation
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.operation_records import (
     CONFLICTS,
@@ -182,6 +183,8 @@ class SnapshotReport:
 
     `exact_at` is the time between two cuts at which the copies were compared as well, if any.
 
+    `gaps` are those before increments that no earlier check, on whose record this one rests, has read.
+
     `uncompared_points` are the parts of earlier restore points that no check of a later one compares.
 
     `rests_on` is None if the check used no record of an earlier check; `unused_records` is the reason if it was asked
@@ -207,6 +210,7 @@ class SnapshotReport:
     doubts: list[Doubt] = field(default_factory=list)
     exact_at: Time | None = None
     uncompared_points: tuple[UncomparedPoints, ...] = ()
+    gaps: tuple[RenewalGap, ...] = ()
 
     @property
     def result(self) -> CheckResult:
@@ -282,6 +286,7 @@ class SnapshotReport:
             "warned": to_builtins(self.warned),
             "skipped": [asdict(skipped) for skipped in self.skipped_by_cause],
             "uncompared_points": [asdict(points) for points in self.uncompared_points],
+            "gaps": [asdict(gap) for gap in self.gaps],
             "conflicts": [conflict.to_json() for conflict in self.conflicts],
             "doubts": [asdict(doubt) for doubt in self.doubts],
         }

@@ -147,6 +147,7 @@ class _Resting:
             chain = self.check.chain.up_to(reached)
             report.read = new_record(chain, self.check.store_id, rereading.times, compared, oldest)
         report.increment = reached
+        report.gaps = tuple(gap for gap in report.gaps if self.earlier.increment < gap.increment <= reached)
         if reached < last:
             what = f"increments {reached + 1} to {last}" if reached + 1 < last else f"increment {last}"
             report.skipped.append(Skipped(what, self._why_ended))

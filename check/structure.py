@@ -73,6 +73,7 @@ def check_structure(
         append_only=chain.append_only,
         warned=select_warnings(chain.left_out),
         copies=tuple(sorted(set(copies.values()))),
+        gaps=chain.gaps,
     )
     report.conflicts += conflicts
     if conflicts:

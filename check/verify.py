@@ -328,7 +328,7 @@ def _replace_if_deleted(store: ObjectStore, chain: Chain, report: SnapshotReport
         if gone := _find_removal(store, chain):
             report.compared, report.conflicts, report.skipped = Compared(), [], [gone]
             report.doubts.clear()
-            report.uncompared_points = ()
+            report.uncompared_points = report.gaps = ()
             report.rests_on = report.read = None
             return
     if problem:

@@ -33,6 +33,7 @@ from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
+from cutline.cli.output.renewed import gap_text
 from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
@@ -443,7 +444,7 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
         lines.append("the store contains no snapshots: nothing was compared")
     lines += _hints(report)
     # These lines go to stderr even with --quiet.
-    lines += [line for snapshot in report.snapshots for line in _doubt_lines(snapshot)]
+    lines += [line for snapshot in report.snapshots for line in (*_gap_lines(snapshot), *_doubt_lines(snapshot))]
     lines += [open_operation.text for open_operation in report.open_operations]
     result = result_text(report.result, rests_on_records=report.rests_on_records)
     return [*lines, f"{result}, {seconds_text(report.seconds)}"]
@@ -626,6 +627,14 @@ def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
     if rests_on.left_objects:
         left = f"{quantity_text(rests_on.left_objects, 'objects')} ({size_text(rests_on.left_bytes)})"
         yield f"no time was left to reread {left}"
+
+
+def _gap_lines(one: SnapshotReport) -> Iterator[str]:
+    """Name the times that can't be restored, the newest first."""
+    for gap in reversed(one.gaps[-CONFLICTS_SHOWN_MAX:]):
+        yield f"{WARNING}{one.name}: {gap_text(gap)}"
+    if len(one.gaps) > CONFLICTS_SHOWN_MAX:
+        yield f"{WARNING}{one.name}: {len(one.gaps) - CONFLICTS_SHOWN_MAX:,} earlier gaps; --json lists all of them"
 
 
 def _doubt_lines(one: SnapshotReport) -> Iterator[str]:

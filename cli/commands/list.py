@@ -14,6 +14,7 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
 from cutline.cli.output.pinned import pin_document
+from cutline.cli.output.renewed import gap_text
 from cutline.cli.output.results import answer, emit_csv, emit_items
 from cutline.cli.output.tables import (
     Cell,
@@ -36,7 +37,7 @@ from cutline.snapshots.listing.listing import Entry, Listing, list_store
 from cutline.snapshots.listing.name_templates import newest_name
 from cutline.snapshots.listing.second_stores import SecondStoreState
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
-from cutline.snapshots.records.chain import summary_of
+from cutline.snapshots.records.chain import RenewalGap, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.pins import pinned_text
@@ -67,6 +68,7 @@ COLUMNS = (
 )
 
 PINS_SHOWN_MAX = 20
+GAPS_SHOWN_MAX = 3
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
 # Columns to leave out first, because `show` and --flat also print them.
@@ -195,6 +197,7 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
         "groups": sorted({group.name for found in chain.all_groups.values() for group in found}),
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
+        "gaps": [asdict(gap) for gap in _gaps(entry)],
         "type": "only-cut" if full.only_cut else "full",
         "bytes": entry.bytes,
         "begins_at": entry.first,
@@ -205,6 +208,11 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
             increment_document(summary) for summary in entry.summaries if summary.increment >= max(first, entry.first)
         ],
     }
+
+
+def _gaps(entry: Entry) -> list[RenewalGap]:
+    """Return the gaps between the restore points of a snapshot."""
+    return [gap for gap in entry.chain.gaps if gap.increment > entry.first] if entry.chain else []
 
 
 def increment_document(summary: CommitSummary) -> dict[str, Any]:
@@ -278,6 +286,12 @@ def lines_of(
         none = "complete snapshots" if is_begun else "snapshots; to take one: snapshot create NAME"
         return [f"the store contains no {none}", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
+    for entry in chosen:
+        gaps = _gaps(entry)
+        remarks += [f"snapshot {entry.name}: {gap_text(gap)}" for gap in reversed(gaps[-GAPS_SHOWN_MAX:])]
+        if len(gaps) > GAPS_SHOWN_MAX:
+            earlier = f"{len(gaps) - GAPS_SHOWN_MAX:,} earlier gaps; to see them: snapshot show {entry.name}"
+            remarks.append(f"snapshot {entry.name}: {earlier}")
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 
 

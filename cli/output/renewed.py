@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import point_label
 
@@ -30,6 +31,12 @@ def retired_shards(commit: Commit) -> list[str]:
 def renamed_nodes(commit: Commit) -> dict[str, str]:
     """Return the ids in fleet.toml of the nodes that the chain knows by others."""
     return {} if isinstance(commit, FullSnapshot) else dict(commit.renamed)
+
+
+def gap_text(gap: RenewalGap) -> str:
+    """Name the time that can't be restored, and why."""
+    between = f"no time between {point_label(gap.increment - 1)} and {point_label(gap.increment)} can be restored"
+    return f"{between}: primary {gap.node} was copied again: {gap.reason}"
 
 
 def renewed_lines(commit: Commit) -> list[str]:

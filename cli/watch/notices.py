@@ -18,6 +18,7 @@ from datetime import datetime
 from msgspec import UnsetType
 
 from cutline.cli.output.failure import INCONCLUSIVE, CommandFailure
+from cutline.cli.output.renewed import gap_text
 from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.process.event_programs import run_program
 from cutline.cli.watch.fleet_source import FleetSource
@@ -26,6 +27,7 @@ from cutline.fleet.record import Time
 from cutline.snapshots.operations.ended_operations import list_ended, read_batches
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, read_under_way
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.operation_records import FailingTask, Outcome, WatchState
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import SnapshotError
@@ -104,7 +106,7 @@ def notify(command: Sequence[str], event: dict[str, object], seconds_max: float 
 
 # How many operations without an intent are read. They are sorted by start time, and a watch may run for months.
 READ_MAX = 5000
-OF_WATCH = (TaskKind.WATCH, TaskKind.FILE, TaskKind.AGE, TaskKind.COPIES)
+OF_WATCH = (TaskKind.WATCH, TaskKind.FILE, TaskKind.AGE, TaskKind.COPIES, TaskKind.GAPS)
 
 
 def state_of(tasks: Iterable[Task], *, had_turn: bool) -> WatchState:
@@ -310,6 +312,23 @@ class Notices:
             del self._troubles[TaskKind.COPIES]
             text = f"increments leave out no copy any more; before: {before.problem}"
             self.log(text, task=TaskKind.COPIES)
+            self.send("recovered", snapshot, before, CommandFailure(0, "", text))
+
+    def leaves_gaps(self, snapshot: str, gaps: Sequence[RenewalGap]) -> None:
+        """Report the gaps before an increment, each once; the next increment without one ends them.
+
+        The increment's own notes are logged.
+        """
+        before = self._troubles.get(TaskKind.GAPS)
+        if gaps:
+            problem = "; ".join(map(gap_text, gaps))
+            failed = (before or Task(TaskKind.GAPS, 0.0)).failed(utc_now(), problem)
+            self._troubles[TaskKind.GAPS] = failed
+            hint = f"everything before and after can be restored; to see the restore points: snapshot show {snapshot}"
+            self.send("failed", snapshot, failed, CommandFailure(INCONCLUSIVE, "renewal-gap", problem, hint))
+        elif before is not None:
+            del self._troubles[TaskKind.GAPS]
+            text = f"increments follow each other without a gap again; before: {before.problem}"
             self.send("recovered", snapshot, before, CommandFailure(0, "", text))
 
     def is_not_needed(self, task: Task, snapshot: str | None) -> None:

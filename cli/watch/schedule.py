@@ -32,9 +32,9 @@ class TaskKind(StrEnum):
 
     When several are due, FULL and REPLACE come first, then the task that has been due the longest.
 
-    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE, AGE and COPIES are never due: they
-    represent problems with the watch itself, with a fleet.toml that it can't use, a newest restore point that is too
-    old, and standbys that increments leave out.
+    REPLACE ends the chains that a new full snapshot has replaced. WATCH, FILE, AGE, COPIES and GAPS are never due:
+    they represent problems with the watch itself, with a fleet.toml that it can't use, a newest restore point that is
+    too old, standbys that increments leave out, and an increment that copied a primary again.
     """
 
     FULL = "full"
@@ -51,6 +51,7 @@ class TaskKind(StrEnum):
     FILE = "fleet-file"
     AGE = "max-age"
     COPIES = "copies"
+    GAPS = "gaps"
 
 
 FIRST = (TaskKind.FULL, TaskKind.REPLACE)

@@ -39,6 +39,7 @@ from cutline.cli.watch.tasks import ConcurrentTask, TaskResult, with_finding
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.listing.listing import age_problem, is_ahead
 from cutline.snapshots.operations.activity import Activity
+from cutline.snapshots.records.chain import gaps_of
 from cutline.snapshots.records.commit import UNLISTED
 from cutline.snapshots.records.operation_records import WatchState
 from cutline.snapshots.records.proven_chains import cut_time
@@ -276,6 +277,7 @@ class Watcher:
                 if out.kind == LeftOutKind.ABSENT_COPY and UNLISTED not in out.why
             }
             self.notices.leaves_out(self.chain.name, absent)
+            self.notices.leaves_gaps(self.chain.name, gaps_of(commit))
             return result
         if kind is TaskKind.ARCHIVE:
             return self._archive_ahead(name)

@@ -52,6 +52,18 @@ TABLES = ("_groups", "_tables")
 
 
 @dataclass(frozen=True, slots=True)
+class RenewalGap:
+    """A gap before an increment that copied a primary again: no time since the restore point before can be restored.
+
+    `node` is the primary, and `reason` says why its copy could not be continued.
+    """
+
+    increment: int
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedRepairs:
     """The repairs that a chain's commits reflect (snapshots/records/repaired_chain.py).
 
@@ -210,6 +222,11 @@ class Chain:
     def renewals(self) -> Mapping[str, tuple[Increment, Renewal]]:
         """The newest renewal of each node whose copy began again after the full snapshot, with its increment."""
         return {node: (one, renewal) for one in self.increments for node, renewal in one.renewed.items()}
+
+    @cached_property
+    def gaps(self) -> tuple[RenewalGap, ...]:
+        """The gaps in the times that can be restored, in order. A merge leaves no restore points before a gap."""
+        return tuple(gap for one in self.increments for gap in gaps_of(one))
 
     def begun(self, node: str) -> int:
         """Return the number of the commit with which the node's copy begins: 0, or the increment that renewed it."""
@@ -732,3 +749,13 @@ def _brief(commit: Commit) -> CommitSummary:
 
 def _newest(values: list[Mapping[str, T]], shard: str) -> T:
     return next(by_shard[shard] for by_shard in reversed(values) if shard in by_shard)
+
+
+def gaps_of(commit: Commit) -> tuple[RenewalGap, ...]:
+    """Return the gaps before the commit, one for each primary whose copy begins again with it."""
+    renewed = commit.renewed if isinstance(commit, Increment) else {}
+    return tuple(
+        RenewalGap(commit.increment, node, renewal.reason)
+        for node, renewal in renewed.items()
+        if renewal.identity.backup_of is None and not renewal.is_new
+    )

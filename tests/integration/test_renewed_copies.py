@@ -27,7 +27,7 @@ from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
-from tests.commands.snapshot_runs import Runs, run_command, slots_of
+from tests.commands.snapshot_runs import Runs, command_line, run_command, slots_of
 from tests.commands.watching import Reached, Watching
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_pair
@@ -364,3 +364,32 @@ def test_a_transaction_that_stays_prepared_costs_only_its_shard_the_copy(place: 
     assert next_increment(place).renewed.keys() == {STANDBY}
     assert place.check().result == VALID
     place.check_restores(1, 2)
+
+
+def test_a_gap_is_named_by_list_and_by_the_first_check_that_reads_it(place: ChangingFleet) -> None:
+    def run_quiet(*words: str) -> tuple[str, str]:
+        done = subprocess.run(
+            command_line(place.fleet, "--quiet", *words), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    place.runs.full("chain")
+    next_increment(place)
+    drop_slot(place, "s1")
+    next_increment(place)
+    text = "no time between increment 1 and increment 2 can be restored: primary s1 was copied again: "
+    warning = f"warning: chain: {text}"
+    assert f"snapshot chain: {text}" in run_quiet("list")[0]
+    (listed,) = run_command(place.fleet, "list")[1]["snapshots"]
+    assert [(gap["increment"], gap["node"]) for gap in listed["gaps"]] == [(2, "s1")]
+    first = run_quiet("check", "chain")
+    assert (first[0], warning in first[1]) == ("", True)
+    next_increment(place)
+    assert run_quiet("check", "chain", "--since-last") == ("", "")
+    # The copy of a standby that begins again loses no time.
+    drop_slot(place, STANDBY)
+    assert next_increment(place).renewed.keys() == {STANDBY}
+    _, document = run_command(place.fleet, "check", "chain")
+    (checked,) = document["snapshots"]
+    assert (checked["result"], checked["gaps"]) == (VALID, listed["gaps"])

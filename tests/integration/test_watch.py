@@ -210,9 +210,11 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     lost = listed(fleet)[0]
     assert (lost["state"], lost["lost"]["successor"]) == ("ended", new["name"])
     assert all(len(slots_of(node.dsn)) == 1 for node in fleet.nodes)
-    wait_until(lambda: bool(notified(tmp_path)), lambda: "the failure is notified")
-    event = notified(tmp_path)[0]
-    assert [event[name] for name in ("event", "task", "snapshot")] == ["failed", "increment", snapshot["name"]]
+    wait_until(lambda: len(notified(tmp_path)) > 1, lambda: "the gap and the failure are notified")
+    events = [[event[name] for name in ("event", "task", "snapshot")] for event in notified(tmp_path)]
+    assert ["failed", "gaps", snapshot["name"]] == events[0]
+    assert "can be restored: primary s1 was copied again: slot" in notified(tmp_path)[0]["message"]
+    assert next(event for event in events if event[1] != "gaps") == ["failed", "increment", snapshot["name"]]
     code, document = second.stop()
     assert (code, document["schema"]) == (0, "cutline/watch/1")
     assert second.texts()[-1] == "stopped by SIGTERM"

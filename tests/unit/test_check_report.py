@@ -31,6 +31,7 @@ from cutline.cli.commands.check import (
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
 from cutline.fleet.record import Time
 from cutline.restore.drill.restorable import RestorableReport, RestoreProblem
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.storage.errors import report_of
 from cutline.wal.segments.damage import ObjectDamagedError
 
@@ -107,6 +108,7 @@ def test_the_json_document_has_the_form_that_scripts_rely_on() -> None:
                  "is_absent": False}
             ],
             "uncompared_points": [],
+            "gaps": [],
             "conflicts": [{
                 "kind": "digest", "node": "s1", "other_node": None, "group": None, "partition": None,
                 "object": "key", "global_id": None, "detail": "its contents differ from those that were committed",
@@ -132,6 +134,18 @@ def test_a_doubt_is_shown_as_a_warning_which_quiet_commands_show_too() -> None:
     ]
     many = SnapshotReport("a", 2, SOMETHING, doubts=[DOUBT] * (CONFLICTS_SHOWN_MAX + 3))
     assert "warning: a: 3 more doubts; --json lists all of them" in lines_of(CheckReport((many,), 1.0))
+
+
+def test_a_gap_is_a_warning_of_its_own_and_does_not_change_the_result() -> None:
+    gaps = tuple(RenewalGap(number, "s1", "its slot is lost") for number in range(1, CONFLICTS_SHOWN_MAX + 3))
+    report = CheckReport((SnapshotReport("a", 30, SOMETHING, gaps=gaps),), 1.0)
+    assert report.result == "valid"
+    lines = [line for line in lines_of(report) if line.startswith("warning: ")]
+    assert lines[0] == (
+        f"warning: a: no time between increment {CONFLICTS_SHOWN_MAX + 1} and increment {CONFLICTS_SHOWN_MAX + 2}"
+        " can be restored: primary s1 was copied again: its slot is lost"
+    )
+    assert lines[CONFLICTS_SHOWN_MAX:] == ["warning: a: 2 earlier gaps; --json lists all of them"]
 
 
 @pytest.mark.parametrize(("copies", "rows"), [

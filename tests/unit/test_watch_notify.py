@@ -16,6 +16,7 @@ import pytest
 import cutline.cli.watch.notices
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.notices import Notices, adopt_failures, notify, state_of
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.storage.errors import UnreachableError
 
 EVENT: dict[str, object] = {"event": "failed", "message": "node s1 can't be reached"}
@@ -170,6 +171,15 @@ def test_a_watch_that_ends_sends_what_it_can_in_time_and_names_the_rest(
     assert sum("was not delivered before the watch ended: watch" in text for text in pager.said) == 3 - sent
     notices.end()
     assert pager.tries == (sent or 1)
+
+
+def test_each_gap_is_reported_once_and_ends_with_the_next_increment(pager: Pager) -> None:
+    pager.is_away, notices = False, notices_to(pager)
+    gap, later = (RenewalGap(number, "s1", "its slot is lost") for number in (3, 4))
+    for gaps in ([], [gap], [later], [], []):
+        notices.leaves_gaps("daily", gaps)
+    assert pager.got == [("failed", "gaps"), ("failed", "gaps"), ("recovered", "gaps")]
+    assert notices.troubles == []
 
 
 @pytest.mark.parametrize(("hint", "sent"), [

@@ -34,6 +34,7 @@ from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.roles import find_existing_roles
 from cutline.restore.targets.databases import drop_database
 from cutline.restore.targets.requirements import find_data_directory
+from cutline.restore.targets.tablespaces import revoke_tablespaces
 from cutline.restore.targets.target import (
     SYSTEM_QUERY,
     Connections,
@@ -253,7 +254,10 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
         if mark in left and role == mark:
             yield f"role {role}", "it identifies the drill's other roles"
-        elif why := _why_left(session, partial(session.execute, statement)):
+            continue
+        # Ignore errors: DROP will report the reason.
+        _why_left(session, partial(revoke_tablespaces, session, role))
+        if why := _why_left(session, partial(session.execute, statement)):
             left.add(mark)
             yield f"role {role}", why
 

@@ -54,6 +54,7 @@ def test_few_rows_and_large_objects_need_no_jvm(runs: Runs) -> None:
     execute(node.dsn, "SELECT lo_from_bytea(4711, 'few bytes')")
     try:
         assert noted(runs.fleet, "create", "large", "--large-objects")[:2] == [0, []]
+        assert noted(runs.fleet, "check", "daily", "--restorable")[:2] == [0, []]
         assert noted(runs.fleet, "drill", "large")[1] == []
     finally:
         execute(node.dsn, "SELECT lo_unlink(4711)")

@@ -43,6 +43,7 @@ from cutline.restore.rows.expected_tasks import ExpectedTasks
 from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
+from cutline.restore.rows.generated_columns import Recomputed, recompute_generated
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
 from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import LoadError, LoadTarget, find_load_paths
@@ -674,19 +675,21 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Reports each materialized view that could not be populated and each sequence that could not be set, and notes each
-    table that could not be analyzed, with the reason.
+    Before the indexes, computes generated columns again that may have been computed before all rows were loaded.
+    Reports such columns whose values may be wrong, each materialized view that could not be populated and each sequence
+    that could not be set, and notes each table that could not be analyzed, with the reason.
     If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
     watch, scope = run.watch, run.plan.request.scope
 
     def finish(target: Target) -> FinishedDatabase:
-        database, shard = databases[target.shard], target.shard
+        database, shard, found = databases[target.shard], target.shard, Recomputed()
         began = time.monotonic()
         if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
             # Other sessions may have written to existing tables since an earlier process counted the rows.
             rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
+            found = recompute_generated(database, watch) if rows else found
             if is_loading:
                 run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
@@ -702,6 +705,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 allows_refused=run.allows_refused,
                 record=partial(_record_finished, run, target),
             )
+        done.warnings, done.problems = [*found.wrong, *done.warnings], [*found.changed, *done.problems]
         if done.is_finished:
             refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
             run.enter(target, Phase.FINISHED, refused=refused)

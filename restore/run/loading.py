@@ -538,12 +538,16 @@ def make_databases(
     in_parallel(create, targets)
 
 
-def find_former_superusers(plan: RestorePlan, target: Target) -> set[str]:
-    """Return the roles that were superusers on the snapshot's server; the usual name of one if that is not stored."""
+def find_former_superusers(plan: RestorePlan, target: Target) -> list[str]:
+    """Return the roles in the place of those that were superusers on the snapshot's server, in the order of rank.
+
+    If its roles are not stored, there is only the usual one.
+    """
+    found, names = [BOOTSTRAP], dict(plan.request.scope.role_map)
     with suppress(ObjectDamagedError):
         if (stored := read_stored_globals(plan.store.open(), plan.chain, target.source)) is not None:
-            return {role.name for role in stored.roles if role.superuser}
-    return {BOOTSTRAP}
+            found = [role.name for role in stored.roles if role.superuser]
+    return [names.get(role, role) for role in sorted(found, key=lambda role: (role != BOOTSTRAP, role))]
 
 
 def _share_sessions(run: RestoreRun, targets: Iterable[Target]) -> dict[str, int]:

@@ -94,7 +94,7 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         if has_superusers and plan.request.scope.role_map:
             raise UsageError(
                 "--role-map is allowed only if the drill's role is not a superuser: with a superuser, the drill"
-                " creates a role that takes the place of existing roles",
+                " creates roles that take the place of existing ones",
                 hint="omit it, or name a different role in the dsn; see docs/drill.md, On servers of your own",
             )
         try:

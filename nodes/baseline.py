@@ -5,7 +5,7 @@ A full snapshot stores the baseline in its commit, and every increment first com
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,16 @@ def two_primaries_error(node: Node) -> FleetTopologyError:
         hint="find out which of the two servers the applications use; stop the other, and make it a standby again"
         f" (pg_rewind, pg_basebackup). If {node.id} is a server of its own now, remove it from fleet.toml",
         details={"node": node.id},
+    )
+
+
+def two_hosts_error(node: Node, hosts: Sequence[str]) -> FleetTopologyError:
+    """Return the error for a node whose dsn names several hosts of which more than one accepts writes."""
+    return FleetTopologyError(
+        f"node {node.id}: {' and '.join(hosts)} accept writes, but its dsn names them as the servers of one shard",
+        hint="find out which of these servers the applications use; stop the others, and make them standbys again"
+        " (pg_rewind, pg_basebackup)",
+        details={"node": node.id, "hosts": list(hosts)},
     )
 
 

@@ -900,6 +900,12 @@ def on_each_host(node: Node) -> list[Node]:
     return [replace(node, dsn=make_conninfo(node.dsn, target_session_attrs="any", **host)) for host in hosts]
 
 
+def host_of(node: Node) -> str:
+    """Return the host (or socket folder) and the port of a dsn that names one host."""
+    given = conninfo_to_dict(node.dsn)
+    return ":".join(str(part) for part in (given.get("host") or given.get("hostaddr"), given.get("port")) if part)
+
+
 def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:
     with socket.socket(fileno=os.dup(connection.fileno())) as handle:
         return handle.family == socket.AF_UNIX

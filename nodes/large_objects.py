@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import psycopg
 
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
+SIZE_QUERY = "SELECT pg_relation_size('pg_largeobject')"
 # The first oid of each part; the parameter is the number of parts.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
@@ -44,6 +45,12 @@ def count_large_objects(connection: psycopg.Connection[Any]) -> int:
     """Count the large objects in the database."""
     (count,) = connection.execute(COUNT_QUERY).fetchone() or (0,)
     return int(count)
+
+
+def measure_large_objects(connection: psycopg.Connection[Any]) -> int:
+    """Return the size in bytes of the pages with the contents of the large objects in the database."""
+    (size,) = connection.execute(SIZE_QUERY).fetchone() or (0,)
+    return int(size)
 
 
 def oid_ranges(connection: psycopg.Connection[Any], parts: int) -> list[tuple[int, int | None]]:

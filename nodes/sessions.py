@@ -21,6 +21,7 @@ from cutline.nodes.baseline import (
     check_baseline,
     check_topology,
     find_node,
+    two_hosts_error,
     two_primaries_error,
 )
 from cutline.nodes.clocks import ClockReading, use_clocks
@@ -30,6 +31,7 @@ from cutline.nodes.connections import (
     await_futures,
     cancel_statements,
     connect,
+    host_of,
     on_each_host,
     raising_unreachable,
     refuses_database,
@@ -346,7 +348,7 @@ def _lost_primaries(
 def with_current_roles(fleet: Fleet) -> Fleet:
     """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them.
 
-    Raises FleetTopologyError if a primary and one of its standbys both accept writes.
+    Raises FleetTopologyError if a primary and one of its standbys both accept writes, or two hosts of a primary's dsn.
     """
     found = dict(zip(fleet.primaries, in_parallel(_find, fleet.primaries), strict=True))
     answers = {primary: one.identity if one else None for primary, one in found.items()}
@@ -358,7 +360,22 @@ def with_current_roles(fleet: Fleet) -> Fleet:
         # The dsn of a standby may lead to its primary.
         if one is not None and not one.identity.in_recovery and not one.is_server_of(writing[node.shard]):
             raise two_primaries_error(node)
+    for node in (primary for primary in fleet.primaries if primary.id in writing):
+        _check_one_writes(node, writing[node.id])
     return with_exchanged(fleet, _ask_promoted(fleet, lost, {}))
+
+
+def _check_one_writes(primary: Node, writing: FoundNode) -> None:
+    """Raise FleetTopologyError if another host of the primary's dsn than the `writing` server accepts writes, too."""
+    hosts = on_each_host(primary)
+    if len(hosts) == 1:
+        return
+    # Several hosts may be names of the same server.
+    servers = {host_of(host): found for host, found in zip(hosts, in_parallel(_find, hosts), strict=True)}
+    ours = [name for name, found in servers.items() if found and found.is_server_of(writing)]
+    others = [name for name, found in servers.items() if found and not found.identity.in_recovery and name not in ours]
+    if others:
+        raise two_hosts_error(primary, [*ours[:1], *others])
 
 
 def _ask_promoted(

@@ -1,9 +1,10 @@
 """A drill on the user's own servers: the primaries in a different fleet.toml.
 
 Each shard is restored into a database with a new name; other databases are not touched. A role without privileges
-restores and queries that database: the role in the DSN, or a new role if that role is a superuser. In the restored
-databases, the new role takes the place of any of the snapshot's roles that exist on the server; missing roles are
-created. At the end of the block everything is dropped. The next drill drops the remains of a killed drill; a running
+restores and queries that database: the role in the DSN, or a new role if that role is a superuser. Then the roles of
+the snapshot are created, and those that exist on a server under other names: the databases' code must not act as roles
+of the server, and one role can't take the place of several, such as those with user mappings of the same server. At the
+end of the block everything is dropped. The next drill drops the remains of a killed drill; a running
 drill is recognized by a session with its name.
 """
 
@@ -34,6 +35,7 @@ from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.plan.roles import find_existing_roles
 from cutline.restore.targets.databases import drop_database
 from cutline.restore.targets.requirements import find_data_directory
+from cutline.restore.targets.tablespaces import revoke_tablespaces
 from cutline.restore.targets.target import (
     SYSTEM_QUERY,
     Connections,
@@ -92,7 +94,7 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
         if has_superusers and plan.request.scope.role_map:
             raise UsageError(
                 "--role-map is allowed only if the drill's role is not a superuser: with a superuser, the drill"
-                " creates a role that takes the place of existing roles",
+                " creates roles that take the place of existing ones",
                 hint="omit it, or name a different role in the dsn; see docs/drill.md, On servers of your own",
             )
         try:
@@ -141,8 +143,11 @@ def _check_roles(targets: Iterable[Target], sessions: Connections) -> bool:
 
 
 def _with_login(plan: RestorePlan, superusers: Connections, name: str, extensions: frozenset[str]) -> RestorePlan:
-    """Have the superusers create the role `name`; return a plan that uses it, also in place of existing roles."""
-    password, made, taken = new_password(), set[str](), dict[str, str]()
+    """Have the superusers create the role `name`; return a plan that uses it, and new roles in place of existing ones.
+
+    With --no-owner, the role itself takes their place, as it does for owners.
+    """
+    password, made, taken = new_password(), set[str](), set[str]()
     nodes, folders = dict[str, Node](), dict[str, Path | None]()
     for target in plan.targets:
         connection = superusers[target.shard]
@@ -157,14 +162,16 @@ def _with_login(plan: RestorePlan, superusers: Connections, name: str, extension
             encoding = plan.chain.baseline[target.source].encoding
             existing = find_existing_roles(target, connection, plan.roles(target), encoding)
         # Don't replace predefined roles: they own nothing and only receive privileges.
-        taken |= {role: name for role in existing if not role.startswith("pg_")}
+        taken |= {role for role in existing if not role.startswith("pg_")}
     targets = tuple(
         target_of(target.shard, replace(target.node, dsn=_as(target.node.dsn, name, password)), (), plan.intent.id)
         for target in plan.targets
     )
     for target in targets:
         _check_login(target)
-    scope = structs.replace(plan.request.scope, role_map=tuple(taken.items()))
+    scope = plan.request.scope
+    others = {role: name if scope.no_owner else f"{name}_{number}" for number, role in enumerate(sorted(taken), 1)}
+    scope = structs.replace(scope, role_map=tuple(others.items()))
     return replace(
         plan,
         request=replace(plan.request, scope=scope, create_roles=True),
@@ -253,7 +260,10 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
         statement = sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role))
         if mark in left and role == mark:
             yield f"role {role}", "it identifies the drill's other roles"
-        elif why := _why_left(session, partial(session.execute, statement)):
+            continue
+        # Ignore errors: DROP will report the reason.
+        _why_left(session, partial(revoke_tablespaces, session, role))
+        if why := _why_left(session, partial(session.execute, statement)):
             left.add(mark)
             yield f"role {role}", why
 

@@ -1,10 +1,10 @@
 """The level below a drill: read the objects of a restore, build the rows that it would load, and throw them away.
 
-Rows are read, verified, converted, folded and filtered as a restore does it, in one Spark job. Instead of being loaded,
-they are counted by table, and the constraints are evaluated that follow from the text of values
-(restore/drill/row_constraints.py): the server would refuse the rows, or an index or foreign key after all rows were
-loaded. If this machine has PostgreSQL's programs, the DDL is rehearsed as well, in empty databases on temporary
-servers, without owners and privileges.
+Rows are read, verified, converted, folded and filtered as a restore does it, in one Spark job, or by the command itself
+if there are few. Instead of being loaded, they are counted by table, and the constraints are evaluated that follow from
+the text of values (restore/drill/row_constraints.py): the server would refuse the rows, or an index or foreign key
+after all rows were loaded. If this machine has PostgreSQL's programs, the DDL is rehearsed as well, in empty databases
+on temporary servers, without owners and privileges.
 
 A drill shows the rest, because only loaded rows do: constraints of other forms, functions of indexes, and types whose
 values only PostgreSQL can parse.
@@ -29,6 +29,7 @@ from cutline.columns.row_batches import row_batches
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Progress
 from cutline.nodes.programs import PostgresMissingError
+from cutline.restore.drill.counted_values import count_values
 from cutline.restore.drill.row_constraints import (
     AddedValues,
     Breach,
@@ -53,9 +54,10 @@ from cutline.snapshots.fold.fold import Fold, fold, long_image_reader, map_image
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, Sources, problem_of, read_at_cut, sources_of
 from cutline.snapshots.records.proven_chains import OnlyCutError, read_all_shards
 from cutline.spark.amount import Amount
+from cutline.spark.driver_session import runs_in_driver
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.sent_values import broadcast
-from cutline.spark.spark_jobs import SparkSource, job_progress
+from cutline.spark.spark_jobs import Dealing, SparkSource, job_progress, run_tasks
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.damage import ObjectDamagedError
@@ -83,6 +85,8 @@ NAMED = "node int, `group` int, `set` int, h1 bigint, value binary"
 NAMED_SCHEMA = pa.schema(
     [("node", pa.int32()), ("group", pa.int32()), ("set", pa.int32()), ("h1", pa.int64()), ("value", pa.binary())]
 )
+# With more rows than this, Spark groups their values: each has one for its key, and one for each constraint.
+ROWS_IN_COMMAND_MAX = 500_000
 INCOMPLETE = "incomplete"
 DdlResult = Literal["run", "read", "refused"]
 BREACH = "breach"
@@ -161,14 +165,19 @@ def check_restorable(
         report.problems.append(RestoreProblem(str(error.details.get("node", "")), None, error.message))
         return report
     report.increment = plan.chain.last.increment
-    changes = sum(segment.changes for shard in plan.sources for segment in plan.chain.segments(shard))
-    spark.begin(ExecutorNeeds(source.store), progress, Amount(changes=changes))
+    spark.begin(ExecutorNeeds(source.store), progress, _amount(plan))
     rules, is_read = _read_ddl(plan, report)
     _build_rows(plan, source.store, spark, progress, report, rules)
     if is_read and not report.problems:
         _rehearse(source, plan, progress, report)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _amount(plan: RestorePlan) -> Amount:
+    """Return the amount of work, with an unknown size if Spark is to group the values."""
+    amount = plan.amount
+    return amount if amount.rows <= ROWS_IN_COMMAND_MAX else Amount(changes=amount.changes)
 
 
 def _read_ddl(plan: RestorePlan, report: RestorableReport) -> tuple[Rules, bool]:
@@ -213,7 +222,7 @@ def _build_rows(
         if folded.problems:
             return
         tables = broadcast(session, {number: one.tables for number, one in rules.items()})
-        found = _count(session, _loaded(session, sources, folded, store, tables), sources, progress)
+        found = _count(session, sources, folded, store, tables, progress)
         refused = found.filter(pc.is_valid(found["example"]))
         named = _name_values(session, sources, folded, store, tables, refused, progress) if len(refused) else {}
     finally:
@@ -285,15 +294,44 @@ def _add_problem(report: RestorableReport, problem: ErrorReport) -> None:
     report.problems.append(RestoreProblem(str(problem["details"].get("node", "")), None, problem["message"]))
 
 
-def _loaded(session: SparkSession, sources: Sources, folded: Fold, store: StoreLocation, tables: Any) -> DataFrame:
-    """Return the values (LOADED) of each row that a restore would load; `tables` is a broadcast of the rules."""
+def _values_of(sources: Sources, tables: Any) -> RowReader:
+    """Return the reader of the values (LOADED) of rows; `tables` is a broadcast of the rules."""
     multisets = sources.multisets
 
     def values(batch: pa.RecordBatch, node: Numbers) -> Iterator[pa.RecordBatch]:
         yield _identities(batch, node, multisets)
         yield from _constrained(batch, node, tables.value)
 
-    return _map_rows(session, sources, folded, store, values, (LOADED_SCHEMA, LOADED))
+    return values
+
+
+def _is_in_driver(session: SparkSession, folded: Fold) -> bool:
+    """Whether the rows are built in this process: all of them are in base objects or were folded here."""
+    return runs_in_driver(session) and folded.images is None and folded.long_images is None
+
+
+def _read_in_driver(
+    session: SparkSession,
+    sources: Sources,
+    folded: Fold,
+    store: StoreLocation,
+    reader: RowReader,
+    schema: pa.Schema,
+    progress: Progress,
+) -> pa.Table:
+    """Return what `reader` yields for the batches of all rows, and the problems if the schema has them."""
+
+    def read(base: BaseSource) -> pa.Table:
+        changed = folded.changed.get(base.source.number, {})
+        return pa.Table.from_batches(_filled(_rows_of_base(store, base, changed, reader), schema), schema)
+
+    dealing = Dealing[BaseSource](lambda base: base.source.size)
+    # Bounded by ROWS_IN_COMMAND_MAX and the constraints.
+    found = run_tasks(session, read, list(sources.bases), progress, dealing)
+    if folded.local is not None:
+        images = _rows_of_images(iter(folded.local.to_batches()), reader)
+        found.append(pa.Table.from_batches(_filled(images, schema), schema))
+    return pa.concat_tables([schema.empty_table(), *found])
 
 
 def _map_rows(
@@ -406,12 +444,20 @@ def _problem_batch(node: int, group: int, problem: str, count: int = 1) -> pa.Re
     return pa.record_batch([*batch.columns[:-1], pa.repeat(pa.scalar(problem, pa.string()), count)], LOADED_SCHEMA)
 
 
-def _count(session: SparkSession, rows: DataFrame, sources: Sources, progress: Progress) -> pa.Table:
-    """Count the values of each set: node, group, set, problem, missing, rows, repeated, absent, example.
+def _count(
+    session: SparkSession, sources: Sources, folded: Fold, store: StoreLocation, tables: Any, progress: Progress
+) -> pa.Table:
+    """Count the values of each set (COUNTED_SCHEMA; see `count_values`)."""
+    values = _values_of(sources, tables)
+    if _is_in_driver(session, folded):
+        loaded = _read_in_driver(session, sources, folded, store, values, LOADED_SCHEMA, progress)
+        return count_values(loaded, sources.multisets)
+    return _count_in_spark(
+        session, _map_rows(session, sources, folded, store, values, (LOADED_SCHEMA, LOADED)), sources, progress
+    )
 
-    `missing` has the bits of the foreign keys that have `absent` values which the set lacks, and `repeated` is the
-    number of values that occur more than once. `example` is the hash of such a value, or null.
-    """
+
+def _count_in_spark(session: SparkSession, rows: DataFrame, sources: Sources, progress: Progress) -> pa.Table:
     from pyspark.sql import functions as F  # noqa: N812  # the name everyone knows
 
     numbers = ", ".join(map(str, sorted(sources.multisets))) or "-2"
@@ -455,11 +501,12 @@ def _name_values(
                 yield _named(*places, use.number, found.values, wanted)
 
     progress.step("name values", unit="tasks")
-    rows = _map_rows(session, sources, folded, store, values, (NAMED_SCHEMA, NAMED)).dropDuplicates(
-        ["node", "group", "set", "h1"]
-    )
-    with job_progress(session, progress):
-        found = rows.toArrow().to_pylist()
+    if _is_in_driver(session, folded):
+        found = _read_in_driver(session, sources, folded, store, values, NAMED_SCHEMA, progress).to_pylist()
+    else:
+        rows = _map_rows(session, sources, folded, store, values, (NAMED_SCHEMA, NAMED))
+        with job_progress(session, progress):
+            found = rows.dropDuplicates(["node", "group", "set", "h1"]).toArrow().to_pylist()
     return {_Example(row["node"], row["group"], row["set"], row["h1"]): row["value"] for row in found}
 
 

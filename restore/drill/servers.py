@@ -205,7 +205,7 @@ def _place(plan: RestorePlan, made: list[SandboxedServer], extensions: frozenset
         plan,
         target_fleet=replace(plan.target_fleet, nodes=tuple(nodes)),
         targets=targets,
-        superusers=Superusers(superusers, role, extensions, folders, install=INSTALL),
+        superusers=Superusers(superusers, role, extensions, folders, install=INSTALL, creates_tablespaces=True),
     )
     return DrillPlace(
         plan, lambda target: _make_reader(target.node, superusers[target.shard], servers[target.shard], reader)

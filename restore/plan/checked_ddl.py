@@ -114,11 +114,7 @@ def read_all_ddl(
         check_compression(target.node, connection, facts, obstacles)
         planned = databases.get(shard) or PlannedDatabase()
         checked.left_out.extend(planned.left_out)
-        tablespaces = {entry.tablespace for entry in stored.entries if entry.tablespace}
-        if planned.ddl and planned.ddl.properties.tablespace:
-            encoding = plan.chain.baseline[target.source].encoding
-            tablespaces |= set(map(raw_text, name_bytes(connection, [planned.ddl.properties.tablespace], encoding)))
-        check_tablespaces(target.maintenance, tablespaces, obstacles)
+        _check_tablespaces(locked, target, stored.entries, planned)
         with obstacles.collecting(target.node.id):
             if plan.request.scope.changes_roles:
                 stored, changed = _change_roles(plan, target, connection, stored)
@@ -168,6 +164,20 @@ def read_all_ddl(
         with obstacles.collecting():
             check_mapped(plan, met)
     return checked
+
+
+def _check_tablespaces(
+    locked: LockedTargets, target: Target, entries: Iterable[ArchiveEntry], planned: PlannedDatabase
+) -> None:
+    """Prepare the tablespaces of the objects and the database for a drill; add an obstacle if the server lacks any."""
+    plan, connection = locked.plan, locked.connections[target.shard]
+    needed = {entry.tablespace for entry in entries if entry.tablespace}
+    if planned.ddl and planned.ddl.properties.tablespace:
+        encoding = plan.chain.baseline[target.source].encoding
+        needed |= set(map(raw_text, name_bytes(connection, [planned.ddl.properties.tablespace], encoding)))
+    if plan.superusers:
+        plan.superusers.prepare_tablespaces(target, needed)
+    check_tablespaces(target.maintenance, needed, locked.obstacles)
 
 
 def _find_contradictions(

@@ -8,7 +8,7 @@ database.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -247,16 +247,16 @@ def create_roles(
     roles: Iterable[str],
     superusers: Superusers | None = None,
     server_globals: ServerGlobals | None = None,
-    former_superusers: Collection[str] = (),
+    former_superusers: Sequence[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Create all of the roles or none; return the new roles, as `node: role`, and lines about their missing properties.
 
     Roles in `server_globals` get the properties they had; other roles get no login, password or privileges. Unless our
     role is a superuser, it becomes a member of the new roles, because otherwise it could not make them owners. If
     `superusers` is given, a superuser creates the roles. `former_superusers` get the privileges of the snapshot's other
-    roles. The session is in the database being restored, not in the locked maintenance database, because the server
-    stores the names in the encoding of the session's database. Roles belong to the whole server, so they remain if the
-    restore fails.
+    roles, and each those of the ones after it. The session is in the database being restored, not in the locked
+    maintenance database, because the server stores the names in the encoding of the session's database. Roles belong to
+    the whole server, so they remain if the restore fails.
     """
     roles = list(roles)
     if not roles:
@@ -384,7 +384,7 @@ def _give_what_they_had(
 
 
 def _stand_in_for_superusers(
-    connection: psycopg.Connection[Any], former: Collection[str], created: Container[str], roles: Collection[str]
+    connection: psycopg.Connection[Any], former: Sequence[str], created: Container[str], roles: Collection[str]
 ) -> None:
     """Make the roles that were superusers members of the snapshot's other `roles`, if this restore created one of them.
 
@@ -392,7 +392,7 @@ def _stand_in_for_superusers(
     the roles have nothing but the snapshot's objects.
     """
     options = " WITH INHERIT TRUE" if connection.info.server_version >= INHERIT_OPTION_VERSION else ""
-    ranked = sorted(set(former) & set(roles), key=lambda name: (name != BOOTSTRAP, name))
+    ranked = [role for role in former if role in roles]
     for number, member in enumerate(ranked, 1):
         # PostgreSQL allows no circles, so a superuser gets only the privileges of the superusers after it.
         for role in [*sorted(set(roles) - set(former)), *ranked[number:]]:

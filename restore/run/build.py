@@ -97,10 +97,11 @@ def check_against_ddl(chain: Chain, shard: str, connection: psycopg.Connection[A
 class FinishedDatabase:
     """The results of finishing a database after its rows are loaded.
 
-    `problems` are lines about tables that are not analyzed; `warnings` are about views that are not populated and
-    sequences that are not set. `refusals` are the server's. `helped` lists each entry that could be created only with a
-    temporary search_path for its functions, paired with those functions. If `is_finished`, the database needs only its
-    real name. If `is_earlier`, an earlier process finished it: its record names the statements that were refused.
+    `problems` are lines about tables that are not analyzed and columns that were computed again; `warnings` are about
+    columns that may have wrong values, views that are not populated and sequences that are not set. `refusals` are the
+    server's. `helped` lists each entry that could be created only with a temporary search_path for its functions,
+    paired with those functions. If `is_finished`, the database needs only its real name. If `is_earlier`, an earlier
+    process finished it: its record names the statements that were refused.
     """
 
     problems: list[str] = field(default_factory=list)

@@ -43,6 +43,7 @@ from cutline.restore.rows.expected_tasks import ExpectedTasks
 from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
+from cutline.restore.rows.generated_columns import Recomputed, recompute_generated
 from cutline.restore.rows.held_tables import await_writers, hold_tables, in_use, refusing_waiting
 from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import LoadError, LoadTarget, find_load_paths
@@ -537,12 +538,16 @@ def make_databases(
     in_parallel(create, targets)
 
 
-def find_former_superusers(plan: RestorePlan, target: Target) -> set[str]:
-    """Return the roles that were superusers on the snapshot's server; the usual name of one if that is not stored."""
+def find_former_superusers(plan: RestorePlan, target: Target) -> list[str]:
+    """Return the roles in the place of those that were superusers on the snapshot's server, in the order of rank.
+
+    If its roles are not stored, there is only the usual one.
+    """
+    found, names = [BOOTSTRAP], dict(plan.request.scope.role_map)
     with suppress(ObjectDamagedError):
         if (stored := read_stored_globals(plan.store.open(), plan.chain, target.source)) is not None:
-            return {role.name for role in stored.roles if role.superuser}
-    return {BOOTSTRAP}
+            found = [role.name for role in stored.roles if role.superuser]
+    return [names.get(role, role) for role in sorted(found, key=lambda role: (role != BOOTSTRAP, role))]
 
 
 def _share_sessions(run: RestoreRun, targets: Iterable[Target]) -> dict[str, int]:
@@ -674,19 +679,21 @@ def check_large_objects(session: SparkSession, run: RestoreRun, runs: Mapping[st
 def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs: Mapping[str, DdlRun]) -> None:
     """Check every loaded database's row counts, then create its indexes and everything else that follows the rows.
 
-    Reports each materialized view that could not be populated and each sequence that could not be set, and notes each
-    table that could not be analyzed, with the reason.
+    Before the indexes, computes generated columns again that may have been computed before all rows were loaded.
+    Reports such columns whose values may be wrong, each materialized view that could not be populated and each sequence
+    that could not be set, and notes each table that could not be analyzed, with the reason.
     If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
     watch, scope = run.watch, run.plan.request.scope
 
     def finish(target: Target) -> FinishedDatabase:
-        database, shard = databases[target.shard], target.shard
+        database, shard, found = databases[target.shard], target.shard, Recomputed()
         began = time.monotonic()
         if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
             # Other sessions may have written to existing tables since an earlier process counted the rows.
             rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
             check_placed(run, target, rows)
+            found = recompute_generated(database, watch) if rows else found
             if is_loading:
                 run.enter(target, Phase.INDEXING, rows=rows)
         if scope.data_only:
@@ -702,6 +709,7 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
                 allows_refused=run.allows_refused,
                 record=partial(_record_finished, run, target),
             )
+        done.warnings, done.problems = [*found.wrong, *done.warnings], [*found.changed, *done.problems]
         if done.is_finished:
             refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
             run.enter(target, Phase.FINISHED, refused=refused)

@@ -142,14 +142,19 @@ def check_compression(
     )
 
 
-def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> None:
-    """Add an obstacle for the tablespaces (raw text) that the server lacks."""
+def find_lacking_tablespaces(node: Node, needed: set[str]) -> set[str]:
+    """Return those of the tablespaces (raw text) that the server lacks."""
     if not needed:
-        return
+        return set()
     # Compare bytes: names are stored in the encoding of the database where they were created.
     with raising_unreachable(node), connect(node, client_encoding=RAW) as raw:
-        known = {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
-    if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in needed - known):
+        return needed - {raw_text(bytes(name)) for (name,) in raw.execute(TABLESPACES_QUERY.encode())}
+
+
+def check_tablespaces(node: Node, needed: set[str], obstacles: Obstacles) -> None:
+    """Add an obstacle for the tablespaces (raw text) that the server lacks."""
+    names = find_lacking_tablespaces(node, needed)
+    if lacking := sorted(raw_bytes(name).decode(errors="backslashreplace") for name in names):
         obstacles.add(
             TargetLacksError(
                 f"node {node.id} lacks tablespaces that the snapshot has: {', '.join(lacking)}",

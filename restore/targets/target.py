@@ -46,7 +46,8 @@ from cutline.restore.ddl.running import reset_settings
 from cutline.restore.ddl.unprivileged import CREATES
 from cutline.restore.scope.scope import choose_nodes
 from cutline.restore.targets.obstacles import Obstacles, TargetLacksError
-from cutline.restore.targets.requirements import WITHOUT
+from cutline.restore.targets.requirements import WITHOUT, find_lacking_tablespaces
+from cutline.restore.targets.tablespaces import create_tablespaces, grant_tablespaces
 from cutline.snapshots.ddl.database_facts import DEFAULT
 from cutline.snapshots.operations.operation import new_operation
 from cutline.storage.errors import RefusedError, UsageError
@@ -285,7 +286,8 @@ class Superusers:
 
     `extensions` may be created in addition to trusted extensions. `data_directories`, keyed by shard, are needed
     because the restoring role may not see them (None if unknown). `mark` is the comment on the created roles, and
-    `install` is the hint for missing extensions.
+    `install` is the hint for missing extensions. With `creates_tablespaces` the servers are temporary and get the
+    snapshot's tablespaces.
     """
 
     nodes: Mapping[str, Node]
@@ -294,10 +296,19 @@ class Superusers:
     data_directories: Mapping[str, Path | None]
     mark: str = ""
     install: str = ""
+    creates_tablespaces: bool = False
 
     def node_of(self, target: Target) -> Node:
         """Return the database being restored, for a superuser's connection; use it only while the database is empty."""
         return with_database(self.nodes[target.shard], target.loading)
+
+    def prepare_tablespaces(self, target: Target, needed: set[str]) -> None:
+        """Let the restoring role use the tablespaces (raw text); create them first if the server is temporary."""
+        if needed:
+            superuser = with_database(self.nodes[target.shard], MAINTENANCE_DATABASE)
+            if self.creates_tablespaces and (lacking := find_lacking_tablespaces(superuser, needed)):
+                create_tablespaces(superuser, lacking)
+            grant_tablespaces(superuser, needed, self.role)
 
     def run_beforehand(self, target: Target, ddl: Ddl, *, allows_refused: bool) -> None:
         """Run the DDL's superuser statements in the empty database; raise TargetLacksError if one is refused.

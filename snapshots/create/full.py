@@ -30,7 +30,7 @@ from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.connections import CopyError
 from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import Group, Table, list_names
-from cutline.nodes.large_objects import check_readable, count_large_objects
+from cutline.nodes.large_objects import check_readable, count_large_objects, measure_large_objects
 from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
 from cutline.nodes.preconditions import find_fillings, find_node_problems
 from cutline.nodes.privileges import find_table_problems
@@ -144,12 +144,16 @@ from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, drop_slots, sl
 from cutline.wal.segments.archive import archive_prefix, segment_key
 from cutline.wal.segments.own_store import check_own_store
 
+# Contents of large objects are compressed in their pages, and holes have no pages.
+BYTES_PER_LARGE_OBJECT_BYTE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class FullPlan:
     """The scope of a full snapshot: the nodes, every shard's tables, and the database objects left out.
 
-    `readers` are the standbys on which the tables of primaries are read, by primary.
+    `readers` are the standbys on which the tables of primaries are read, by primary. `large_object_bytes` is the size
+    of the pages with the large objects to copy.
     """
 
     nodes: tuple[Node, ...]
@@ -157,6 +161,7 @@ class FullPlan:
     selection: TableSelection
     left_out: tuple[LeftOut, ...]
     readers: Mapping[str, Node] = field(default_factory=dict)
+    large_object_bytes: int = 0
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -213,13 +218,15 @@ def plan_full(
             f"no table matches {', '.join(selection.rules.include)}, so the snapshot would be empty",
             hint="correct --group, or groups.include in fleet.toml: a pattern is schema.table, and may contain * and ?",
         )
-    left_out = read_left_out(sessions.primaries, selection.rules, groups)
+    left_out, large_object_bytes = read_left_out(sessions.primaries, selection.rules, groups), 0
     if request.large_objects:
         check_readable(sessions)
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
+        large_object_bytes = sum(sessions.ask_primaries(measure_large_objects).values())
     left_out += standby_copies(sessions.too_old, sessions.identities) + never_copied(sessions)
-    return FullPlan(sessions.nodes, node_tables, selection, left_out, choose_readers(sessions))
+    readers = choose_readers(sessions)
+    return FullPlan(sessions.nodes, node_tables, selection, left_out, readers, large_object_bytes)
 
 
 def narrow_rules(rules: GroupRules, request: CreateRequest) -> GroupRules:
@@ -771,11 +778,9 @@ def _shared_bases(store: ObjectStore, base: BaseCopy, cut: CutResult) -> dict[st
 
 def _amount(context: CreateContext, plan: FullPlan) -> Amount:
     """Return the amount of work of the base copy."""
-    if context.request.large_objects:
-        # The bytes of large objects are unknown.
-        return Amount()
     if context.copied is None:
-        return amount_to_copy(plan.sources, plan.tables)
+        size = BYTES_PER_LARGE_OBJECT_BYTE * plan.large_object_bytes
+        return amount_to_copy(plan.sources, plan.tables) + Amount(size)
     # The first cut adds the tables that are not copied yet.
     return Amount(0)
 

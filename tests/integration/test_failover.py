@@ -666,9 +666,21 @@ def test_resume_does_not_let_an_old_primary_accept_writes(place: ChangingFleet) 
     for fleet in (replace(place.fleet, nodes=(primary, several)), place.fleet):
         with pytest.raises(FleetTopologyError, match=f"{STANDBY} is not a standby, .* both accept writes"):
             resume_fleet(fleet, Silent())
+    # Nor if they are the hosts of one dsn, of which libpq takes the first that accepts writes.
+    hosts = replace(primary, dsn=make_conninfo(primary.dsn, target_session_attrs="read-write", **lists))
+    of_hosts = replace(place.fleet, nodes=(hosts,))
+    places = [re.escape(f"{one['host']}:{one['port']}") for one in given]
+    with pytest.raises(FleetTopologyError, match=f"node {PRIMARY}: {' and '.join(places)} accept writes"):
+        resume_fleet(of_hosts, Silent())
     for node in (PRIMARY, STANDBY):
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             place.execute(node, "DELETE FROM seen WHERE false")
+    # Two names of one server are one.
+    twice = {name: f"{value},{given[0][name]}" for name, value in lists.items()}
+    place.stop(STANDBY)
+    resume_fleet(replace(of_hosts, nodes=(replace(hosts, dsn=make_conninfo(hosts.dsn, **twice)),)), Silent())
+    place.execute(PRIMARY, "DELETE FROM seen WHERE false")
+    place.servers.start_node(place.servers.node(STANDBY))
     place.stop(PRIMARY)
     resume_fleet(place.fleet, Silent())
     place.execute(STANDBY, "DELETE FROM seen WHERE false")

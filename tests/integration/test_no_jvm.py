@@ -1,4 +1,4 @@
-"""What reads no rows starts no JVM: dry runs, and the check of metadata."""
+"""What reads no rows starts no JVM: dry runs, and the check of metadata. Nor does what reads few rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from tests.commands.noted_command import noted
 from tests.commands.snapshot_runs import Runs, runs_on
+from tests.integration.refusing import execute
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,3 +47,14 @@ def runs(shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pyt
 def test_it_starts_no_jvm(runs: Runs, words: tuple[str, ...]) -> None:
     # A check that reads no rows is inconclusive.
     assert noted(runs.fleet, *words, before=BY_SPARK) == [4 if words[0] == "check" else 0, [], False]
+
+
+def test_few_rows_and_large_objects_need_no_jvm(runs: Runs) -> None:
+    (node, *_) = runs.fleet.primaries
+    execute(node.dsn, "SELECT lo_from_bytea(4711, 'few bytes')")
+    try:
+        assert noted(runs.fleet, "create", "large", "--large-objects")[:2] == [0, []]
+        assert noted(runs.fleet, "check", "daily", "--restorable")[:2] == [0, []]
+        assert noted(runs.fleet, "drill", "large")[1] == []
+    finally:
+        execute(node.dsn, "SELECT lo_unlink(4711)")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.snapshots.fold import limits
+from cutline.spark.driver_session import DriverSession
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.integration.own_database import own_database
@@ -18,6 +19,19 @@ from tests.servers.installed import require_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def reader(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, where: str) -> SparkSession:
+    """Return the session of a check whose command reads all rows, or folds the changes, or leaves both to Spark."""
+    if where == "command":
+        return cast("SparkSession", DriverSession(not_started, 2))
+    monkeypatch.setattr(limits, "CHANGES_MAX", limits.CHANGES_MAX if where == "driver" else 0)
+    return spark
+
+
+def not_started() -> SparkSession:
+    raise AssertionError("few rows need no Spark")
+
 
 FIRST = (
     "CREATE TABLE item (id int PRIMARY KEY, n int, v text)",
@@ -38,9 +52,9 @@ THEN = (
 ROWS = 40 - 2 + 5 + 20 - 1 + 2
 
 
-@pytest.mark.parametrize("changes_max", [limits.CHANGES_MAX, 0], ids=["driver", "jobs"])
+@pytest.mark.parametrize("where", ["command", "driver", "jobs"])
 def test_rows_that_increments_changed_are_built(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes_max: int
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     with own_database(shared_fleet, tmp_path, "restorable") as fleet:
         runs = Runs(fleet, Ready(spark))
@@ -52,8 +66,8 @@ def test_rows_that_increments_changed_are_built(
         runs.full("small")
         execute(fleet.nodes[0].dsn, *THEN)
         runs.increment("small")
-        monkeypatch.setattr(limits, "CHANGES_MAX", changes_max)
-        _, document = run_here(fleet, "check", "small", "--restorable", spark=spark)
+        session = reader(spark, monkeypatch, where)
+        _, document = run_here(fleet, "check", "small", "--restorable", spark=session)
         assert document["snapshots"][0]["conflicts"] == []
         assert document["restorable"]["rows"] == {fleet.nodes[0].id: ROWS}
         assert document["restorable"]["ddl"] == "run"
@@ -90,9 +104,9 @@ CHANGED = (
 UNGUARDED = ("SET session_replication_role = replica", "DELETE FROM branch WHERE id = 8")
 
 
-@pytest.mark.parametrize("changes_max", [limits.CHANGES_MAX, 0], ids=["driver", "jobs"])
+@pytest.mark.parametrize("where", ["command", "driver", "jobs"])
 def test_constraints_are_evaluated_over_the_rows_at_the_cut(
-    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes_max: int
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     with own_database(shared_fleet, tmp_path, "constrained") as fleet:
         runs, node = Runs(fleet, Ready(spark)), fleet.nodes[0]
@@ -101,8 +115,8 @@ def test_constraints_are_evaluated_over_the_rows_at_the_cut(
         runs.full("small")
         execute(node.dsn, *CHANGED)
         runs.increment("small")
-        monkeypatch.setattr(limits, "CHANGES_MAX", changes_max)
-        _, document = run_here(fleet, "check", "small", "--restorable", spark=spark)
+        session = reader(spark, monkeypatch, where)
+        _, document = run_here(fleet, "check", "small", "--restorable", spark=session)
         assert document["snapshots"][0]["conflicts"] == []
         # Keys of branch, child and two partitions; two other unique keys; three references; two bounds; two checks, of
         # which the heir has one, too; and the domain's.
@@ -110,7 +124,7 @@ def test_constraints_are_evaluated_over_the_rows_at_the_cut(
         assert document["restorable"]["constraints"] >= 4 + 2 + 3 + 2 + 2
         execute(node.dsn, *UNGUARDED)
         runs.increment("small")
-        _, document = run_here(fleet, "check", "small", "--restorable", spark=spark)
+        _, document = run_here(fleet, "check", "small", "--restorable", spark=reader(spark, monkeypatch, where))
         found = [(one["kind"], one["group"], one["detail"]) for one in document["snapshots"][0]["conflicts"]]
         details = {table: detail for kind, table, detail in found if kind == "restore"}
         assert details.keys() == {"public.branch", "public.child"}

@@ -27,6 +27,8 @@ LEFT_TO_REST = {
     "tests/integration/damage/test_backup_copies.py",
     "tests/integration/damage/test_damage_routed.py",
     "tests/integration/damage/test_lost_lists.py",
+    "tests/integration/drill/test_drilled_tablespaces.py",
+    "tests/integration/drill/test_existing_roles.py",
     "tests/integration/drill/test_new_databases.py",
     "tests/integration/drill/test_programs.py",
     "tests/integration/exact/test_odd_tables.py",

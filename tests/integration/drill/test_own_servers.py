@@ -305,8 +305,9 @@ def test_an_interrupted_drill_drops_what_it_has_made_and_the_next_one_what_a_kil
         return
     assert done.returncode == -9, done.stderr
     left = [one for one in left_on(shared_fleet) if one not in before]
-    # On each server a database, the drill's role, and those of the snapshot's roles that the server lacks.
-    assert len(left) == 2 * (2 + len(NAMED_AS_OURS)), left
+    # On each server a database, the drill's role, the one in the place of postgres, and those of the snapshot's roles
+    # that the server lacks.
+    assert len(left) == 2 * (3 + len(NAMED_AS_OURS)), left
     fleet, own = load_fleet(path), load_fleet(to)
     assert run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent(), own=own).result == "holds"
     assert left_on(shared_fleet) == before

@@ -12,11 +12,12 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
 from cutline.snapshots.create.chain_objects import ChainObjectMissingError, check_objects
+from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, AbsentCopy
+from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, AbsentCopy, listed_objects
 from cutline.snapshots.records.merge_records import merge_key
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
@@ -55,6 +56,12 @@ HISTORY = [
     upserts(3200, item(2, "fourth")),
 ]
 BORDERS = {"a": [[250, 1000], [2000], [3000], [4000]], "b": [[350, 1000], [1250, 2000], [3000], [4000]]}
+
+
+@pytest.fixture(autouse=True)
+def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who folds small amounts is drawn for every module (tests/run/folding.py), and these tests have no Spark."""
+    monkeypatch.setattr(limits, "CHANGES_MAX", 500_000)
 
 
 class Ready(NoSpark):
@@ -276,6 +283,33 @@ def test_a_merge_is_copied_although_the_second_store_has_repaired_what_it_lists(
     begins = read_from_merge(there.store, NAME)
     assert begins.full.increment == 1
     assert restored(there, begins, "a") == shard.state_at(4000)
+    assert preview_gc(there.store).garbage == []
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "object in it"])
+@pytest.mark.parametrize("is_first_repaired", [False, True])
+def test_a_merge_is_copied_although_the_second_store_has_repaired_an_object_list(
+    *, is_list: bool, is_first_repaired: bool
+) -> None:
+    """The merge lists large objects as well; the first store may have lost their list, and have repaired it itself."""
+    shard, second = MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, BORDERS, large=3), place()
+    chain = read_chain_lists(shard.store, shard.take())
+    (large,), other = chain.full.lists, copy_of(shard)
+    copied_up_to(shard, second, 2)
+    there = replace_store(shard, second)
+    damage(there, large.key if is_list else listed_objects(large)[1].key)
+    assert repair_fleet(fleet_of(shard.fleet, second), shard.location.url).unrepaired == []
+    if is_first_repaired:
+        damage(shard, large.key)
+        repair(shard, other.url)
+    merge(shard, 1)
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.merges, copied.increments, copied.behind) == ([], [1], [2, 3], 0)
+    begins = read_chain_lists(there.store, read_from_merge(there.store, NAME))
+    assert begins.full.increment == 1
+    assert restored(there, begins, "a") == shard.state_at(4000)
+    objects = [stored for entry in begins.full.entries for stored in listed_objects(entry)]
+    assert sum(stored.kind == LARGE_OBJECTS for stored in objects) == 3
     assert preview_gc(there.store).garbage == []
 
 

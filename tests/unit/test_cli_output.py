@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cutline.check.report import CheckReport, Conflict, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import NODES_MAX, BarProgress, LineProgress
 from cutline.cli.output.failure import CommandFailure, report
@@ -261,6 +261,42 @@ def test_notes_and_errors_have_no_control_characters_either(capsys: pytest.Captu
         verbose=False,
     )
     assert capsys.readouterr().err == f"error: {ESCAPED}\\nhint: faked\nhint:\n{ESCAPED}\n  GRANT\n"
+
+
+def cases_of(report: SnapshotReport) -> tuple[dict[str, str], dict[str, str]]:
+    """The counts of the one suite, and the outcome of each case by its name."""
+    (suite,) = ElementTree.fromstring(junit_of(CheckReport((report,), 1.0)))
+    outcomes = {str(case.get("name")): case[0].tag if len(case) else "passed" for case in suite}
+    return {name: text for name, text in suite.attrib.items() if name != "name"}, outcomes
+
+
+def test_a_junit_report_has_a_passed_case_for_each_shard() -> None:
+    """Also if there is nothing to compare them with, so that a report on shards with one copy is not empty."""
+    one_copy = Skipped("rows of shard s1", "no backup copy to compare with", is_one_copy=True)
+    report = SnapshotReport("nightly", 2, Compared(objects=5), skipped=[one_copy], shards={"s1": 1, "s2": 3})
+    assert cases_of(report) == (
+        {"tests": "3", "failures": "0", "skipped": "1"},
+        {
+            "rows of shard s1": "skipped",
+            "shard s1: its only copy has the objects and rows of the commits": "passed",
+            "shard s2: its 3 copies are equal": "passed",
+        },
+    )
+    report.skipped.clear()
+    counts, outcomes = cases_of(report)
+    assert (counts["tests"], counts["skipped"], outcomes["everything compared"]) == ("3", "0", "passed")
+
+
+@pytest.mark.parametrize("report", [
+    SnapshotReport("nightly", 2, Compared(objects=5), conflicts=[Conflict("digest", "other bytes")]),
+    SnapshotReport("nightly", 2, Compared(objects=5), skipped=[Skipped("contents", "only metadata was checked")]),
+    SnapshotReport("nightly", 2),
+])  # fmt: skip
+def test_no_shard_passes_in_a_junit_report_on_an_incomplete_check(report: SnapshotReport) -> None:
+    report.shards = {"s1": 1}
+    counts, outcomes = cases_of(report)
+    assert counts["tests"] == "1"
+    assert "passed" not in outcomes.values()
 
 
 def test_a_junit_report_has_no_control_characters() -> None:

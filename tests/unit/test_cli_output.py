@@ -23,7 +23,7 @@ from cutline.cli.output.displays import NODES_MAX, BarProgress, LineProgress
 from cutline.cli.output.failure import CommandFailure, report
 from cutline.cli.output.junit import junit_of
 from cutline.cli.output.results import answer, emit, progress
-from cutline.cli.output.tables import printable
+from cutline.cli.output.tables import printable, wrapped
 from cutline.fleet.progress import News, Progress, Reading
 
 
@@ -206,6 +206,54 @@ def test_quiet_leaves_notes_that_want_action_and_a_pipe_gets_lines(capsys: pytes
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "copy base: 2.9 KiB" in captured.err
+
+
+WORDS = "node s2 retains 12 GiB of WAL for nightly, which no increment has continued; to end it: "
+ENDS = "snapshot end nightly-2026-11-20"
+
+
+def test_sentences_are_broken_between_words_on_a_terminal_and_never_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command stays on one line, so that it can be pasted; so does a line that is not a sentence, such as SQL."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown, context = [f"warning: {WORDS}{ENDS}", f"{WORDS}{ENDS}"], context_of(CommandContext())
+    answer(context, {}, shown, wraps=True)
+    assert capsys.readouterr().out.splitlines() == shown
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    warning = [
+        "warning: node s2 retains 12 GiB of WAL for nightly, which no increment has",
+        "    continued; to end it: snapshot end nightly-2026-11-20",
+    ]
+    answer(context, {}, shown)
+    assert capsys.readouterr().out.splitlines() == [*warning, shown[1]]
+    context.find_root().obj.warn(f"{WORDS}{ENDS}")
+    assert capsys.readouterr().err.splitlines() == warning
+    answer(context, {}, shown[1:], wraps=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "node s2 retains 12 GiB of WAL for nightly, which no increment has continued; to",
+        f"    end it: {ENDS}",
+    ]
+    monkeypatch.setenv("COLUMNS", "60")
+    answer(context, {}, shown[:1])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "    increment has continued; to end it:",
+        f"    {ENDS}",
+    ]
+
+
+@pytest.mark.parametrize(("text", "lines"), [
+    ("short: snapshot list", ["short: snapshot list"]),
+    # The quoted name of the fleet file belongs to the command.
+    ("a: snapshot --fleet 'a b' gc --yes; or b", ["a:", "    snapshot --fleet 'a b' gc --yes;", "    or b"]),
+    ("it (snapshot gc) and more words", ["it (snapshot gc) and", "    more words"]),
+    # A word that is longer than the line is broken by the terminal.
+    (f"one {'x' * 30} two", ["one", f"    {'x' * 30}", "    two"]),
+    ("  an indented line, as one of a list", ["  an indented line,", "    as one of a list"]),
+])  # fmt: skip
+def test_a_sentence_is_broken_between_words_and_around_its_commands(text: str, lines: list[str]) -> None:
+    assert list(wrapped(text, 20)) == lines
 
 
 HOSTILE = "a\x1b[2Jb\rc\x9bd\u202ee"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -18,14 +20,18 @@ from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, AbsentCopy, listed_objects
-from cutline.snapshots.records.merge_records import merge_key
-from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.merge_records import first_increment, merge_key
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
+from cutline.snapshots.records.pins import pins_in_force
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pinning import BeingRemovedError, PinnedError, pin_in_store
 from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair.base_rows import rebuild_base
 from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, _Planner, plan_repair
 from cutline.snapshots.repair.running import RepairReport, run_repair
+from cutline.storage.clock import utc_now
+from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_garbage import preview_gc
 from tests.unit.made_repairs import (
@@ -44,6 +50,7 @@ from tests.unit.made_repairs import (
 )
 from tests.unit.test_copying import KilledError, copied_up_to, copy, fleet_of, place, replace_store
 from tests.unit.test_copying import repair as repair_fleet
+from tests.unit.test_pins import MeetingStore
 from tests.unit.test_repair import copy_of
 
 ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
@@ -333,6 +340,42 @@ def test_a_merge_keeps_the_objects_of_a_repair_that_the_second_store_does_not_ha
     report = preview_gc(there.store)
     assert (report.garbage, {kept.reason.value for kept in report.kept if kept.snapshot == NAME}) == ([], {"needed"})
     assert restored(there, begins, "a") == shard.state_at(4000)
+
+
+def test_a_pin_at_any_moment_at_which_earlier_restore_points_are_given_up_is_refused_or_keeps_them() -> None:
+    """The pin is stored in full before each call of the removal and of its plan in turn."""
+    shard = new_shard()
+    shard.take()
+    merge(shard, 2)
+    found: list[bool] = []
+    for number in count(1):
+        store, pinned = copy_of(shard).open(), list[bool]()
+        before = set(store.list("snapshots"))
+
+        def meet(call: int, store: ObjectStore = store, number: int = number, pinned: list[bool] = pinned) -> None:
+            if call == number:
+                try:
+                    pin_in_store(store, NAME, 1)
+                    pinned.append(True)
+                except (BeingRemovedError, MergedAwayError):
+                    pinned.append(False)
+
+        meeting: Any = MeetingStore(store, meet)
+        is_refused = False
+        try:
+            drop_earlier_objects(meeting, plan_drop(meeting, NAME), Silent())
+        except PinnedError:
+            is_refused = True
+            assert before <= set(store.list("snapshots"))
+        if not pinned:
+            break
+        found += pinned
+        assert is_refused == pinned[0], f"call {number}"
+        assert (first_increment(store, NAME) == 0) == is_refused, f"call {number}"
+        assert len(pins_in_force(store, NAME, utc_now())) == pinned[0]
+    # Before the removal is recorded, the pin is stored; after that it is refused.
+    assert found == sorted(found, reverse=True)
+    assert {*found} == {True, False}
 
 
 def with_older_definition(shard: MadeShard, node: str) -> Chain:

@@ -25,7 +25,7 @@ from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial
 from tests.mutations.trial import ACCEPTED, COMMANDS, REFUSED, run_command
-from tests.mutations.values import TWICE
+from tests.mutations.values import TO_KNOWN, TO_UNKNOWN, TWICE
 from tests.mutations.world import NAME, copies_of, made_world
 from tests.run.soak import SEED, SOAK_SECONDS, first
 
@@ -73,6 +73,15 @@ def test_no_changed_value_ends_in_a_traceback_hangs_or_is_shown_as_true(trial: T
     assert len(cases) > 10_000
     trial.run(cases if SOAK_SECONDS else cases[:SAMPLE])
     sys.stdout.write("\n".join([*trial.lines(), ""]))
+    assert not trial.failed, "\n".join(trial.failed)
+
+
+@pytest.mark.timeout(0 if SOAK_SECONDS else 180)
+def test_no_value_under_another_key_ends_in_a_traceback_hangs_or_is_shown_as_true(trial: Trial) -> None:
+    """Few of all cases are of this kind."""
+    cases = [one for one in trial.cases() if one.way in (TO_KNOWN, TO_UNKNOWN)]
+    assert len(cases) > 200
+    trial.run(cases if SOAK_SECONDS else cases[:SAMPLE])
     assert not trial.failed, "\n".join(trial.failed)
 
 

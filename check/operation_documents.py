@@ -6,10 +6,11 @@ create stores an outcome that is `failed` only when its commit can never be ther
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from cutline.check.report import Conflict, Doubt, Findings
 from cutline.check.times import SLACK_SECONDS, seconds_of
@@ -40,7 +41,8 @@ OPERATION = "operation"
 class RecordedPoints:
     """Facts about restore points from outcomes.
 
-    `creates` are the outcomes of creates, keyed by operation. `seen` are the points that checks have read without
+    `creates` are the outcomes of creates, keyed by operation, with what is compared: there may be a hundred thousand.
+    `seen` are the points that checks have read without
     conflicts, by snapshot and by the operation of the check: they were there, even if no outcome of a create is left.
     `others` are the kinds of the operations that are no creates.
     """
@@ -55,7 +57,7 @@ class RecordedPoints:
         recorded = cls()
         for operation, outcome in outcomes:
             if outcome.kind == CREATE:
-                recorded.creates[operation] = outcome
+                recorded.creates[operation] = _compared(outcome)
             else:
                 recorded.others[operation] = outcome.kind
             for point in () if isinstance(outcome.checked, UnsetType) else outcome.checked:
@@ -72,6 +74,17 @@ class RecordedPoints:
         for snapshot, points in self.seen.items():
             commits.setdefault(snapshot, {}).update({operation: point.increment for operation, point in points.items()})
         return commits
+
+
+def _compared(outcome: Outcome) -> Outcome:
+    """Return what a check compares of the outcome of a create: less than half of it."""
+    volumes = outcome.volumes
+    if not isinstance(volumes, UnsetType):
+        # Thousands of outcomes have the same few names.
+        volumes = {sys.intern(name): count for name, count in volumes.items()}
+    return structs.replace(
+        outcome, volumes=volumes, snapshot=sys.intern(outcome.snapshot), by=UNSET, phases=UNSET, figures=UNSET
+    )
 
 
 def check_seen(chain: Chain, points: Mapping[str, CheckedPoint], findings: Findings) -> None:

@@ -173,9 +173,9 @@ class SnapshotReport:
 
     `append_only` are the groups whose updates and deletes are not captured; `warned` are these groups and everything
     else that may differ after a restore. `large_objects` counts the large objects that were read back intact; there is
-    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards. `copies` contains
-    how many copies the shards have, in ascending order: the objects, rows and changes of all copies are counted.
-    `doubts` do not change the result.
+    no other copy to compare them with. `allows_one_copy`: the same is allowed for the rows of shards. `shards` contains
+    how many copies each shard has that reach the cut: the objects, rows and changes of all copies are counted. It is
+    empty for a restore point without rows. `doubts` do not change the result.
 
     `unknown_participants` counts the global transactions whose participants are not known (None: it was not counted):
     if such a transaction is missing altogether on a shard, a check can't tell. `foreign_participants` are names of
@@ -200,7 +200,7 @@ class SnapshotReport:
     warned: tuple[LeftOut, ...] = ()
     large_objects: int = 0
     allows_one_copy: bool = False
-    copies: tuple[int, ...] = ()
+    shards: Mapping[str, int] = field(default_factory=dict)
     unknown_participants: int | None = None
     foreign_participants: tuple[str, ...] = ()
     rests_on: RestsOn | None = None
@@ -226,6 +226,11 @@ class SnapshotReport:
         if not self.skipped:
             return VALID
         return ONE_COPY if self.allows_one_copy else INCONCLUSIVE
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """How many copies the shards have, in ascending order."""
+        return tuple(sorted(set(self.shards.values())))
 
     @property
     def skipped_by_cause(self) -> list[Skipped]:

@@ -66,14 +66,14 @@ def check_structure(
         report.conflicts += conflicts
         return None, report
     is_whole = increment is None and not conflicts
-    copies = Counter(map(chain.shard_of, chain.present))
+    with_rows = () if chain.full.only_cut else chain.present
     report = SnapshotReport(
         name,
         chain.last.increment,
         append_only=chain.append_only,
         warned=select_warnings(chain.left_out),
-        copies=tuple(sorted(set(copies.values()))),
         gaps=chain.gaps,
+        shards=Counter(map(chain.shard_of, with_rows)),
     )
     report.conflicts += conflicts
     if conflicts:

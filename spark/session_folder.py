@@ -33,6 +33,8 @@ from cutline.storage.errors import RefusedError, SnapshotError
 
 PREFIX = "snapshot-session-"
 NAME_LETTERS = 5
+# Spark separates the folders in spark.local.dir by it; nothing escapes it.
+SEPARATOR = ","
 # After this time, even on the busiest machine, a JVM is either running or will never start.
 JVM_SECONDS_MAX = 600
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -101,16 +103,27 @@ def lasting_folder() -> str:
 def safe_parent() -> Path:
     """Return the folder for temporary files; if other users can replace files there, warn and return an alternative.
 
-    The path contains no links. Raises NoTemporaryFolderError if no alternative is safe.
+    The path contains no links. Raises NoTemporaryFolderError if no alternative is safe, or if Spark could not use the
+    folder.
     """
     usual = Path(tempfile.gettempdir()).resolve()
+    if SEPARATOR in str(usual):
+        raise NoTemporaryFolderError(
+            f"the path of {usual}, the folder for temporary files, contains a comma: Spark would take it for two"
+            " folders, and leave files in both",
+            hint="set TMPDIR to a folder whose path contains no comma",
+        )
     if not is_replaceable(usual / PREFIX):
         return usual
     problem = f"other users of the machine can replace files in {usual}, the folder for temporary files"
     for candidate in _other_parents():
         with suppress(OSError):
             parent = candidate.resolve(strict=True)
-            if os.access(parent, os.W_OK | os.X_OK) and not is_replaceable(parent / PREFIX):
+            if (
+                SEPARATOR not in str(parent)
+                and os.access(parent, os.W_OK | os.X_OK)
+                and not is_replaceable(parent / PREFIX)
+            ):
                 sys.stderr.write(f"warning: {problem}: using {parent} instead\n")
                 return parent
     raise NoTemporaryFolderError(

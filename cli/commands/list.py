@@ -147,7 +147,7 @@ def list_snapshots(
     }
     shown = None if every else last or (LAST_OF_ONE if wanted else LAST)
     lines = [] if options.json else lines_of(listing, utc_now(), wanted, shown)
-    answer(context, document, lines)
+    answer(context, document, lines, wraps=True)
 
 
 def _chosen(listing: Listing, name: str | None) -> list[Entry]:

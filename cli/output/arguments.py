@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,7 @@ import typer
 
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.fleet_option import FLEET_VARIABLE, check_found, default_fleet_path
-from cutline.cli.output.tables import printable
+from cutline.cli.output.tables import sentence_lines
 from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +68,11 @@ class CommandContext:
 
     def warn(self, text: str) -> None:
         """Show a warning on stderr."""
-        note = json.dumps({"schema": PROGRESS_SCHEMA, "note": text})
-        sys.stderr.write(f"{note if self.json else f'warning: {printable(text)}'}\n")
+        if self.json:
+            lines: Iterable[str] = [json.dumps({"schema": PROGRESS_SCHEMA, "note": text})]
+        else:
+            lines = sentence_lines(f"warning: {text}", sys.stderr)
+        sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
 def command_context(context: typer.Context) -> CommandContext:

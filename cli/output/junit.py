@@ -1,8 +1,9 @@
 """JUnit reports on checks and drills.
 
-The report on a check contains one suite per snapshot, with one failure per conflict and one skipped case per skipped
-item. The report on a drill contains one suite, with a case for the restore, a skipped case for each refused statement,
-and a case for each assertion. For a command that did not finish, the report is one case with an error.
+The report on a check contains one suite per snapshot, with one failure per conflict, one skipped case per skipped item
+and, if the check is complete, one passed case per shard. The report on a drill contains one suite, with a case for the
+restore, a skipped case for each refused statement, and a case for each assertion. For a command that did not finish,
+the report is one case with an error.
 """
 
 from __future__ import annotations
@@ -87,28 +88,41 @@ def xml_of(suites: ElementTree.Element) -> str:
 
 def _suite(one: SnapshotReport) -> ElementTree.Element:
     name = f"{one.name} at increment {one.increment}"
-    failed, skipped = len(one.conflicts), len(one.skipped)
-    # A snapshot without conflicts is one passed case; if nothing was compared, the case is skipped.
-    nothing = not failed and not skipped and not one.is_complete
-    suite = ElementTree.Element(
-        "testsuite",
-        name=name,
-        tests=str(max(failed + skipped, 1)),
-        failures=str(failed),
-        skipped=str(skipped + int(nothing)),
-    )
+    suite = ElementTree.Element("testsuite", name=name)
+
+    def add(case: str, outcome: str = "", **attributes: str) -> None:
+        added = ElementTree.SubElement(suite, "testcase", classname=name, name=case)
+        if outcome:
+            ElementTree.SubElement(added, outcome, attributes)
+
     for conflict in one.conflicts:
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=f"{conflict.kind}: {conflict.detail}")
-        ElementTree.SubElement(case, "failure", message=conflict.detail, type=conflict.kind)
+        add(f"{conflict.kind}: {conflict.detail}", "failure", message=conflict.detail, type=conflict.kind)
     for left in one.skipped_by_cause:
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=left.what)
-        ElementTree.SubElement(case, "skipped", message=left.why)
-    if not failed and not skipped:
+        add(left.what, "skipped", message=left.why)
+    if not one.conflicts and not one.skipped:
         what = "what is new compared; the rest rests on records" if one.rests_on else "everything compared"
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=what)
-        if nothing:
-            ElementTree.SubElement(case, "skipped", message="there was nothing to compare")
+        if one.is_complete:
+            add(what)
+        else:
+            add(what, "skipped", message="there was nothing to compare")
+    for shard in _passed_shards(one):
+        add(shard)
+    counts = {"tests": len(suite), "failures": len(one.conflicts), "skipped": len(suite.findall("testcase/skipped"))}
+    suite.attrib.update({what: str(count) for what, count in counts.items()})
     return suite
+
+
+def _passed_shards(one: SnapshotReport) -> Iterator[str]:
+    """Yield what was found of each shard, if the check is complete: otherwise parts of a shard may not have been read.
+
+    If there is only one copy, that is less than equal copies, and the suite has a skipped case that says so.
+    """
+    records = ", with records of earlier checks" if one.rests_on else ""
+    for shard, copies in sorted(one.shards.items()) if one.is_complete else ():
+        found = (
+            f"its {copies} copies are equal" if copies > 1 else "its only copy has the objects and rows of the commits"
+        )
+        yield f"shard {shard}: {found}{records}"
 
 
 @contextmanager

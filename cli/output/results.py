@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import JsonProgress
-from cutline.cli.output.tables import Enumeration, FittingTable, name_fleet, printable, time_text
+from cutline.cli.output.tables import Enumeration, FittingTable, name_fleet, printable, sentence_lines, time_text
 from cutline.fleet.progress import News, Progress, Silent
 from cutline.storage.waits import listening
 
@@ -58,19 +58,27 @@ def emit(
             options.warn(name_fleet(line.removeprefix(WARNING), options.given_fleet))
 
 
-def answer(context: typer.Context, document: Mapping[str, object], lines: Iterable[str | RenderableType] = ()) -> None:
+def answer(
+    context: typer.Context,
+    document: Mapping[str, object],
+    lines: Iterable[str | RenderableType] = (),
+    *,
+    wraps: bool = False,
+) -> None:
     """Write the result of a command: `document` with `--json`, otherwise `lines`, even with `--quiet`.
 
-    The document's `warnings` begin with those about fleet.toml, which stderr has already shown. Strings are written as
-    they are; rich draws anything else. Times in `document` are written as RFC 3339, and paths as text; any other value
-    without a JSON form raises TypeError. A failed write is reported when the command ends (cli/process/streams.py).
+    The document's `warnings` begin with those about fleet.toml, which stderr has already shown. On a terminal, warnings
+    are broken between words, and with `wraps` all strings, because they are sentences. Other strings are written as
+    they are, because SQL and commands are pasted; rich draws anything else. Times in `document` are written as RFC
+    3339, and paths as text; any other value without a JSON form raises TypeError. A failed write is reported when the
+    command ends (cli/process/streams.py).
     """
     options = command_context(context)
     if options.json:
         own = document.get("warnings", ())
         write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
     else:
-        _write_lines(_naming_fleet(lines, options.given_fleet))
+        _write_lines(_naming_fleet(lines, options.given_fleet), wraps=wraps)
     sys.stdout.flush()
 
 
@@ -198,11 +206,13 @@ def _write_flushed(lines: Iterable[str | RenderableType]) -> None:
     sys.stdout.flush()
 
 
-def _write_lines(lines: Iterable[str | RenderableType]) -> None:
+def _write_lines(lines: Iterable[str | RenderableType], *, wraps: bool = False) -> None:
     console = None
     for line in lines:
         if isinstance(line, str):
-            sys.stdout.write(printable(line) + "\n")
+            is_sentence = wraps or line.startswith(WARNING)
+            written = sentence_lines(line, sys.stdout) if is_sentence else [printable(line)]
+            sys.stdout.writelines(f"{text}\n" for text in written)
             continue
         if isinstance(line, FittingTable | Enumeration) and not sys.stdout.isatty():
             sys.stdout.writelines(f"{text}\n" for text in line.lines(None, sys.stdout.encoding))

@@ -21,9 +21,10 @@ import shlex
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from cutline.cli.process.streams import ASCII_LEVELS as ASCII
 from cutline.cli.process.streams import BLOCKS as BLOCKS
@@ -94,6 +95,11 @@ COMMAND_NAMES = (
 # The word after `snapshot` may also be the name of a snapshot, such as watch-2026.
 COMMAND = rf"snapshot (?!\S+ --help|\S+: )(?=(?:{'|'.join(COMMAND_NAMES)})(?![\w.-]))"
 IN_LINE, IN_HINT = re.compile(rf"({LEADS}){COMMAND}"), re.compile(rf"(^|{LEADS}){COMMAND}", re.MULTILINE)
+# A whole command in a message, with the fleet file that `name_fleet` has added.
+WHOLE_COMMAND = re.compile(
+    rf"({LEADS})(snapshot (?:--fleet (?:'[^']*'|\S+) )?(?:{'|'.join(COMMAND_NAMES)})(?![\w.-])"
+    r"(?:(?! {3}|, |\. | \()[^;)])*)"
+)
 SECONDS_PER_MINUTE = 60
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_DAY = 86400
@@ -175,6 +181,35 @@ def name_fleet(text: str, fleet_file: str | None, *, is_hint: bool = False) -> s
         return text
     named = f"snapshot --fleet {shlex.quote(fleet_file)} "
     return (IN_HINT if is_hint else IN_LINE).sub(lambda found: found[1] + named, text)
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Break a message between words into lines of `width` characters; all but the first are indented.
+
+    A command stays on one line, so that it can be pasted. What is longer than a line is left to the terminal.
+    """
+    if cells_of(text) <= width:
+        yield text
+        return
+    joined = WHOLE_COMMAND.sub(lambda found: found[1] + found[2].replace(" ", "\0"), text)
+    line = ""
+    for number, word in enumerate(joined.split(" ")):
+        longer = f"{line} {word}" if number else word
+        if line.strip() and cells_of(longer) > width:
+            yield line.replace("\0", " ").rstrip()
+            longer = INDENT + word
+        line = longer
+    yield line.replace("\0", " ")
+
+
+def sentence_lines(text: str, stream: TextIO) -> Iterable[str]:
+    """Return the lines of a sentence on the stream: broken between words on a terminal, a single line elsewhere."""
+    text = printable(text)
+    if stream.isatty():
+        with suppress(OSError, ValueError):
+            width = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
+            return wrapped(text, width) if width > 0 else [text]
+    return [text]
 
 
 def printable(text: str, *, keep: str = "") -> str:

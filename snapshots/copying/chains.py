@@ -203,11 +203,16 @@ class ChainPlan:
     def wanted_by_merge(self, pair: StorePair, merge: Merge) -> Iterator[WantedObject]:
         """Yield the objects with which the merged chain begins; raise ObjectDamagedError or ManifestError."""
         chain = begin_with(read_part_at(pair.first, merge.snapshot, merge.increment), merge)
-        if self.own_repairs:
-            chain = apply_repairs(chain, (*self.own_repairs, *self.added))
-        else:
-            chain = with_repairs(pair.first, chain)
-        return self.wanted(pair, read_chain_lists(pair.first, chain).full)
+        if not self.own_repairs:
+            return self.wanted(pair, read_chain_lists(pair.first, with_repairs(pair.first, chain)).full)
+        chain = apply_repairs(chain, (*self.own_repairs, *self.added))
+        full = read_chain_lists(pair.first, chain).full
+        # The second store has its own repairs' object lists, and lists that are lost in the first.
+        lost = {one.key for one in full.lists if isinstance(one, LostList)}
+        kept = tuple(one for one in full.lists if one.key not in lost)
+        there = structs.replace(chain.full, lists=tuple(one for one in chain.full.lists if one.key in lost))
+        found = read_chain_lists(pair.second, replace(chain, full=there)).full.lists
+        return self.wanted(pair, structs.replace(full, lists=(*kept, *found)))
 
     def wanted_by_repairs(self, pair: StorePair) -> Iterator[WantedObject]:
         """Yield the objects of the missing repairs that commits in the second store already need."""

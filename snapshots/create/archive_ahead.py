@@ -29,7 +29,7 @@ from cutline.snapshots.create.renamed import ask_renamed, missing_shards
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.lost_chains import check_chain_not_lost
-from cutline.snapshots.records.proven_chains import read_continued, read_newest_part
+from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
 from cutline.storage.errors import SnapshotError, UnreachableError, error_of
@@ -81,7 +81,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         most = max(waiting.values(), default=0)
         if most < AHEAD_BYTES_MIN:
             return ArchivedAhead()
-        with exclusive(sessions, store, "archive", name) as lock:
+        with naming_contradictions(store, name), exclusive(sessions, store, "archive", name) as lock:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
             check_chain_not_lost(store, chain)

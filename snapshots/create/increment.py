@@ -88,6 +88,7 @@ from cutline.snapshots.records.proven_chains import (
     check_not_pruned,
     cut_time,
     free_turn,
+    naming_contradictions,
     read_continued,
     read_continued_full,
 )
@@ -248,17 +249,18 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
     full = read_continued_full(store, request.name)
     check_of_fleet(Chain(full), identity)
     check_has_rows(Chain(full), ANOTHER)
-    fleet = in_chain_ids(store, fleet, full, request.replaced)
-    check_not_pruned(store, request.name)
-    while True:
-        try:
-            with naming_listed_ids(fleet):
-                create = partial(
-                    _create_increment, fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began
-                )
-                return repeat_without_failed(fleet, steps, create)
-        except NodesRenamedError as renamed:
-            fleet = renamed.fleet
+    with naming_contradictions(store, request.name):
+        fleet = in_chain_ids(store, fleet, full, request.replaced)
+        check_not_pruned(store, request.name)
+        while True:
+            try:
+                with naming_listed_ids(fleet):
+                    create = partial(
+                        _create_increment, fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began
+                    )
+                    return repeat_without_failed(fleet, steps, create)
+            except NodesRenamedError as renamed:
+                fleet = renamed.fleet
 
 
 def _with_chain_ids(request: CreateRequest, fleet: Fleet) -> CreateRequest:
@@ -433,13 +435,14 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
     chain, listed = read_continued(store, request.name), fleet
     check_of_fleet(chain, identity)
     check_has_rows(chain, ANOTHER)
-    fleet = in_chain_ids(store, fleet, chain.full, request.replaced)
-    while True:
-        try:
-            with naming_listed_ids(fleet):
-                return _preview_increment(store, fleet, listed, chain, _with_chain_ids(request, fleet), progress)
-        except NodesRenamedError as renamed:
-            fleet = renamed.fleet
+    with naming_contradictions(store, request.name):
+        fleet = in_chain_ids(store, fleet, chain.full, request.replaced)
+        while True:
+            try:
+                with naming_listed_ids(fleet):
+                    return _preview_increment(store, fleet, listed, chain, _with_chain_ids(request, fleet), progress)
+            except NodesRenamedError as renamed:
+                fleet = renamed.fleet
 
 
 def _preview_increment(

@@ -52,7 +52,7 @@ from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import KeptChain, how_to_free_slots, note_unknown_slots, read_kept_chains
 from cutline.snapshots.records.lost_chains import is_lost
-from cutline.snapshots.records.proven_chains import read_continued, snapshot_names
+from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
     StoreIdentity,
@@ -251,7 +251,7 @@ def _find_copies_to_renew(
         names |= set(snapshot_names(store))
     found, renamed = list[CopyToRenew](), list[RenamedNode]()
     for name in sorted(names):
-        with suppress(SnapshotError):
+        with suppress(SnapshotError), naming_contradictions(store, name):
             continued = read_continued(store, name)
             if not continued.full.only_cut and not is_lost(store, name, continued.full.chain):
                 ids = find_renamed_of(sessions, sessions.fleet, continued)

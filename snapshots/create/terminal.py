@@ -32,6 +32,7 @@ from cutline.nodes.other_sessions import SessionsLeftError, end_sessions, sessio
 from cutline.nodes.read_only import freeze, read_frozen
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import insert_position
+from cutline.snapshots.create.absent_copies import COMMIT_QUERY
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.operation import Operation, check_exclusive
@@ -141,6 +142,8 @@ def check_final(
 
 def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finish: Lsn) -> None:
     names = ",".join(f'"{name}"' for name in task.publications)
+    # The search ends at the last flushed byte. If that is in the middle of a record, it waits for the rest.
+    connection.execute(COMMIT_QUERY)
     deadline = time.monotonic() + SLOT_SECONDS_MAX
     while True:
         try:

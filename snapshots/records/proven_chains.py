@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
@@ -667,7 +667,7 @@ def _check_ids(before: Chain, now: Chain, increment: Increment) -> None:
         raise ValueError(f"renamed gives the id of another node: {_names(taken)}")
     # A chain that begins with a merge has no copies of shards that were retired before it.
     known = {*now.all_nodes, *before.renamed}
-    if not before.is_partial and (others := increment.renamed.keys() - known):
+    if others := increment.renamed.keys() - known:
         raise ValueError(f"renamed names {_names(others)}, which is not in the snapshot")
 
 
@@ -1355,6 +1355,20 @@ def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
 
     check_not_deleted(store, check_name(name))
     return read_full(store, name, named_by_newest)
+
+
+@contextmanager
+def naming_contradictions(store: ObjectStore, name: str) -> Iterator[None]:
+    """Raise ManifestError if the block fails over a commit that contradicts itself or others.
+
+    `read_continued` doesn't prove the commits that the newest increment names. Whoever can write to the store can
+    exchange all of them, and their digests.
+    """
+    try:
+        yield
+    except (LookupError, ValueError):
+        read_newest_part(store, name)
+        raise
 
 
 def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = None) -> Chain:

@@ -26,6 +26,7 @@ from cutline.snapshots.base_copy.copy_ranges import RowUnreadableError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import BASE, FullSnapshot
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.storage.errors import UnreachableError
@@ -132,6 +133,25 @@ def test_a_full_snapshot_goes_on_without_a_standby_that_fails(place: ChangingFle
     assert slots_of(place.fleet.node(STANDBY).dsn) == [slot_name(commit.operation)]
     assert place.check().result == VALID
     place.check_restores(0, 1, 2)
+
+
+@pytest.mark.parametrize("place", ['[copies]\nresume_from = "1 KiB"\n'], indirect=True, ids=["resumable"])
+def test_a_standby_that_fails_after_the_copy_does_not_give_up_what_a_repetition_resumes(place: ChangingFleet) -> None:
+    def fail() -> None:
+        place.stop(STANDBY)
+        raise NodeUnreachableError(f"node {STANDBY}: it is gone", hint="start it", details={"node": STANDBY})
+
+    progress = Stopping(at=CrashPoint.DDL_STORED, act=fail)
+    with pytest.raises(NodeUnreachableError, match=f"{STANDBY}: it is gone"):
+        create_full(place.fleet, CreateRequest("chain"), place.runs.spark, progress)
+    (interrupted,) = read_open_operations(place.fleet.store.open(), "chain")
+    commit = create_full(place.fleet, CreateRequest("chain"), place.runs.spark, Watching())
+    assert isinstance(commit, FullSnapshot)
+    assert (commit.operation, absent_names(commit)) == (interrupted.id, {STANDBY})
+    # What the other nodes had copied was not copied again.
+    assert unlisted_objects(place, commit) <= {STANDBY}
+    place.states[0] = place.live_state()
+    place.check_restores(0)
 
 
 LARGE = (

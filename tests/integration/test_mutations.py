@@ -20,11 +20,12 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.ddl.contradictions import DdlContradictedError
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.table import Trial
 from tests.mutations.trial import ACCEPTED, COMMANDS, REFUSED, run_command
-from tests.mutations.values import TWICE
+from tests.mutations.values import TO_KNOWN, TO_UNKNOWN, TWICE
 from tests.mutations.world import NAME, copies_of, made_world
 from tests.run.soak import SEED, SOAK_SECONDS, first
 
@@ -72,6 +73,15 @@ def test_no_changed_value_ends_in_a_traceback_hangs_or_is_shown_as_true(trial: T
     assert len(cases) > 10_000
     trial.run(cases if SOAK_SECONDS else cases[:SAMPLE])
     sys.stdout.write("\n".join([*trial.lines(), ""]))
+    assert not trial.failed, "\n".join(trial.failed)
+
+
+@pytest.mark.timeout(0 if SOAK_SECONDS else 180)
+def test_no_value_under_another_key_ends_in_a_traceback_hangs_or_is_shown_as_true(trial: Trial) -> None:
+    """Few of all cases are of this kind."""
+    cases = [one for one in trial.cases() if one.way in (TO_KNOWN, TO_UNKNOWN)]
+    assert len(cases) > 200
+    trial.run(cases if SOAK_SECONDS else cases[:SAMPLE])
     assert not trial.failed, "\n".join(trial.failed)
 
 
@@ -126,6 +136,27 @@ def test_a_commit_that_contradicts_itself_is_refused_by_every_command(trial: Tri
     # A change of the full snapshot may show in an increment.
     assert f"object snapshots/{NAME}/" in message
     assert reason in message
+
+
+CREATE_ATTACKS: dict[str, tuple[str, Callable[[Document], object], str]] = {
+    "an id of no node": (LAST, lambda d: d.update(renamed={"s9": "other"}), "renamed names s9"),
+    # An increment does not prove the commits before the newest one.
+    "tables of no shard": (
+        FIRST,
+        lambda d: d["schema_changes"]["tables"].update(s9=d["schema_changes"]["tables"].pop("s1")),
+        "schema_changes names a node that is not in the snapshot",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CREATE_ATTACKS)
+def test_an_increment_names_the_commit_that_contradicts_the_others(trial: Trial, name: str) -> None:
+    key, change, reason = CREATE_ATTACKS[name]
+    with changed(trial, key, change):
+        code, document = run_here(trial.world.fleet, "create", NAME, "--incremental", "--dry-run")
+    assert (code, document["error"]) == (3, "manifest")
+    assert f"object {key}" in document["message"]
+    assert reason in document["message"]
 
 
 def later_position(document: Document) -> None:

@@ -1,10 +1,14 @@
-"""Changed values: every value of a JSON document, removed, of another type, empty, negative, huge, swapped, doubled."""
+"""Changed values: every value of a JSON document, removed, of another type, empty, negative, huge, swapped, doubled.
+
+And every key of a map: its value belongs to another node or table then, or to none.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +39,9 @@ class _Removed:
 
 REMOVED = _Removed()
 Others = Mapping[str, list[Any]]
+# The keys of maps in the documents of the worlds: ids of nodes, and numbers.
+ID, IDS, UNKNOWN = re.compile(r"s\d(-b\d)?|\d+"), ("s1", "s1-b1", "s2", "s2-b1"), {True: "77", False: "s9"}
+TO_KNOWN, TO_UNKNOWN = "under a known key", "under an unknown key"
 
 
 def path_text(path: Place) -> str:
@@ -90,6 +97,8 @@ def mutations_of(key: str, document: Any) -> Iterator[Mutation]:
         for way, applies in WAYS.items():
             if applies(value):
                 yield Mutation(key, path, way)
+        if ID.fullmatch(str(path[-1])) and isinstance(path[-1], str):
+            yield from (Mutation(key, path, way) for way in (TO_KNOWN, TO_UNKNOWN))
 
 
 def _is_number(value: Any) -> bool:
@@ -121,6 +130,12 @@ def mutate(documents: Mapping[str, Any], mutation: Mutation, others: Others, see
     *parents, name = mutation.path
     parent = value_at(document, tuple(parents))
     value = parent[name]
+    if mutation.way in (TO_KNOWN, TO_UNKNOWN):
+        other = _other_id(str(name), parent) if mutation.way == TO_KNOWN else UNKNOWN[str(name).isdigit()]
+        if other is None or other in parent:
+            return None
+        parent[other] = parent.pop(name)
+        return document
     if mutation.way == "twice":
         _double(parent, name, _another(mutation.path, value, others, seed))
         return document
@@ -132,6 +147,11 @@ def mutate(documents: Mapping[str, Any], mutation: Mutation, others: Others, see
     else:
         parent[name] = changed
     return document
+
+
+def _other_id(name: str, parent: Mapping[str, Any]) -> str | None:
+    """The id of another node that the map does not have, or the next number; None if there is none."""
+    return str(int(name) + 1) if name.isdigit() else next((one for one in IDS if one not in parent), None)
 
 
 def _double(parent: Any, name: str | int, other: Any) -> None:

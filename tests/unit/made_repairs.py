@@ -21,12 +21,24 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, ObjectWriter, base_table
+from cutline.snapshots.operations.object_lists import store_lists_above
 from cutline.snapshots.operations.operation import Operation, commit_operation, record_outcome
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, DDL, FullSnapshot, Increment, Previous, StoredObject
+from cutline.snapshots.records.commit import (
+    BASE,
+    DDL,
+    LARGE_OBJECTS,
+    LARGE_OBJECTS_COUNT,
+    FullSnapshot,
+    Increment,
+    ObjectList,
+    Previous,
+    StoredObject,
+    split_entries,
+)
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
 from cutline.snapshots.records.operation_records import Intent
-from cutline.snapshots.records.proven_chains import count_listed, definition_counts, read_chain
+from cutline.snapshots.records.proven_chains import LARGE_PART, count_listed, definition_counts, read_chain
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.repair.work import Work
 from cutline.storage.digest import digest
@@ -112,6 +124,8 @@ class MadeShard:
     # The ends of the segments of each node, by commit: the last of each is the end of the commit's WAL.
     borders: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=lambda: {"a": [[1000]], "b": [[1000]]})
     parts: Mapping[str, int] = field(default_factory=lambda: {"a": 3, "b": 2})
+    # The objects with large objects of the primary, in an object list.
+    large: int = 0
     builder: StoreBuilder = field(default_factory=StoreBuilder)
     location: StoreLocation = field(default_factory=lambda: StoreLocation(unused_url()))
 
@@ -155,6 +169,7 @@ class MadeShard:
                     made, fleet_id=self.fleet_id, groups={"a": (ITEM, LOG)},
                     base={node: Lsn(at) for node, at in self.base.items()},
                     copied=(*(o for node in NODES for o in self.store_base(operation, node)), self._ddl(operation)),
+                    lists=self._large_objects(operation),
                 )  # fmt: skip
                 counts = count_listed({"a"}, made) | definition_counts(Chain(made))
             else:
@@ -195,6 +210,15 @@ class MadeShard:
         key = f"{ddl_prefix(NAME, 'a', operation.id)}/archive-0123abcd.dump.zst"
         self.store.create(key, b"ddl")
         return StoredObject(key, DDL, "a", 3, digest(self.location.open_raw().read(key)), {})
+
+    def _large_objects(self, operation: Intent) -> tuple[ObjectList, ...]:
+        objects: list[StoredObject] = []
+        for number in range(self.large):
+            key, body = f"{base_prefix(NAME, 'a', operation.id)}/{LARGE_PART}000001-{number:06d}.parquet", b"large"
+            self.store.create(key, body)
+            found = digest(self.location.open_raw().read(key))
+            objects.append(StoredObject(key, LARGE_OBJECTS, "a", len(body), found, {LARGE_OBJECTS_COUNT: 1}))
+        return split_entries(store_lists_above(self.store, NAME, operation.id, objects, 0))[1]
 
     def _segments(self, node: str, number: int, owner: str, chain: Chain | None) -> tuple[Segment, ...]:
         earlier = chain.segments(node) if chain else ()

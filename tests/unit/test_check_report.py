@@ -156,13 +156,14 @@ def test_a_gap_is_a_warning_of_its_own_and_does_not_change_the_result() -> None:
 ])  # fmt: skip
 def test_the_text_says_in_how_many_copies_rows_were_counted(copies: tuple[int, ...], rows: str) -> None:
     compared = Compared(objects=1, bytes=2, rows=60, changes=4, partitions=5, transactions=6)
-    lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, copies=copies),), 1.0))
+    shards = {f"s{number}": count for number, count in enumerate(copies)}
+    lines = lines_of(CheckReport((SnapshotReport("a", 2, compared, shards=shards),), 1.0))
     assert lines[1] == f"  compared 1 object (2 B), {rows}, 5 partitions, 6 global transactions"
 
 
 def test_rows_that_were_read_once_for_all_copies_are_not_said_to_be_compared() -> None:
     compared = Compared(objects=1, bytes=2, rows=60, changes=4, rows_read_once=1000)
-    report = SnapshotReport("a", 2, compared, copies=(2,))
+    report = SnapshotReport("a", 2, compared, shards={"s1": 2, "s2": 2})
     lines = lines_of(CheckReport((report,), 1.0))
     assert lines[1].startswith("  compared 1 object (2 B), 60 base rows and 4 changes in 2 copies, ")
     assert lines[2] == "  read back, but not compared, because all copies share one base copy: 1,000 base rows"
@@ -172,7 +173,7 @@ def test_rows_that_were_read_once_for_all_copies_are_not_said_to_be_compared() -
 
 
 def test_a_check_of_names_and_sizes_says_only_that() -> None:
-    report = SnapshotReport("a", 2, Compared(objects=30), [SKIPPED], copies=(2,))
+    report = SnapshotReport("a", 2, Compared(objects=30), [SKIPPED], shards={"s1": 2, "s2": 2})
     assert lines_of(CheckReport((report,), 1.0))[1] == "  compared 30 objects, by name and size"
 
 

@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cutline.check.report import CheckReport, Conflict, SnapshotReport
+from cutline.check.report import CheckReport, Compared, Conflict, Skipped, SnapshotReport
 from cutline.cli.output.arguments import CommandContext, command_context
 from cutline.cli.output.displays import NODES_MAX, BarProgress, LineProgress
 from cutline.cli.output.failure import CommandFailure, report
 from cutline.cli.output.junit import junit_of
 from cutline.cli.output.results import answer, emit, progress
-from cutline.cli.output.tables import printable
+from cutline.cli.output.tables import printable, wrapped
 from cutline.fleet.progress import News, Progress, Reading
 
 
@@ -208,6 +208,54 @@ def test_quiet_leaves_notes_that_want_action_and_a_pipe_gets_lines(capsys: pytes
     assert "copy base: 2.9 KiB" in captured.err
 
 
+WORDS = "node s2 retains 12 GiB of WAL for nightly, which no increment has continued; to end it: "
+ENDS = "snapshot end nightly-2026-11-20"
+
+
+def test_sentences_are_broken_between_words_on_a_terminal_and_never_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command stays on one line, so that it can be pasted; so does a line that is not a sentence, such as SQL."""
+    monkeypatch.setenv("COLUMNS", "80")
+    shown, context = [f"warning: {WORDS}{ENDS}", f"{WORDS}{ENDS}"], context_of(CommandContext())
+    answer(context, {}, shown, wraps=True)
+    assert capsys.readouterr().out.splitlines() == shown
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    warning = [
+        "warning: node s2 retains 12 GiB of WAL for nightly, which no increment has",
+        "    continued; to end it: snapshot end nightly-2026-11-20",
+    ]
+    answer(context, {}, shown)
+    assert capsys.readouterr().out.splitlines() == [*warning, shown[1]]
+    context.find_root().obj.warn(f"{WORDS}{ENDS}")
+    assert capsys.readouterr().err.splitlines() == warning
+    answer(context, {}, shown[1:], wraps=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "node s2 retains 12 GiB of WAL for nightly, which no increment has continued; to",
+        f"    end it: {ENDS}",
+    ]
+    monkeypatch.setenv("COLUMNS", "60")
+    answer(context, {}, shown[:1])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "    increment has continued; to end it:",
+        f"    {ENDS}",
+    ]
+
+
+@pytest.mark.parametrize(("text", "lines"), [
+    ("short: snapshot list", ["short: snapshot list"]),
+    # The quoted name of the fleet file belongs to the command.
+    ("a: snapshot --fleet 'a b' gc --yes; or b", ["a:", "    snapshot --fleet 'a b' gc --yes;", "    or b"]),
+    ("it (snapshot gc) and more words", ["it (snapshot gc) and", "    more words"]),
+    # A word that is longer than the line is broken by the terminal.
+    (f"one {'x' * 30} two", ["one", f"    {'x' * 30}", "    two"]),
+    ("  an indented line, as one of a list", ["  an indented line,", "    as one of a list"]),
+])  # fmt: skip
+def test_a_sentence_is_broken_between_words_and_around_its_commands(text: str, lines: list[str]) -> None:
+    assert list(wrapped(text, 20)) == lines
+
+
 HOSTILE = "a\x1b[2Jb\rc\x9bd\u202ee"
 ESCAPED = "a\\x1b[2Jb\\rc\\x9bd\\u202ee"
 
@@ -261,6 +309,42 @@ def test_notes_and_errors_have_no_control_characters_either(capsys: pytest.Captu
         verbose=False,
     )
     assert capsys.readouterr().err == f"error: {ESCAPED}\\nhint: faked\nhint:\n{ESCAPED}\n  GRANT\n"
+
+
+def cases_of(report: SnapshotReport) -> tuple[dict[str, str], dict[str, str]]:
+    """The counts of the one suite, and the outcome of each case by its name."""
+    (suite,) = ElementTree.fromstring(junit_of(CheckReport((report,), 1.0)))
+    outcomes = {str(case.get("name")): case[0].tag if len(case) else "passed" for case in suite}
+    return {name: text for name, text in suite.attrib.items() if name != "name"}, outcomes
+
+
+def test_a_junit_report_has_a_passed_case_for_each_shard() -> None:
+    """Also if there is nothing to compare them with, so that a report on shards with one copy is not empty."""
+    one_copy = Skipped("rows of shard s1", "no backup copy to compare with", is_one_copy=True)
+    report = SnapshotReport("nightly", 2, Compared(objects=5), skipped=[one_copy], shards={"s1": 1, "s2": 3})
+    assert cases_of(report) == (
+        {"tests": "3", "failures": "0", "skipped": "1"},
+        {
+            "rows of shard s1": "skipped",
+            "shard s1: its only copy has the objects and rows of the commits": "passed",
+            "shard s2: its 3 copies are equal": "passed",
+        },
+    )
+    report.skipped.clear()
+    counts, outcomes = cases_of(report)
+    assert (counts["tests"], counts["skipped"], outcomes["everything compared"]) == ("3", "0", "passed")
+
+
+@pytest.mark.parametrize("report", [
+    SnapshotReport("nightly", 2, Compared(objects=5), conflicts=[Conflict("digest", "other bytes")]),
+    SnapshotReport("nightly", 2, Compared(objects=5), skipped=[Skipped("contents", "only metadata was checked")]),
+    SnapshotReport("nightly", 2),
+])  # fmt: skip
+def test_no_shard_passes_in_a_junit_report_on_an_incomplete_check(report: SnapshotReport) -> None:
+    report.shards = {"s1": 1}
+    counts, outcomes = cases_of(report)
+    assert counts["tests"] == "1"
+    assert "passed" not in outcomes.values()
 
 
 def test_a_junit_report_has_no_control_characters() -> None:

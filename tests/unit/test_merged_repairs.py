@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -12,19 +14,24 @@ from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.fleet.progress import Silent
 from cutline.snapshots.copying.chains import CopyCrashPoint, StoreCopy, copy_snapshots
 from cutline.snapshots.create.chain_objects import ChainObjectMissingError, check_objects
+from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, AbsentCopy
-from cutline.snapshots.records.merge_records import merge_key
-from cutline.snapshots.records.merged_chain import read_from_merge
+from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, AbsentCopy, listed_objects
+from cutline.snapshots.records.merge_records import first_increment, merge_key
+from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
+from cutline.snapshots.records.pins import pins_in_force
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
 from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal.pinning import BeingRemovedError, PinnedError, pin_in_store
 from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair.base_rows import rebuild_base
 from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, _Planner, plan_repair
 from cutline.snapshots.repair.running import RepairReport, run_repair
+from cutline.storage.clock import utc_now
+from cutline.storage.store import ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_garbage import preview_gc
 from tests.unit.made_repairs import (
@@ -43,6 +50,7 @@ from tests.unit.made_repairs import (
 )
 from tests.unit.test_copying import KilledError, copied_up_to, copy, fleet_of, place, replace_store
 from tests.unit.test_copying import repair as repair_fleet
+from tests.unit.test_pins import MeetingStore
 from tests.unit.test_repair import copy_of
 
 ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {number % 3}") for number in range(9))]
@@ -55,6 +63,12 @@ HISTORY = [
     upserts(3200, item(2, "fourth")),
 ]
 BORDERS = {"a": [[250, 1000], [2000], [3000], [4000]], "b": [[350, 1000], [1250, 2000], [3000], [4000]]}
+
+
+@pytest.fixture(autouse=True)
+def driver_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who folds small amounts is drawn for every module (tests/run/folding.py), and these tests have no Spark."""
+    monkeypatch.setattr(limits, "CHANGES_MAX", 500_000)
 
 
 class Ready(NoSpark):
@@ -279,6 +293,33 @@ def test_a_merge_is_copied_although_the_second_store_has_repaired_what_it_lists(
     assert preview_gc(there.store).garbage == []
 
 
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "object in it"])
+@pytest.mark.parametrize("is_first_repaired", [False, True])
+def test_a_merge_is_copied_although_the_second_store_has_repaired_an_object_list(
+    *, is_list: bool, is_first_repaired: bool
+) -> None:
+    """The merge lists large objects as well; the first store may have lost their list, and have repaired it itself."""
+    shard, second = MadeShard(ROWS, HISTORY, {"a": 150, "b": 50}, BORDERS, large=3), place()
+    chain = read_chain_lists(shard.store, shard.take())
+    (large,), other = chain.full.lists, copy_of(shard)
+    copied_up_to(shard, second, 2)
+    there = replace_store(shard, second)
+    damage(there, large.key if is_list else listed_objects(large)[1].key)
+    assert repair_fleet(fleet_of(shard.fleet, second), shard.location.url).unrepaired == []
+    if is_first_repaired:
+        damage(shard, large.key)
+        repair(shard, other.url)
+    merge(shard, 1)
+    copied = copy(shard.fleet, second)
+    assert (copied.problems, copied.merges, copied.increments, copied.behind) == ([], [1], [2, 3], 0)
+    begins = read_chain_lists(there.store, read_from_merge(there.store, NAME))
+    assert begins.full.increment == 1
+    assert restored(there, begins, "a") == shard.state_at(4000)
+    objects = [stored for entry in begins.full.entries for stored in listed_objects(entry)]
+    assert sum(stored.kind == LARGE_OBJECTS for stored in objects) == 3
+    assert preview_gc(there.store).garbage == []
+
+
 def test_a_merge_keeps_the_objects_of_a_repair_that_the_second_store_does_not_have() -> None:
     shard, second = new_shard(), place()
     chain = shard.take()
@@ -299,6 +340,42 @@ def test_a_merge_keeps_the_objects_of_a_repair_that_the_second_store_does_not_ha
     report = preview_gc(there.store)
     assert (report.garbage, {kept.reason.value for kept in report.kept if kept.snapshot == NAME}) == ([], {"needed"})
     assert restored(there, begins, "a") == shard.state_at(4000)
+
+
+def test_a_pin_at_any_moment_at_which_earlier_restore_points_are_given_up_is_refused_or_keeps_them() -> None:
+    """The pin is stored in full before each call of the removal and of its plan in turn."""
+    shard = new_shard()
+    shard.take()
+    merge(shard, 2)
+    found: list[bool] = []
+    for number in count(1):
+        store, pinned = copy_of(shard).open(), list[bool]()
+        before = set(store.list("snapshots"))
+
+        def meet(call: int, store: ObjectStore = store, number: int = number, pinned: list[bool] = pinned) -> None:
+            if call == number:
+                try:
+                    pin_in_store(store, NAME, 1)
+                    pinned.append(True)
+                except (BeingRemovedError, MergedAwayError):
+                    pinned.append(False)
+
+        meeting: Any = MeetingStore(store, meet)
+        is_refused = False
+        try:
+            drop_earlier_objects(meeting, plan_drop(meeting, NAME), Silent())
+        except PinnedError:
+            is_refused = True
+            assert before <= set(store.list("snapshots"))
+        if not pinned:
+            break
+        found += pinned
+        assert is_refused == pinned[0], f"call {number}"
+        assert (first_increment(store, NAME) == 0) == is_refused, f"call {number}"
+        assert len(pins_in_force(store, NAME, utc_now())) == pinned[0]
+    # Before the removal is recorded, the pin is stored; after that it is refused.
+    assert found == sorted(found, reverse=True)
+    assert {*found} == {True, False}
 
 
 def with_older_definition(shard: MadeShard, node: str) -> Chain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from msgspec import structs
@@ -15,6 +16,7 @@ from cutline.snapshots.records.commit import Commit, DefinitionChanges, FullSnap
 from cutline.snapshots.records.documents import ManifestError, content_of, seal, unseal
 from cutline.snapshots.records.proven_chains import (
     commit_key,
+    naming_contradictions,
     read_chain,
     read_commit,
     read_continued,
@@ -230,3 +232,46 @@ def test_definitions_of_the_newest_increment_are_proven() -> None:
     full = read_continued_full(store, NAME)
     with pytest.raises(ManifestError, match="number without a definition"):
         read_continued(store, NAME, full)
+
+
+def put_changed(store: InMemoryStore, number: int, **values: object) -> None:
+    """Exchange an increment and those after it, with digests that fit, as somebody does who can write to the store."""
+    chain = read_chain(store, NAME)
+    last = chain.last.increment
+    changed = Chain(chain.full, chain.increments[: number - 1])
+    for one in chain.increments[number - 1 :]:
+        made = structs.replace(
+            one, previous=Previous(changed.last.operation, changed.last.digest), history=changed.next_history,
+            **(values if one.increment == number else {}),
+        )  # fmt: skip
+        store.delete(commit_key(NAME, one.increment))
+        store.create(commit_key(NAME, one.increment), body := seal(made))
+        made = structs.replace(made, digest=unseal("", body)[1])
+        changed = Chain(chain.full, (*changed.increments, made))
+    assert changed.last.increment == last
+
+
+@pytest.mark.parametrize("read", [read_chain, read_newest_part, read_continued])
+def test_an_id_that_is_given_to_no_node_of_the_chain_is_refused_by_all_that_read(
+    read: Callable[[InMemoryStore, str], Chain],
+) -> None:
+    """Also in a part of the chain, which has all nodes: the next increment would look for the node in vain."""
+    store = store_chain(3, redefining=[1])
+    read(store, NAME)
+    put_changed(store, 3, renamed={"s9": "other"})
+    with pytest.raises(ManifestError, match="renamed names s9, which is not in the snapshot"):
+        read(store, NAME)
+
+
+def test_an_increment_that_fails_over_a_commit_that_was_not_proven_names_it() -> None:
+    store = store_chain(3, redefining=[1])
+    with pytest.raises(KeyError, match="its own"), naming_contradictions(store, NAME):
+        raise KeyError("its own")
+    first = read_commit(store, NAME, 1)
+    assert first.definition_changes
+    changes = structs.replace(first.definition_changes, gone={"s9": (1,)})
+    put_changed(store, 1, definition_changes=changes)
+    read_continued(store, NAME)
+    with pytest.raises(ManifestError, match=commit_key(NAME, 1)) as raised, naming_contradictions(store, NAME):
+        raise KeyError("s9")
+    assert "names a node that is not in the snapshot" in raised.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec import UNSET, structs
 from cutline.check.operation_documents import RecordedPoints, check_intent, check_leases, check_outcomes, check_seen
 from cutline.check.primaries import LockedPrimaries, check_primaries
 from cutline.check.report import Findings, SnapshotReport
-from cutline.fleet.record import Time
+from cutline.fleet.record import Time, from_json, to_json
 from cutline.snapshots.operations.open_operations import OpenOperation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import seal
@@ -57,6 +58,7 @@ def of_outcomes(*outcomes: Outcome) -> list[str]:
 
 
 CHECK = "20261120T020000Z-00000000000d"
+OUTCOMES, OUTCOME_BYTES_MAX = 1000, 1400
 
 
 def seen_by(operation: str, increment: int, result: CheckResult = "valid", last: str = "") -> tuple[str, Outcome]:
@@ -74,6 +76,25 @@ def test_an_increment_that_a_check_has_read_was_committed() -> None:
     points = RecordedPoints.of([(FIRST, OUTCOME), seen_by(CHECK, 2), seen_by("20261120T030000Z-0", 7, "conflicts")])
     assert points.commits == {"daily": {FIRST: 1, CHECK: 2}}
     assert list(points.creates) == [FIRST]
+
+
+def test_of_the_outcome_of_a_create_only_what_is_compared_stays_in_memory() -> None:
+    """A store may have a hundred thousand of them: about 200 MB, if all of each stayed."""
+    names = ("rows", "changes", "transactions", "objects", "bytes", "groups", "continued", "wal_bytes", "ignored")
+    stored = to_json(
+        structs.replace(
+            OUTCOME, by="cutline create daily --incremental root@db7:4711", code=0,
+            volumes={name: 12345678 for name in names}, phases={f"step {number}": 1.234 for number in range(14)},
+        )
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        points = RecordedPoints.of((f"{FIRST}{number}", from_json(stored, Outcome)) for number in range(OUTCOMES))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(points.creates) == OUTCOMES
+    assert held / OUTCOMES < OUTCOME_BYTES_MAX
 
 
 def test_a_commit_that_a_check_has_read_is_the_one_that_is_there() -> None:

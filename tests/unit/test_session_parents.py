@@ -76,3 +76,29 @@ def test_where_no_folder_is_safe_a_command_refuses_to_run(
     with pytest.raises(NoTemporaryFolderError, match="other users of the machine") as refused, session_folder():
         pass
     assert refused.value.exit_code == 3
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_folder_that_spark_would_take_for_two_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, *, is_linked: bool
+) -> None:
+    """The second would be below the working directory. A link does not help: Spark gets the path that it leads to."""
+    (named := temporary / "one, two").mkdir()
+    if is_linked:
+        (temporary / "link").symlink_to(named)
+        named = temporary / "link"
+    monkeypatch.setattr(tempfile, "tempdir", str(named))
+    with pytest.raises(NoTemporaryFolderError, match=r"one, two, the folder for .* contains a comma"), session_folder():
+        pass
+
+
+def test_a_folder_of_the_user_that_spark_would_take_for_two_is_not_tried(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_replaceable(temporary, monkeypatch, "itself")
+    others = [temporary / name for name in ("a,b", "c")]
+    for other in others:
+        other.mkdir(mode=0o700)
+    monkeypatch.setattr(session_folder_module, "_other_parents", lambda: iter(others))
+    with session_folder() as folder:
+        assert folder.parent == others[1]

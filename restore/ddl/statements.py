@@ -72,8 +72,12 @@ class Statement(NamedTuple):
 
 
 def statements_of(script: str) -> Iterator[Statement]:
-    """Yield the statements, then the text after the last statement; the texts concatenated are the script."""
+    """Yield the statements, then any text after the last statement; the texts concatenated are the script."""
     begin = 0
+    # Most scripts have a single semicolon, at their end: that is one statement, whatever precedes it.
+    if script.count(";") == 1 and script.rstrip().endswith(";"):
+        yield _statement(script)
+        return
     for end in statement_ends(script):
         yield _statement(script[begin:end])
         begin = end
@@ -158,7 +162,8 @@ def _tokens(script: str) -> Iterator[_Token]:
         elif word := token["word"]:
             if len(words) < ROUTINE_WORDS_MAX:
                 words.append(word.lower())
-            if parentheses == 0 and any(words[: len(routine)] == routine for routine in ROUTINES):
+            is_created = parentheses == 0 and words[0] == ROUTINES[0][0]
+            if is_created and any(words[: len(routine)] == routine for routine in ROUTINES):
                 bodies += _depth_change(word.lower(), bodies)
         elif mark := token["mark"]:
             parentheses = max(parentheses + {"(": 1, ")": -1, ";": 0}[mark], 0)

@@ -57,7 +57,7 @@ from cutline.restore.run.build import (
     finish_database,
 )
 from cutline.restore.run.refused import REFUSED_KEPT_MAX, report_refused
-from cutline.restore.run.rehearsal import refuse, rehearse
+from cutline.restore.run.rehearsal import is_worthwhile, refuse, rehearse
 from cutline.restore.run.run import RestoreRun
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import Phase, RestoreCrashPoint, create_database, drop_rehearsals, write_record
@@ -500,7 +500,7 @@ def make_databases(
     server_globals: Mapping[str, ServerGlobals],
     ddl: Mapping[str, Ddl],
 ) -> None:
-    """Create the empty databases and the missing roles, rehearse the DDL, and recreate the databases.
+    """Create the empty databases and the missing roles, and rehearse the DDL, then recreate the databases it ran in.
 
     Raises TargetUnfitError or SchemaLoadError listing the refused statements, unless the request allows them.
     """
@@ -532,10 +532,12 @@ def make_databases(
         run.report.warnings += notes
     run.progress.reached(RestoreCrashPoint.ROLES_CREATED)
     sessions = _share_sessions(run, targets)
-    refused = dict(zip(targets, in_parallel(try_first, targets, run.watch.end_all), strict=True))
+    tried = [target for target in targets if not (volume := run.volumes.get(target.shard)) or is_worthwhile(volume)]
+    run.unrehearsed = {target.shard for target in targets} - {target.shard for target in tried}
+    refused = dict(zip(tried, in_parallel(try_first, tried, run.watch.end_all), strict=True))
     if not run.allows_refused:
         refuse(refused, run.connections, run.plan.steps)
-    in_parallel(create, targets)
+    in_parallel(create, tried)
 
 
 def find_former_superusers(plan: RestorePlan, target: Target) -> list[str]:
@@ -569,7 +571,10 @@ def _ending_of(ddl: Ddl) -> dict[str, Any]:
 
 
 def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str, LoadTarget], dict[str, DdlRun]]:
-    """Create the tables of every empty database; return the load targets and DDL of unfinished databases, by shard."""
+    """Create the tables of every empty database; return the load targets and DDL of unfinished databases, by shard.
+
+    If statements are refused that were not rehearsed, raises the same errors as make_databases.
+    """
     chain, groups = run.plan.chain, run.plan.groups
 
     def create(target: Target) -> tuple[LoadTarget, DdlRun]:
@@ -584,6 +589,10 @@ def create_all_tables(run: RestoreRun, ddl: Mapping[str, Ddl]) -> tuple[dict[str
 
     targets = run.shards_in(Phase.CREATED, Phase.LOADING, Phase.INDEXING)
     made = dict(zip((target.shard for target in targets), in_parallel(create, targets, run.watch.end_all), strict=True))
+    if not run.allows_refused:
+        untried = [target for target in targets if target.shard in run.unrehearsed]
+        refused = {target: list(made[target.shard][1].refusals.values()) for target in untried}
+        refuse(refused, run.connections, run.plan.steps)
     return {shard: load_target for shard, (load_target, _) in made.items()}, {
         shard: one for shard, (_, one) in made.items()
     }

@@ -22,6 +22,7 @@ from cutline.restore.plan.plan import LockedTargets, RestorePlan
 from cutline.restore.plan.report import NeededSearchPath, RefusedStatement, access_to, describe_refusals
 from cutline.restore.plan.roles import name_bytes
 from cutline.restore.run.build import FinishedDatabase
+from cutline.restore.run.rehearsal import remedy_of
 from cutline.restore.run.run import RestoreRun
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.target import Target, TargetUnfitError
@@ -147,11 +148,16 @@ def report_refused(run: RestoreRun, finished: Mapping[Target, FinishedDatabase])
     causes = [statement.text() for statement in named if not statement.needs]
     if not causes or run.allows_refused:
         return
-    states = [refusal.sqlstate for done in finished.values() for refusal in done.refusals if not refusal.needs]
+    hints: list[str] = []
+    for target, done in finished.items():
+        states = [refusal.sqlstate for refusal in done.refusals if not refusal.needs]
+        hints += [_cause_of(state, run.plan) for state in states]
+        if target.shard in run.unrehearsed:
+            hints += map(remedy_of, states)
     raise DdlRefusedError(
         f"all rows are loaded, but statements were refused: {join_some(causes, NAMED_MAX)}",
         run.report.refused,
-        hint=list(dict.fromkeys(filter(None, (_cause_of(state, run.plan) for state in states)))),
+        hint=list(dict.fromkeys(filter(None, hints))),
     )
 
 

@@ -2,7 +2,8 @@
 
 Whether a statement is refused depends on the server's version and extensions, on the restoring role, and on functions
 that belong to the snapshot's owners, so the only way to know is to try. Afterwards the database is recreated. Some
-refusals depend on the rows and appear only after the load.
+refusals depend on the rows and appear only after the load. If there are thousands of tables with few rows, the load is
+the shorter rehearsal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cutline.nodes.watch import Watch
 from cutline.restore.ddl.database_ddl import OF_ROLE, SET_KIND
 from cutline.restore.ddl.ddl import DATABASE, ROWS, Ddl, Refusal, SchemaLoadError
 from cutline.restore.ddl.running import JOBS, NOT_GRANTED, DdlRun
+from cutline.restore.estimates.estimate import ShardVolume
 from cutline.restore.plan.database_plan import grant_settings
 from cutline.restore.plan.report import describe_refusals
 from cutline.restore.targets.requirements import WITHOUT
@@ -57,6 +59,13 @@ ROWS_LATER = (
     " statements, change the user in the \\connect lines to a superuser and run it"
 )
 NAMED_MAX = 5
+# A rehearsal takes some 2 ms for each table, and loading so many stored bytes takes as long. Fewer tables take seconds.
+MANY_TABLES, BYTES_PER_TABLE = 5_000, 32 << 10
+
+
+def is_worthwhile(volume: ShardVolume) -> bool:
+    """Whether a shard's DDL is to be rehearsed: loading its rows in vain would take longer."""
+    return volume.tables < MANY_TABLES or volume.stored_bytes >= BYTES_PER_TABLE * volume.tables
 
 
 def rehearse(target: Target, ddl: Ddl, watch: Watch, sessions_max: int = JOBS) -> list[Refusal]:
@@ -131,7 +140,7 @@ def refuse(
     raise SchemaLoadError(
         what,
         hint=[
-            *dict.fromkeys(map(_remedy_of, causing)),
+            *dict.fromkeys(map(remedy_of, causing)),
             *dict.fromkeys(instead),
             *without,
         ],
@@ -155,7 +164,7 @@ def _script_of(grants: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield from some
 
 
-def _remedy_of(sqlstate: str) -> str:
+def remedy_of(sqlstate: str) -> str:
     """Return what to do about a statement that the server refuses with this error although there are no rows."""
     if sqlstate in LACKING:
         return CREATE_LACKING

@@ -53,9 +53,10 @@ class RestoreRun(LockedTargets):
     Every database has a record (in `records`, keyed by shard) from the time it is created; `created` are the shards
     whose databases this process creates. `inside` are sessions in the existing databases, keyed by shard, that hold the
     fleet's lock there and write the records of tables being filled; `held` are the sessions whose locks keep others
-    from altering these tables. `placed` is the number of rows that routes sent to each target. `pace` estimates the
-    remaining time; `volumes` are keyed by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may
-    be stored; `is_decided`: it is stored.
+    from altering these tables. `placed` is the number of rows that routes sent to each target. `unrehearsed` are the
+    shards whose DDL this process did not rehearse before it created their tables. `pace` estimates the remaining time;
+    `volumes` are keyed by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored;
+    `is_decided`: it is stored.
     """
 
     watch: Watch
@@ -68,6 +69,7 @@ class RestoreRun(LockedTargets):
     pace: RestorePace | None = None
     volumes: Mapping[str, ShardVolume] = field(default_factory=dict)
     placed: dict[str, int] = field(default_factory=dict)
+    unrehearsed: set[str] = field(default_factory=set)
     in_store: bool = False
     is_closing: bool = False
     is_deciding: bool = False

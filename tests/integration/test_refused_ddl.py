@@ -24,6 +24,7 @@ from cutline.restore.plan.plan import RestorePlan, plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.rows.load import LoadTarget
 from cutline.restore.run.build import count_rows, finish_database
+from cutline.restore.run.rehearsal import REMOVE_CAUSE
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.databases import RestoreCrashPoint
@@ -349,6 +350,40 @@ def test_what_statements_show_is_known_before_any_row_is_loaded(own: Runs, there
         assert f" restore snp --schema-only --increment 0 --allow-refused-ddl --to {there};" in refused["hint"]
         assert refused["hint"].endswith(f" restore snp --data-only --increment 0 --to {there}")
         assert databases(own) == []
+
+
+def test_many_tables_with_few_rows_are_loaded_without_a_rehearsal(
+    own: Runs, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused before the rows ends the restore there; the rest is refused like what only rows show."""
+    monkeypatch.chdir(tmp_path)
+    source = own.fleet.primaries[0].dsn
+    *others, table, _ = OF_STATEMENTS
+    execute(source, *others, table)
+    own.full("snp")
+    with monkeypatch.context() as context:
+        context.setattr("cutline.restore.run.rehearsal.MANY_TABLES", 4)
+        code, refused = restore(own, there)
+        assert (code, refused["error"]) == (3, "schema-load"), refused
+        assert [one["object"] for one in refused["details"]["refused"]] == ["TABLE public.g"]
+        assert databases(own) == []
+
+        execute(source, "DROP TABLE g")
+        own.full("next")
+        code, refused = run_here(own.fleet, "restore", "next", "--to", str(there), spark=own.spark.session())
+        # The fourth table is gone.
+        assert (code, refused["error"]) == (3, "schema-load"), refused
+        context.setattr("cutline.restore.run.rehearsal.MANY_TABLES", 3)
+        code, refused = run_here(own.fleet, "restore", "next", "--to", str(there), spark=own.spark.session())
+        assert (code, [one["object"] for one in refused["details"]["refused"]]) == (10, ["INDEX public.w_constant"])
+        assert REMOVE_CAUSE in refused["hint"]
+        (left,) = databases(own)
+        dsn = with_database(own.fleet.primaries[0], left).dsn
+        execute(dsn, "CREATE OR REPLACE FUNCTION constant(v text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT v'")
+        words = ("restore-resume", "next", "--to", str(there))
+        code, done = run_here(own.fleet, *words, spark=own.spark.session())
+        assert (code, done["refused"]) == (0, []), done
+    assert sorted_copies(with_database(own.fleet.primaries[0], TARGET).dsn) == sorted_copies(source)
 
 
 def test_a_table_that_is_refused_is_left_out_with_its_rows(

@@ -32,7 +32,7 @@ from cutline.restore.rows.refused_rows import (
 from cutline.restore.run.loading import complete_hint
 from cutline.restore.run.refused import EQUAL_KEYS as EQUAL_KEYS_LATER
 from cutline.restore.run.refused import OF_SHARDS, OWNERS, ROW_CAUSES, _cause_of
-from cutline.restore.run.rehearsal import CREATE_LACKING, CREATED_BY_OTHERS, REMOVE_CAUSE, _remedy_of
+from cutline.restore.run.rehearsal import CREATE_LACKING, CREATED_BY_OTHERS, REMOVE_CAUSE, remedy_of
 from cutline.storage.errors import SnapshotError
 
 NODE = Node("s1", "dbname=shop")
@@ -146,7 +146,7 @@ def test_what_the_rows_cause_after_the_load_is_told_from_what_the_target_lacks()
     ],
 )
 def test_what_an_empty_database_refuses_has_the_hint_of_its_cause(states: tuple[str, ...], remedy: str) -> None:
-    assert {_remedy_of(state) for state in states} == {remedy}
+    assert {remedy_of(state) for state in states} == {remedy}
 
 
 def test_a_missing_file_and_a_full_disk_are_no_reason_to_look_into_the_log() -> None:

@@ -9,8 +9,9 @@ should hold.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -607,97 +608,203 @@ def hash_streams(
     segments are read, and only their new changes and events are hashed.
     """
     part = part or NewPart(copies.chain)
-    segments = [
-        segment_source
-        for number, node in enumerate(copies.nodes)
-        for segment_source in part.segment_sources(number, node, copies.same_shard(node))
-    ]
-    since = {node: copies.since(node) for node in copies.nodes}
-    decided = {node: part.decided(node) for node in copies.nodes}
-    before, alone = _segments_before(copies), copies.alone
+    segments = _segments_to_read(copies, part)
+    before = _segments_before(copies)
+    with_events = sources is not None and _count_primary_events(segments, copies) <= EVENTS_MAX
     is_here = isinstance(store, HeldObjects)
-    forms = forms_of_shards(
-        copies.chain,
-        set(copies.shard.values()),
-        copies.own_types,
-        lambda found: InDriver(found) if is_here else broadcast(spark.session(), found),
-    )
-    required = {
-        shard: InDriver(found) if is_here else broadcast(spark.session(), found)
-        for shard, found in ((shard, RequiredSince.of(since)) for shard, since in copies.required_since.items())
-        if len(found.columns)
-    }
-    of_parts = None if rules is None else InDriver(rules) if is_here else broadcast(spark.session(), rules)
-    wanted = last_tasks(sources, alone) if sources else {}
-    of_primaries = sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
-    with_events = sources is not None and of_primaries <= EVENTS_MAX
-    # For a part of a chain, the base copies are not read again, so nothing shows whether they have deleted rows.
-    with_deletes = part.after is None and sum(segment.segment.changes for segment in segments) <= CHANGES_MAX
-    tasks = [
-        StreamTask(
-            segment,
-            since[segment.source.node],
-            store,
-            forms[copies.shard[segment.source.node]],
-            wanted.get(segment.source.key),
-            with_events and _is_primary(segment, copies),
-            of_parts,
-            # A new segment of an idle node may begin before the cut that was checked.
-            ORIGIN if part.is_new(segment.segment) else part.checked_to(segment.source.node),
-            decided[segment.source.node],
-            before[segment.source.key].open if segment.source.key in before else None,
-            copies.chain.slot_position(segment.source.node),
-            with_deletes,
-            required.get(copies.shard[segment.source.node]),
-            segment.source.number not in alone,
-        )
-        for segment in segments
-    ]
-    progress.step("read WAL archive", total=len(tasks), unit="objects")
-    try:
+    send = InDriver if is_here else lambda value: broadcast(spark.session(), value)
+    with _sending_facts(copies, rules, send) as facts:
+        tasks = _tasks_of(segments, before, copies, part, store, facts, sources, with_events=with_events)
+        progress.step("read WAL archive", total=len(tasks), unit="objects")
         reports = _run_here(tasks, progress) if is_here else _run_tasks(spark.session(), tasks, progress)
-    finally:
-        for sent in (*forms.values(), *required.values(), *([of_parts] if of_parts else [])):
-            sent.unpersist()
-    parts: list[Sums] = []
-    markers: dict[str, dict[bytes, Lsn]] = {node: {} for node in copies.nodes}
-    last, events, deletes = dict[str, bytes | None](), dict[str, bytes](), dict[int, list[KeyDeletes]]()
-    ended_before = {
-        (node, number): groups for node in copies.nodes for number, groups in find_ended(copies.chain, node).items()
-    }
-    continued = {node: continued_from(copies.chain, node) for node in copies.nodes}
-    by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
+    checks = _ReportChecks.of(copies, before, segments, reports, findings)
+    results = _ReportedResults.of_nodes(copies.nodes)
     for segment, report in zip(segments, reports, strict=True):
-        source = segment.source
-        if report.lacks_end and source.key in before:
-            begun = by_key.get(before[source.key].key)
-            if begun is not None and begun.is_open_prepared is False:
-                findings.damage(_lacks_end(segment, before[source.key]))
-        ended = ended_before.get((source.node, segment.segment.number), frozenset()) & report.groups
-        if ended:
-            findings.damage(_is_ended(copies.chain, segment, min(ended)))
-        for number, first in report.first_changes.items():
-            if first < (counted_from := continued[source.node].get(number, first)):
-                group = copies.chain.definitions(source.node)[number].name
-                detail = f"changes under group {number} count from {counted_from}, but one is at {first}"
-                findings.conflict(Conflict("commit", detail, node=source.node, group=group, object=source.key))
+        checks.check(segment, report)
         if report.problem is not None:
             findings.damage(report.problem)
         elif report.sums is not None:
-            parts.append(report.sums)
-            markers[source.node].update(dict(report.markers))
-            last[source.key] = report.last
-            if report.events is not None:
-                events[source.key] = report.events
-            if report.deletes is not None:
-                deletes.setdefault(source.number, []).append(report.deletes)
-            findings.count(objects=1, size_bytes=source.size, changes=report.changes)
-    note_contradicted(deletes, copies, findings)
-    reduced = tuple(report.parts for report in reports if report.parts is not None)
-    expected = {number: expected_rows(of_node) for number, of_node in deletes.items()}
+            results.add(segment, report, report.sums)
+            findings.count(objects=1, size_bytes=segment.source.size, changes=report.changes)
+    note_contradicted(results.deletes, copies, findings)
     return StreamHashes(
-        combine_all(parts, 2), markers, store, sources, last, events if with_events else None, reduced, expected
+        combine_all(results.sums, 2),
+        results.markers,
+        store,
+        sources,
+        results.last,
+        results.events if with_events else None,
+        tuple(report.parts for report in reports if report.parts is not None),
+        {number: expected_rows(of_node) for number, of_node in results.deletes.items()},
     )
+
+
+def _segments_to_read(copies: Copies, part: NewPart) -> list[SegmentSource]:
+    return [
+        segment
+        for number, node in enumerate(copies.nodes)
+        for segment in part.segment_sources(number, node, copies.same_shard(node))
+    ]
+
+
+def _count_primary_events(segments: Iterable[SegmentSource], copies: Copies) -> int:
+    return sum(segment.segment.events for segment in segments if _is_primary(segment, copies))
+
+
+@dataclass(frozen=True, slots=True)
+class _SentFacts:
+    """The facts that many tasks share, as broadcasts: the fields of StreamTask with these names, by shard, and `parts`.
+
+    `required` lacks the shards without columns that are NOT NULL.
+    """
+
+    forms: Mapping[str, Any]
+    required: Mapping[str, Any]
+    parts: Any
+
+
+@contextmanager
+def _sending_facts(copies: Copies, rules: PartRules | None, send: Callable[[Any], Any]) -> Iterator[_SentFacts]:
+    """Send the facts with `send`; at the end of the block, executors may forget them."""
+    forms = forms_of_shards(copies.chain, set(copies.shard.values()), copies.own_types, send)
+    columns = {shard: RequiredSince.of(since) for shard, since in copies.required_since.items()}
+    required = {shard: send(found) for shard, found in columns.items() if len(found.columns)}
+    parts = send(rules) if rules is not None else None
+    try:
+        yield _SentFacts(forms, required, parts)
+    finally:
+        for sent in (*forms.values(), *required.values(), *([parts] if parts else [])):
+            sent.unpersist()
+
+
+def _tasks_of(
+    segments: Sequence[SegmentSource],
+    before: Mapping[str, Segment],
+    copies: Copies,
+    part: NewPart,
+    store: OpensStore,
+    facts: _SentFacts,
+    sources: Sources | None,
+    *,
+    with_events: bool,
+) -> list[StreamTask]:
+    """Return the task of each segment; `before` is the segment before each in its archive, by key."""
+    since = {node: copies.since(node) for node in copies.nodes}
+    decided = {node: part.decided(node) for node in copies.nodes}
+    alone = copies.alone
+    last = last_tasks(sources, alone) if sources else {}
+    # For a part of a chain, the base copies are not read again, so nothing shows whether they have deleted rows.
+    with_deletes = part.after is None and sum(segment.segment.changes for segment in segments) <= CHANGES_MAX
+
+    def task_of(segment: SegmentSource) -> StreamTask:
+        key, node = segment.source.key, segment.source.node
+        shard = copies.shard[node]
+        return StreamTask(
+            segment,
+            since[node],
+            store,
+            facts.forms[shard],
+            last=last.get(key),
+            with_events=with_events and _is_primary(segment, copies),
+            parts=facts.parts,
+            # A new segment of an idle node may begin before the cut that was checked.
+            checked_to=ORIGIN if part.is_new(segment.segment) else part.checked_to(node),
+            decided=decided[node],
+            continued=before[key].open if key in before else None,
+            base=copies.chain.slot_position(node),
+            with_deletes=with_deletes,
+            required=facts.required.get(shard),
+            is_compared=segment.source.number not in alone,
+        )
+
+    return [task_of(segment) for segment in segments]
+
+
+@dataclass(frozen=True, slots=True)
+class _ReportChecks:
+    """Compares the reports with each other and with the chain's commits.
+
+    `reports` are keyed by the segment's key, and so is `before`, the segment before each in its archive. `ended` are
+    the definitions that had ended before a segment, by node and segment number, and `continued` the results of
+    `continued_from` by node.
+    """
+
+    chain: Chain
+    before: Mapping[str, Segment]
+    reports: Mapping[str, StreamReport]
+    ended: Mapping[tuple[str, int], frozenset[int]]
+    continued: Mapping[str, Mapping[int, Lsn]]
+    findings: Findings
+
+    @classmethod
+    def of(
+        cls,
+        copies: Copies,
+        before: Mapping[str, Segment],
+        segments: Iterable[SegmentSource],
+        reports: Iterable[StreamReport],
+        findings: Findings,
+    ) -> _ReportChecks:
+        chain = copies.chain
+        by_key = {segment.source.key: report for segment, report in zip(segments, reports, strict=True)}
+        ended = {(node, number): groups for node in copies.nodes for number, groups in find_ended(chain, node).items()}
+        return cls(chain, before, by_key, ended, {node: continued_from(chain, node) for node in copies.nodes}, findings)
+
+    def check(self, segment: SegmentSource, report: StreamReport) -> None:
+        """Add what a segment's report contradicts to the findings."""
+        self._check_end(segment, report)
+        self._check_ended(segment, report)
+        self._check_first_changes(segment, report)
+
+    def _check_end(self, segment: SegmentSource, report: StreamReport) -> None:
+        """Check that the segment has the end of the transaction that the segment before it has begun."""
+        before = self.before.get(segment.source.key)
+        if before is None or not report.lacks_end:
+            return
+        begun = self.reports.get(before.key)
+        if begun is not None and begun.is_open_prepared is False:
+            self.findings.damage(_lacks_end(segment, before))
+
+    def _check_ended(self, segment: SegmentSource, report: StreamReport) -> None:
+        """Check that the segment has no changes under definitions that had ended before it."""
+        ended = self.ended.get((segment.source.node, segment.segment.number), frozenset()) & report.groups
+        if ended:
+            self.findings.damage(_is_ended(self.chain, segment, min(ended)))
+
+    def _check_first_changes(self, segment: SegmentSource, report: StreamReport) -> None:
+        """Check that no change precedes the position from which the changes of its definition count."""
+        source, continued = segment.source, self.continued[segment.source.node]
+        for number, first in report.first_changes.items():
+            if first < (counted_from := continued.get(number, first)):
+                group = self.chain.definitions(source.node)[number].name
+                detail = f"changes under group {number} count from {counted_from}, but one is at {first}"
+                self.findings.conflict(Conflict("commit", detail, node=source.node, group=group, object=source.key))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReportedResults:
+    """The results of the reports on intact segments, as in StreamHashes; `deletes` are keyed by node number."""
+
+    markers: Mapping[str, dict[bytes, Lsn]]
+    sums: list[Sums] = field(default_factory=list)
+    last: dict[str, bytes | None] = field(default_factory=dict)
+    events: dict[str, bytes] = field(default_factory=dict)
+    deletes: dict[int, list[KeyDeletes]] = field(default_factory=dict)
+
+    @classmethod
+    def of_nodes(cls, nodes: Iterable[str]) -> _ReportedResults:
+        return cls({node: {} for node in nodes})
+
+    def add(self, segment: SegmentSource, report: StreamReport, sums: Sums) -> None:
+        """Add a report whose sums are `sums`."""
+        source = segment.source
+        self.sums.append(sums)
+        self.markers[source.node].update(dict(report.markers))
+        self.last[source.key] = report.last
+        if report.events is not None:
+            self.events[source.key] = report.events
+        if report.deletes is not None:
+            self.deletes.setdefault(source.number, []).append(report.deletes)
 
 
 def _segments_before(copies: Copies) -> dict[str, Segment]:

@@ -28,6 +28,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -39,6 +40,7 @@ from psycopg.pq import TransactionStatus
 from cutline.fleet.config import SECRET_PARAMETERS, KnownServer, Node, remember_secrets_of
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.messages import UNFINISHED_RESTORE
+from cutline.fleet.timers import calling_after
 from cutline.nodes.encodings import ADAPTERS, UTF8
 from cutline.nodes.server_errors import called_functions, explain, remedy_of, shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
@@ -324,13 +326,8 @@ def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) 
 @contextmanager
 def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
     """Shut the connection down if the block is still running after `seconds`."""
-    timer = threading.Timer(seconds, shut_down, [connection])
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(seconds, partial(shut_down, connection)):
         yield
-    finally:
-        timer.cancel()
 
 
 def _server_of(node: Node) -> str:

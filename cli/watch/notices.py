@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from msgspec import UnsetType
 
@@ -24,6 +24,7 @@ from cutline.cli.process.event_programs import run_program
 from cutline.cli.watch.fleet_source import FleetSource
 from cutline.cli.watch.schedule import Task, TaskKind
 from cutline.fleet.record import Time
+from cutline.fleet.timers import calling_after
 from cutline.snapshots.operations.ended_operations import list_ended, read_batches
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.under_way import WATCH, ActivityState, UnderWay, read_under_way
@@ -75,13 +76,8 @@ SLOW_SECONDS = 2.0
 @contextmanager
 def saying_if_slow(log: Callable[..., None], text: str) -> Iterator[None]:
     """Write the event `text` if the block, which blocks the main thread, takes longer than SLOW_SECONDS."""
-    timer = threading.Timer(SLOW_SECONDS, log, [text])
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(SLOW_SECONDS, partial(log, text)):
         yield
-    finally:
-        timer.cancel()
 
 
 NOTIFY_SCHEMA = "cutline/notify/1"

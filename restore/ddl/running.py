@@ -517,24 +517,15 @@ class DdlRun:
             if warning.sqlstate in NOT_GRANTED:
                 warnings.append((str(warning.message_primary), str(warning.sqlstate)))
 
-        connection.add_notice_handler(note)
         refusal: Refusal | None = None
+        connection.add_notice_handler(note)
         try:
-            for statement in statements_of(entry.statements):
-                if not statement.bare:
-                    continue
-                try:
-                    with connection.transaction():
-                        run_statements(connection, raw_bytes(statement.bare))
-                except psycopg.Error as error:
-                    if connection.broken:
-                        raise
-                    if remedy_of(error):
-                        raise disrupted_error(self.node.id, error, entry.label) from error
-                    reason, sqlstate = shorten_message(error), error.diag.sqlstate or ""
-                    refusal = refusal or Refusal(entry, section, reason, statement.bare, sqlstate)
-                for reason, sqlstate in warnings:
-                    refusal = refusal or Refusal(entry, section, reason, statement.bare, sqlstate)
+            for statement, error in _run_each(connection, entry):
+                if error is not None and remedy_of(error):
+                    raise disrupted_error(self.node.id, error, entry.label) from error
+                errors = [(shorten_message(error), error.diag.sqlstate or "")] if error is not None else []
+                for reason, sqlstate in (*errors, *warnings):
+                    refusal = refusal or Refusal(entry, section, reason, statement, sqlstate)
                 warnings.clear()
         finally:
             connection.remove_notice_handler(note)
@@ -581,7 +572,7 @@ class DdlRun:
             if (wanted := session_settings(entry)) != settings:
                 run_statements(connection, raw_bytes(wanted))
             # Send the statement alone, because the server's views show a session's whole message.
-            *_, statement = (candidate.bare for candidate in statements_of(entry.statements) if candidate.bare)
+            *_, statement = _bare_statements(entry)
             try:
                 run_statements(connection, raw_bytes(statement))
             except psycopg.Error:
@@ -657,16 +648,32 @@ def session_settings(entry: DdlEntry) -> str:
 
 def _find_refused(connection: psycopg.Connection[Any], entry: DdlEntry) -> str:
     """Find the entry's statement that the server refuses; return all statements if each is accepted individually."""
-    bare = [one.bare for one in statements_of(entry.statements) if one.bare]
-    if len(bare) == 1:
-        return bare[0]
+    statements = _bare_statements(entry)
+    if len(statements) == 1:
+        return statements[0]
     with connection.transaction(force_rollback=True):
-        for statement in bare:
-            try:
-                with connection.transaction():
-                    run_statements(connection, raw_bytes(statement))
-            except psycopg.Error:
-                if connection.broken:
-                    raise
+        for statement, error in _run_each(connection, entry):
+            if error is not None:
                 return statement
-    return "\n".join(bare)
+    return "\n".join(statements)
+
+
+def _run_each(connection: psycopg.Connection[Any], entry: DdlEntry) -> Iterator[tuple[str, psycopg.Error | None]]:
+    """Run an entry's statements, each in a transaction or a savepoint; yield each with the error that refuses it.
+
+    Raises the error if the session is lost.
+    """
+    for statement in _bare_statements(entry):
+        refused: psycopg.Error | None = None
+        try:
+            with connection.transaction():
+                run_statements(connection, raw_bytes(statement))
+        except psycopg.Error as error:
+            if connection.broken:
+                raise
+            refused = error
+        yield statement, refused
+
+
+def _bare_statements(entry: DdlEntry) -> list[str]:
+    return [statement.bare for statement in statements_of(entry.statements) if statement.bare]

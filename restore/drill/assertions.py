@@ -7,7 +7,6 @@ NULL equals nothing.
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import psycopg
 from msgspec import UNSET
 
 from cutline.fleet.config import AssertionTable, Expected, Node, Value
+from cutline.fleet.timers import calling_after
 from cutline.nodes.connections import connect, shut_down, unreachable_error
 from cutline.nodes.server_errors import shorten_message
 from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
@@ -122,15 +122,9 @@ def _ending(connection: psycopg.Connection[Any], reader: Reader, seconds_max: fl
             # Cause an error in the thread that waits for the answer, even if the server doesn't end the session.
             shut_down(connection)
 
-    timer = threading.Timer(seconds_max + END_AFTER_SECONDS, end)
-    timer.daemon = True
-    timer.start()
-    try:
+    # The end of this session must not meet the next query.
+    with calling_after(seconds_max + END_AFTER_SECONDS, end, waits=True):
         yield
-    finally:
-        timer.cancel()
-        # Wait for the timer to finish before the next query.
-        timer.join()
 
 
 class _TooLargeError(Exception):

@@ -693,39 +693,6 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
     that could not be set, and notes each table that could not be analyzed, with the reason.
     If statements are refused and the request doesn't allow that, raises DdlRefusedError after everything else is done.
     """
-    watch, scope = run.watch, run.plan.request.scope
-
-    def finish(target: Target) -> FinishedDatabase:
-        database, shard, found = databases[target.shard], target.shard, Recomputed()
-        began = time.monotonic()
-        if (is_loading := run.records[shard].phase == Phase.LOADING) or scope.data_only:
-            # Other sessions may have written to existing tables since an earlier process counted the rows.
-            rows = verify_rows(run, target, database) if scope.data_only else count_rows(database, watch)
-            check_placed(run, target, rows)
-            found = recompute_generated(database, watch) if rows else found
-            if is_loading:
-                run.enter(target, Phase.INDEXING, rows=rows)
-        if scope.data_only:
-            done = FinishedDatabase(verify_keys(run, target, database))
-        else:
-            sequences = () if scope.schema_only else run.plan.sequences(target)
-            done = finish_database(
-                database,
-                runs[shard],
-                sequences,
-                run.plan.moves(target),
-                analyzes=scope.analyze,
-                allows_refused=run.allows_refused,
-                record=partial(_record_finished, run, target),
-            )
-        done.warnings, done.problems = [*found.wrong, *done.warnings], [*found.changed, *done.problems]
-        if done.is_finished:
-            refused = run.records[shard].refused if done.is_earlier else _labels_of(done.refusals)
-            run.enter(target, Phase.FINISHED, refused=refused)
-        seconds[shard] = time.monotonic() - began
-        return done
-
-    seconds: dict[str, float] = {}
     targets = [target for target in run.plan.targets if target.shard in databases]
     if not _lack_tables(run, databases):
         for target in run.shards_in(Phase.INDEXING, Phase.FINISHED, Phase.PUBLISHED):
@@ -739,8 +706,18 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         for target in targets
         if (volume := run.volumes.get(target.shard)) and volume.indexes
     ]
+    seconds: dict[str, float] = {}
+
+    def finish(target: Target) -> FinishedDatabase:
+        began = time.monotonic()
+        found = _check_rows(run, target, databases[target.shard])
+        done = _finish_loaded(run, target, databases[target.shard], runs.get(target.shard))
+        done.warnings, done.problems = [*found.wrong, *done.warnings], [*found.changed, *done.problems]
+        seconds[target.shard] = time.monotonic() - began
+        return done
+
     with tallying(run.progress, tallies):
-        finished = dict(zip(targets, in_parallel(finish, targets, watch.end_all), strict=True))
+        finished = dict(zip(targets, in_parallel(finish, targets, run.watch.end_all), strict=True))
     for done in finished.values():
         run.report.warnings += done.warnings
         for problem in done.problems:
@@ -750,6 +727,45 @@ def finish_databases(run: RestoreRun, databases: Mapping[str, LoadTarget], runs:
         for target in run.plan.targets
     ]
     report_refused(run, finished)
+
+
+def _check_rows(run: RestoreRun, target: Target, database: LoadTarget) -> Recomputed:
+    """Check the row counts of a database that was just loaded, and record that its indexes are next.
+
+    Returns what was found in its generated columns. Existing tables are counted again: other sessions may have written
+    to them since an earlier process counted.
+    """
+    is_filling = run.plan.request.scope.data_only
+    is_loading = run.records[target.shard].phase == Phase.LOADING
+    if not is_loading and not is_filling:
+        return Recomputed()
+    rows = verify_rows(run, target, database) if is_filling else count_rows(database, run.watch)
+    check_placed(run, target, rows)
+    found = recompute_generated(database, run.watch) if rows else Recomputed()
+    if is_loading:
+        run.enter(target, Phase.INDEXING, rows=rows)
+    return found
+
+
+def _finish_loaded(run: RestoreRun, target: Target, database: LoadTarget, ddl_run: DdlRun | None) -> FinishedDatabase:
+    """Create what follows the rows, and record that the database is finished; existing tables have no `ddl_run`."""
+    scope = run.plan.request.scope
+    if ddl_run is None:
+        done = FinishedDatabase(verify_keys(run, target, database))
+    else:
+        done = finish_database(
+            database,
+            ddl_run,
+            () if scope.schema_only else run.plan.sequences(target),
+            run.plan.moves(target),
+            analyzes=scope.analyze,
+            allows_refused=run.allows_refused,
+            record=partial(_record_finished, run, target),
+        )
+    if done.is_finished:
+        refused = run.records[target.shard].refused if done.is_earlier else _labels_of(done.refusals)
+        run.enter(target, Phase.FINISHED, refused=refused)
+    return done
 
 
 def _record_finished(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -267,42 +267,26 @@ def check_restore(
         missing, planned = check_targets(locked, targets, server_globals, is_resumed=bool(begun))
         readable = [target for target in targets if not plan.lacks_ddl(target.source)]
         checked = read_all_ddl(locked, readable, planned)
-    volumes = {
-        one.shard: _volume_of(plan, one, checked.entries[one.shard]) for one in readable if one.shard in checked.entries
-    }
-    volumes |= {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
+    volumes = _volumes_left(plan, readable, checked.entries, begun)
     sized = [one for one in readable if one.shard in volumes]
     spaces = [_space_of(plan, one, connections[one.shard], volumes[one.shard]) for one in sized]
     disks = check_space(spaces, obstacles)
     obstacles.raise_found()
     servers = {target.shard: server_of(connections[target.shard]) for target in targets}
     rows_left = left_rows(plan)
-    rows = sum(volume.row_count for volume in volumes.values())
-    basis, figures = read_measured(plan.store.open(), plan.decided, rows) or ("", None)
+    with_ddl = [target for target in targets if target.shard in checked.ddl]
+    lost = [statement for target in with_ddl for statement in describe_refusals(target, checked.ddl[target.shard].lost)]
     return RestorePreview(
         roles_missing=missing,
         ddl=checked.ddl,
         left_out=[*rows_left, *checked.left_out],
-        untried=[target.node.id for target in targets if target.shard in checked.ddl],
+        untried=[target.node.id for target in with_ddl],
         warnings=obstacles.warnings,
-        refused=[
-            statement
-            for target in targets
-            if target.shard in checked.ddl
-            for statement in describe_refusals(target, checked.ddl[target.shard].lost)
-        ],
+        refused=lost,
         servers=servers,
         volumes=volumes,
         disks=disks,
-        estimate=estimate_restore(
-            volumes.values(),
-            figures,
-            basis,
-            is_resumed=bool(begun),
-            needs_spark=plan.needs_spark,
-            load=machine_load(),
-            bytes_per_second=restore_limit(target.node for target in targets),
-        ),
+        estimate=_estimate(plan, targets, volumes.values(), is_resumed=bool(begun)),
         begun=begun,
         server_globals=server_globals,
         role_differences=differences,
@@ -334,6 +318,33 @@ def find_globals(locked: LockedTargets, targets: Iterable[Target]) -> tuple[dict
             lines = find_differences(stored, present)
             differences |= dict.fromkeys(f"node {target.node.id}: {line}" for line in lines)
     return found, list(differences)
+
+
+def _volumes_left(
+    plan: RestorePlan,
+    targets: Iterable[Target],
+    entries: Mapping[str, Sequence[ArchiveEntry]],
+    begun: Mapping[str, BegunShard],
+) -> dict[str, ShardVolume]:
+    """Return what is left to restore of each shard whose DDL has `entries`; all are keyed by shard."""
+    volumes = {one.shard: _volume_of(plan, one, entries[one.shard]) for one in targets if one.shard in entries}
+    return volumes | {shard: begun[shard].volume_left(volume) for shard, volume in volumes.items() if shard in begun}
+
+
+def _estimate(
+    plan: RestorePlan, targets: Iterable[Target], volumes: Collection[ShardVolume], *, is_resumed: bool
+) -> Estimate:
+    rows = sum(volume.row_count for volume in volumes)
+    basis, figures = read_measured(plan.store.open(), plan.decided, rows) or ("", None)
+    return estimate_restore(
+        volumes,
+        figures,
+        basis,
+        is_resumed=is_resumed,
+        needs_spark=plan.needs_spark,
+        load=machine_load(),
+        bytes_per_second=restore_limit(target.node for target in targets),
+    )
 
 
 def _volume_of(plan: RestorePlan, target: Target, entries: Sequence[ArchiveEntry]) -> ShardVolume:

@@ -9,6 +9,7 @@ the shorter rehearsal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import psycopg
 
@@ -86,42 +87,24 @@ def refuse(
 
     `steps` are the commands for the same restore in two steps, if possible.
     """
-    problems: list[str] = []
-    refused: list[dict[str, object]] = []
-    is_forbidden = has_rows = False
-    instead: list[str] = []
-    causing: list[str] = []
-    grants: dict[str, list[str]] = {}
-    for target, refusals in found.items():
-        # Report only the causes: the other refusals follow from them.
-        causes = [refusal for refusal in refusals if not refusal.needs]
-        # List privileges last, because extensions may have many.
-        causes.sort(key=lambda refusal: refusal.entry.kind == PRIVILEGES)
-        forbidden = [cause for cause in causes if cause.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
-        if not causes:
-            continue
-        is_forbidden |= bool(forbidden)
-        has_rows |= any(cause.entry.kind == ROWS for cause in causes)
-        if any(cause.sqlstate == UNKNOWN_SYNTAX for cause in causes):
-            instead.append(OWN_VERSION)
-        if any(cause.entry.kind == EXTENSION for cause in causes):
-            instead.append(IN_ONE_DATABASE)
-        causing += [cause.sqlstate for cause in causes]
-        role = read_role(target.node, connections[target.shard])
-        who = f"role {role.name} may not restore this DDL" if forbidden else "the DDL was refused"
-        for statement in grant_settings(role, connections[target.shard], _settings_of(forbidden)):
-            grants.setdefault(statement, []).append(target.node.id)
-        problems.append(
-            f"node {target.node.id}: {who}: {join_some([refusal.text() for refusal in forbidden or causes], NAMED_MAX)}"
-        )
-        refused += [statement.document() for statement in describe_refusals(target, refusals)]
-    if not problems:
+    causes = [_Causes.among(target, refusals) for target, refusals in found.items()]
+    if not (causes := [of_target for of_target in causes if of_target.refusals]):
         return
-    what, details = f"{'; '.join(problems)}; no rows were loaded", dict[str, object](refused=refused)
+    problems, grants = list[str](), dict[str, list[str]]()
+    for of_target in causes:
+        node, connection = of_target.target.node, connections[of_target.target.shard]
+        role = read_role(node, connection)
+        problems.append(of_target.problem(role.name))
+        for statement in grant_settings(role, connection, _settings_of(of_target.forbidden)):
+            grants.setdefault(statement, []).append(node.id)
+    what = f"{'; '.join(problems)}; no rows were loaded"
+    described = (statement for one in causes for statement in describe_refusals(one.target, found[one.target]))
+    details = dict[str, object](refused=[statement.document() for statement in described])
     without = [f"or {WITHOUT}"]
     if any(refusal.section == DATABASE for refusals in found.values() for refusal in refusals):
         without.append("or restore without the databases' own properties: --no-database-settings")
-    if is_forbidden:
+    if any(of_target.forbidden for of_target in causes):
+        has_rows = any(cause.entry.kind == ROWS for of_target in causes for cause in of_target.refusals)
         raise TargetUnfitError(
             what,
             hint=[
@@ -137,15 +120,44 @@ def refuse(
             f"or in steps: {steps[0]} --allow-refused-ddl; correct and run its file of refused statements;"
             f" then: {steps[1]}"
         )
+    remedies = [remedy_of(cause.sqlstate) for of_target in causes for cause in of_target.refusals]
+    explanations = [text for of_target in causes for text in of_target.explanations()]
     raise SchemaLoadError(
-        what,
-        hint=[
-            *dict.fromkeys(map(remedy_of, causing)),
-            *dict.fromkeys(instead),
-            *without,
-        ],
-        details=details,
+        what, hint=[*dict.fromkeys(remedies), *dict.fromkeys(explanations), *without], details=details
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Causes:
+    """The refusals on a target from which its others follow."""
+
+    target: Target
+    refusals: list[Refusal]
+
+    @classmethod
+    def among(cls, target: Target, refusals: Iterable[Refusal]) -> _Causes:
+        causes = [refusal for refusal in refusals if not refusal.needs]
+        # List privileges last, because extensions may have many.
+        return cls(target, sorted(causes, key=lambda refusal: refusal.entry.kind == PRIVILEGES))
+
+    @property
+    def forbidden(self) -> list[Refusal]:
+        """The statements that our role may not run."""
+        return [cause for cause in self.refusals if cause.sqlstate in (FORBIDDEN, *NOT_GRANTED)]
+
+    def problem(self, role: str) -> str:
+        """Return the problem of the target, on which we are `role`."""
+        forbidden = self.forbidden
+        who = f"role {role} may not restore this DDL" if forbidden else "the DDL was refused"
+        named = join_some([refusal.text() for refusal in forbidden or self.refusals], NAMED_MAX)
+        return f"node {self.target.node.id}: {who}: {named}"
+
+    def explanations(self) -> Iterator[str]:
+        """Yield what usually causes such refusals, and what to do."""
+        if any(cause.sqlstate == UNKNOWN_SYNTAX for cause in self.refusals):
+            yield OWN_VERSION
+        if any(cause.entry.kind == EXTENSION for cause in self.refusals):
+            yield IN_ONE_DATABASE
 
 
 def _settings_of(refusals: Iterable[Refusal]) -> list[tuple[str, str]]:

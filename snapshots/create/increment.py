@@ -8,7 +8,7 @@ archive, or before it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from cutline.fleet.progress import News, Progress, StepTimes
 from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.left_out import LeftOut, read_left_out
+from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.unmatched_patterns import note_unmatched
@@ -303,48 +304,102 @@ def _create_increment(
         progress.reached(CrashPoint.SETTLED)
         # Read the increments under the lock, which keeps other commands from adding or removing any.
         chain = read_continued(store, request.name, full)
-        check_chain_ids(sessions, fleet, listed, chain, request.replaced)
-        check_fleet_file(fleet, chain)
-        note_renamed(fleet, chain, progress)
-        check_clocks(sessions.clocks, progress, cut_time(chain.last))
-        guard_nodes(store, sessions, progress, operations, chain.full.chain)
-        leave_out_crowded(sessions)
-        progress.reached(CrashPoint.GIVEN_UP)
-        check_chain_not_lost(store, chain)
-        continuable = check_continuable(store, sessions, chain, operations, request.replaced)
-        check_free_slots(sessions, continuable)
-        if continuable.lack:
-            progress.note(continuable.lack)
-        note_unmatched(sessions, continuable.state.selection.rules, progress, known=chain.full.rules)
-        note_servers(sessions, progress, chain.absent, chain.baseline)
-        drop_retired(sessions, chain, progress)
-        check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
-        progress.reached(CrashPoint.CHECKED)
-        slot = slot_name(chain.full.operation)
-        if (amount := _amount_of_jobs(continuable.plan, slot, sessions)) is not None:
-            # In the roles that the servers have now, and without the standbys that are left out.
-            needs = ExecutorNeeds(fleet.store, sessions.nodes, writes=True, wait_seconds=request.wait_seconds)
-            spark.begin(needs, progress, amount)
-            progress.reached(CrashPoint.SPARK_BEGUN)
+        continuable = _check_chain(sessions, fleet, listed, chain, request, operations, progress)
+        _begin_jobs(continuable, sessions, chain, request, spark, progress)
         begins()
-        commit = None
-        while commit is None:
-            operation = _new_operation(store, sessions, chain, request, continuable, progress)
-            context = CreateContext(request, store, operation, lock, sessions.nodes)
-            try:
-                commit = _run_operation(context, chain, continuable, spark, progress, began)
-            except ENDING as error:
-                # Only reading a node's WAL showed that its copy can't be continued.
-                node = _find_ended(sessions, continuable, error)
-                if node is None or request.terminal or is_open(store, operation.id):
-                    raise
-                reason = without_node(error.message, node)
-                continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
+        commit = _commit_renewing(request, lock, chain, continuable, spark, progress, began)
         if commit.retired:
             drop_retired(sessions, chain.followed_by(commit), progress)
             note_retired(fleet, chain, commit.retired, progress)
     progress.reached(CrashPoint.RELEASED)
     return commit
+
+
+def _check_chain(
+    sessions: Sessions,
+    fleet: Fleet,
+    listed: Fleet,
+    chain: Chain,
+    request: CreateRequest,
+    operations: Mapping[str, Set[str]],
+    progress: StepTimes,
+) -> Continuable:
+    """Run the checks of an increment of `chain` under the lock, and return what continues.
+
+    `operations` are the names of all documents. Leaves out standbys with too few connections, drops the slots of chains
+    and shards that have ended, and raises the errors of the checks.
+    """
+    store = fleet.store.open()
+    check_chain_ids(sessions, fleet, listed, chain, request.replaced)
+    check_fleet_file(fleet, chain)
+    note_renamed(fleet, chain, progress)
+    check_clocks(sessions.clocks, progress, cut_time(chain.last))
+    guard_nodes(store, sessions, progress, operations, chain.full.chain)
+    leave_out_crowded(sessions)
+    progress.reached(CrashPoint.GIVEN_UP)
+    check_chain_not_lost(store, chain)
+    continuable = check_continuable(store, sessions, chain, operations, request.replaced)
+    check_free_slots(sessions, continuable)
+    _note_found(continuable, sessions, chain, progress)
+    drop_retired(sessions, chain, progress)
+    check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
+    progress.reached(CrashPoint.CHECKED)
+    return continuable
+
+
+def _note_found(continuable: Continuable, sessions: Sessions, chain: Chain, progress: Progress) -> None:
+    """Note what the checks found that doesn't keep the chain from being continued."""
+    if continuable.lack:
+        progress.note(continuable.lack)
+    note_unmatched(sessions, continuable.state.selection.rules, progress, known=chain.full.rules)
+    note_servers(sessions, progress, chain.absent, chain.baseline)
+
+
+def _begin_jobs(
+    continuable: Continuable,
+    sessions: Sessions,
+    chain: Chain,
+    request: CreateRequest,
+    spark: SparkSource,
+    progress: Progress,
+) -> None:
+    """Begin to start Spark if the increment needs jobs."""
+    amount = _amount_of_jobs(continuable.plan, slot_name(chain.full.operation), sessions)
+    if amount is None:
+        return
+    # In the roles that the servers have now, and without the standbys that are left out.
+    needs = ExecutorNeeds(sessions.fleet.store, sessions.nodes, writes=True, wait_seconds=request.wait_seconds)
+    spark.begin(needs, progress, amount)
+    progress.reached(CrashPoint.SPARK_BEGUN)
+
+
+def _commit_renewing(
+    request: CreateRequest,
+    lock: FleetLock,
+    chain: Chain,
+    continuable: Continuable,
+    spark: SparkSource,
+    progress: StepTimes,
+    began: float,
+) -> Increment:
+    """Take the increment and return its commit.
+
+    If it fails because a node's copy can't be continued, take it again in a new operation that copies the node again.
+    """
+    sessions = lock.sessions
+    store = sessions.fleet.store.open()
+    while True:
+        operation = _new_operation(store, sessions, chain, request, continuable, progress)
+        context = CreateContext(request, store, operation, lock, sessions.nodes)
+        try:
+            return _run_operation(context, chain, continuable, spark, progress, began)
+        except ENDING as error:
+            # Only reading a node's WAL showed that its copy can't be continued.
+            node = _find_ended(sessions, continuable, error)
+            if node is None or request.terminal or is_open(store, operation.id):
+                raise
+            reason = without_node(error.message, node)
+            continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
 
 
 def _find_nodes(store: ObjectStore, fleet: Fleet, full: FullSnapshot) -> tuple[Node, ...]:
@@ -462,10 +517,7 @@ def _preview_increment(
         with naming_remains(sessions, chain):
             continuable = check_continuable(store, sessions, chain, replaced=request.replaced)
             check_free_slots(sessions, continuable)
-        if continuable.lack:
-            progress.note(continuable.lack)
-        note_unmatched(sessions, continuable.state.selection.rules, progress, known=chain.full.rules)
-        note_servers(sessions, progress, chain.absent, chain.baseline)
+        _note_found(continuable, sessions, chain, progress)
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         renewed = {node: reason for node, reason in continuable.to_renew.items() if node not in sessions.absent}

@@ -65,7 +65,7 @@ from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import SnapshotError
 from cutline.storage.local import LocalStore
 from cutline.storage.probe import probe_store
-from cutline.storage.store import ObjectStore
+from cutline.storage.store import DeletionRefusedError, ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,25 +169,12 @@ def _initialise(
         # The next checks may refuse the tables because of such a pattern.
         unmatched = note_unmatched(sessions, fleet.groups, progress)
         lacking = check_fleet(sessions, _find_fleet_id(store, fleet), fleet.groups, progress)
-        for node, programs in check_programs(sessions).items():
-            if programs.folder != wheel_bin_directory():
-                progress.note(
-                    News(
-                        f"the DDL of node {node} will be dumped by {programs.folder}/pg_dump,"
-                        f" version {programs.version}"
-                    )
-                )
+        _note_programs(sessions, progress)
         tables = sessions.ask_primaries(lambda connection: read_tables(connection, fleet.groups))
         check_admissible(tables)
         check_identity_not_lost(store)
         before_storing()
-        progress.step("probe the store")
-        refused = probe_store(raw)
-        if isinstance(raw, LocalStore) and raw.others_may:
-            progress.note(
-                f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
-                f" to prevent this: chmod -R go= {shlex.quote(str(raw.root))}"
-            )
+        refused = _probe(raw, progress)
         if not forgets_nodes and _find_fleet_id(store, fleet) is not None:
             check_servers(read_recorded_primaries(store), sessions.identities)
         if key:
@@ -204,10 +191,7 @@ def _initialise(
         to_copy, renamed = _find_copies_to_renew(store, sessions, kept)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)
-        surroundings = read_surroundings(sessions)
-        if unlimited := unlimited_text(fleet, surroundings):
-            progress.note(News(unlimited))
-        warnings = find_warnings(fleet, surroundings)
+        warnings = _find_surroundings_warnings(sessions, fleet, progress)
         return InitReport(
             store=identity,
             store_created=created,
@@ -220,7 +204,7 @@ def _initialise(
             encryption_key=key.id if key else "",
             lacking=tuple(lacking),
             too_old=tuple((node.shard, node.id) for node in sessions.too_old),
-            warnings=tuple(warnings),
+            warnings=warnings,
             to_copy=to_copy,
             renamed=renamed,
             addresses=addresses_of(sessions.fleet.nodes),
@@ -230,6 +214,36 @@ def _initialise(
                 for node, absence in sessions.absent.items()
             ),
         )
+
+
+def _note_programs(sessions: Sessions, progress: Progress) -> None:
+    """Check PostgreSQL's programs for every node; note those that were not installed with Cutline."""
+    for node, programs in check_programs(sessions).items():
+        if programs.folder != wheel_bin_directory():
+            dumping = f"{programs.folder}/pg_dump, version {programs.version}"
+            progress.note(News(f"the DDL of node {node} will be dumped by {dumping}"))
+
+
+def _probe(raw: ObjectStore, progress: Progress) -> DeletionRefusedError | None:
+    """Probe the store without encryption; return the error if it refuses to delete objects."""
+    progress.step("probe the store")
+    refused = probe_store(raw)
+    if isinstance(raw, LocalStore) and raw.others_may:
+        progress.note(
+            f"other users of this machine may {raw.others_may} {raw.url}, which will hold whole databases;"
+            f" to prevent this: chmod -R go= {shlex.quote(str(raw.root))}"
+        )
+    return refused
+
+
+def _find_surroundings_warnings(
+    sessions: Sessions, fleet: Fleet, progress: Progress
+) -> tuple[SurroundingsWarning, ...]:
+    """Return the warnings about the servers' managers and settings; note if retained WAL has no limit."""
+    surroundings = read_surroundings(sessions)
+    if unlimited := unlimited_text(fleet, surroundings):
+        progress.note(News(unlimited))
+    return tuple(find_warnings(fleet, surroundings))
 
 
 def _find_copies_to_renew(

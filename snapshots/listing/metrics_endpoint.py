@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from cutline.fleet.config import ListenAddress
+from cutline.fleet.timers import calling_after
 from cutline.snapshots.listing.metrics import FLEET, Metric, Sample
 from cutline.storage.errors import RefusedError
 
@@ -165,13 +167,10 @@ class _Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer; cut off a client that takes too long in total, even if it keeps sending."""
-        cut_off = threading.Timer(REQUEST_SECONDS_MAX, shut_down, (request,))
-        cut_off.daemon = True
-        cut_off.start()
         try:
-            super().process_request_thread(request, client_address)
+            with calling_after(REQUEST_SECONDS_MAX, partial(shut_down, request)):
+                super().process_request_thread(request, client_address)
         finally:
-            cut_off.cancel()
             with self._lock:
                 self._open.pop(request, None)
 

@@ -259,7 +259,8 @@ def _check_rewritten(context: CreateContext, prepared: PreparedTables, cut: Arch
     moved: dict[str, list[Table]] = {}
     for node, tables in prepared.rewritten.items():
         shard = context.fleet.node(node).shard
-        if left := find_incomplete(context.store, tables, cut.segments[node], cut.record.of(shard).position):
+        positions = prepared.positions[node], cut.record.of(shard).position
+        if left := find_incomplete(context.store, tables, cut.segments[node], *positions):
             moved.setdefault(shard, []).extend(left)
     if moved:
         texts = [f"node {shard}: {rewritten_text(tables)}" for shard, tables in moved.items()]

@@ -201,8 +201,8 @@ def leave_out_incomplete(context: CreateContext, new: NewCopies, cut: ArchivedCu
         node = context.fleet.node(standby)
         if standby in sessions.absent:
             continue
-        position = cut.record.of(node.shard).position
-        if left := find_incomplete(context.store, tables, cut.segments[standby], position):
+        positions = new.positions[standby], cut.record.of(node.shard).position
+        if left := find_incomplete(context.store, tables, cut.segments[standby], *positions):
             _do_without(sessions, node, _changed_error(rewritten_text(left)))
 
 

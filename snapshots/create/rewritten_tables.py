@@ -26,12 +26,12 @@ TABLES_NAMED_MAX = 8
 
 
 def find_incomplete(
-    store: ObjectStore, tables: Iterable[Table], segments: Iterable[Segment], position: Lsn
+    store: ObjectStore, tables: Iterable[Table], segments: Iterable[Segment], copied_from: Lsn, position: Lsn
 ) -> tuple[Table, ...]:
     """Return which of these tables, rewritten while a node's others were copied, have a copy that may lack rows.
 
-    `segments` are those of the node's archive since the copy, and `position` is that of the cut. Raises
-    ObjectDamagedError.
+    `segments` are those of the node's archive, which may begin before the copy; changes from `copied_from` on count for
+    it. `position` is that of the cut. Raises ObjectDamagedError.
     """
     waiting = {table.group.number: table for table in tables}
     for segment in segments:
@@ -41,7 +41,8 @@ def find_incomplete(
             continue
         for changes in read_changes(store, segment, ["lsn", "op", "group", "global_id"]):
             lsn, op, group = (to_numpy(changes[name]) for name in ("lsn", "op", "group"))
-            is_chosen = (op == TRUNCATE) & (lsn < position) & to_flags(changes["global_id"].is_null().combine_chunks())
+            is_counted = (lsn >= copied_from) & (lsn < position)
+            is_chosen = (op == TRUNCATE) & is_counted & to_flags(changes["global_id"].is_null().combine_chunks())
             for number in np.unique(group[is_chosen]).tolist():
                 waiting.pop(number, None)
     return tuple(waiting.values())

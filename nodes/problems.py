@@ -281,6 +281,8 @@ FUNCTIONS = (
     "pg_encoding_to_char",
     "pg_export_snapshot",
     "pg_get_constraintdef",
+    "pg_get_expr",
+    "pg_get_function_sqlbody",
     "pg_get_userbyid",
     "pg_get_wal_replay_pause_state",
     "pg_has_role",

@@ -14,12 +14,13 @@ from cutline.check.copies import Copies
 from cutline.check.deleted_rows import note_missing
 from cutline.check.hashing import Sums, combine_all, hash_aggregates, sums_of_table
 from cutline.check.image_hashes import PartitionHashes, hash_local
+from cutline.check.last_changes import read_reports
 from cutline.check.new_part import NewPart
 from cutline.check.report import Conflict, Findings
 from cutline.check.reported_changes import Reported, hash_reported
 from cutline.check.required_values import required_by_node
 from cutline.check.sequence_values import KeyExtremes, fed_by_node, merge
-from cutline.check.streams import StreamHashes, read_reports
+from cutline.check.streams import StreamHashes
 from cutline.check.table_forms import forms_of_shards
 from cutline.columns.arrow_numbers import to_arrow
 from cutline.columns.bytes_column import Flags, from_arrow, xxhash64

@@ -1,4 +1,4 @@
-"""Hash the rows that changes have produced, with the reports of the tasks that read the segments (check/streams.py)."""
+"""Hash the rows that changes have produced, with the reports of the tasks that read the segments (last_changes.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from cutline.check.copies import Copies
 from cutline.check.hashing import Sums, combine_hashes, combine_repeated
 from cutline.check.image_hashes import hash_local
+from cutline.check.last_changes import changes_by_node
 from cutline.check.sequence_values import KeyExtremes, add_extremes, fed_by_node, keys_of, merge
-from cutline.check.streams import changes_by_node
 from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
 from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.progress import Silent

@@ -33,7 +33,7 @@ PRELOADED = (
     "pandas",
     "pyspark.worker",
     "cutline.check.partitions",
-    "cutline.check.streams",
+    "cutline.check.segment_hashes",
     "cutline.check.transactions",
     "cutline.restore.rows.large_objects",
     "cutline.restore.rows.jobs",

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from xxhash import xxh64_intdigest
 
-import cutline.check.streams
+import cutline.check.last_changes
 from cutline.check.copies import Copies
 from cutline.check.image_hashes import hash_local
+from cutline.check.last_changes import LastChanges, changes_by_node, last_tasks
 from cutline.check.reported_changes import hash_reported
-from cutline.check.streams import LastChanges, changes_by_node, last_tasks
 from cutline.columns.bytes_column import HASH_SEED
 from cutline.fleet.lsn import Lsn
 from cutline.snapshots.fold import changes, limits
@@ -171,13 +171,13 @@ def test_what_will_not_be_reported_is_no_longer_read(tmp_path: Path, monkeypatch
         found for found in read_tables(open_store(f"file://{tmp_path}", {}), one.source, SEGMENT_SCHEMA) if len(found)
     ]
     last = LastChanges(replace(last_tasks(sources)[one.source.key], bytes_max=100))
-    read, changes_in = list[int](), cutline.check.streams.changes_in
+    read, changes_in = list[int](), cutline.check.last_changes.changes_in
 
     def counting(table: pa.Table, *rest: Any) -> Any:
         read.append(len(table))
         return changes_in(table, *rest)
 
-    monkeypatch.setattr(cutline.check.streams, "changes_in", counting)
+    monkeypatch.setattr(cutline.check.last_changes, "changes_in", counting)
     last.add(table)
     assert (last.is_complete, len(last.tables)) == (True, 2)
     for _ in range(5):

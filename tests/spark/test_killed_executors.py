@@ -37,7 +37,7 @@ RESTORES = {
 PAUSE_TASKS = """
 import os, time
 from pathlib import Path
-import cutline.check.base_hashes, cutline.check.streams, cutline.restore.rows.load, cutline.restore.rows.load
+import cutline.check.base_hashes, cutline.check.segment_hashes, cutline.restore.rows.load, cutline.restore.rows.load
 import cutline.snapshots.base_copy.copy_ranges, cutline.wal.drain.drain
 
 def stand_still(what, node):
@@ -79,7 +79,7 @@ def pausing(what, work):
 
 cutline.restore.rows.load.Loaders.finish = finish_load
 cutline.restore.rows.load.load_task = pausing("loaded", cutline.restore.rows.load.load_task)
-cutline.check.streams.hash_run = pausing("hash WAL", cutline.check.streams.hash_run)
+cutline.check.segment_hashes.hash_run = pausing("hash WAL", cutline.check.segment_hashes.hash_run)
 cutline.check.base_hashes.hash_base = pausing("hash base", cutline.check.base_hashes.hash_base)
 cutline.wal.drain.drain.create_segment = create_segment
 cutline.snapshots.base_copy.copy_ranges.ObjectWriter.close = close_object

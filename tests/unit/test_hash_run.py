@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from cutline.check.deleted_rows import expected_rows
 from cutline.check.hashing import combine_all
+from cutline.check.segment_hashes import StreamReport, StreamRun, StreamTask, hash_run, hash_stream
 from cutline.check.segment_transactions import SegmentTransactions
 from cutline.check.stored_rows import RowsInvalidError
-from cutline.check.streams import StreamReport, StreamRun, StreamTask, hash_run, hash_stream
 from cutline.check.table_forms import TableForms
 from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group

@@ -9,20 +9,14 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-import cutline.check.streams
+import cutline.check.segment_hashes
 import cutline.wal.segments.segments
 from cutline.check.copies import Copies
+from cutline.check.last_changes import LastTask
 from cutline.check.new_part import NewPart
 from cutline.check.report import Findings, SnapshotReport
-from cutline.check.streams import (
-    LastTask,
-    StreamReport,
-    StreamTask,
-    continued_from,
-    find_ended,
-    hash_stream,
-    hash_streams,
-)
+from cutline.check.segment_hashes import StreamReport, StreamTask, hash_stream
+from cutline.check.streams import continued_from, find_ended, hash_streams
 from cutline.check.table_forms import TableForms
 from cutline.columns.row_batches import from_stream
 from cutline.fleet.lsn import Lsn
@@ -322,8 +316,8 @@ def test_the_groups_of_changes_are_those_under_which_they_are_stored(location: S
 def test_key_and_seal_of_a_segment_are_its_own(
     location: StoreLocation, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], kind: str, what: str
 ) -> None:
-    segment, declared = stored_segment(location), cutline.check.streams.declared_metadata
-    monkeypatch.setattr(cutline.check.streams, "declared_metadata", lambda file: replace(declared(file), **wrong))
+    segment, declared = stored_segment(location), cutline.check.segment_hashes.declared_metadata
+    monkeypatch.setattr(cutline.check.segment_hashes, "declared_metadata", lambda file: replace(declared(file), **wrong))
     problem = hashed(location, segment).problem
     assert problem is not None
     assert problem["details"]["kind"] == kind

@@ -13,8 +13,8 @@ import pytest
 from cutline.check.base_hashes import BaseHashTask, NodeBase, hash_base
 from cutline.check.copies import Copies
 from cutline.check.hashing import combine_all, combine_hashes
+from cutline.check.last_changes import LastChanges, last_tasks
 from cutline.check.reported_changes import Reported, hash_reported
-from cutline.check.streams import LastChanges, last_tasks
 from cutline.check.table_forms import TableForms
 from cutline.columns.bytes_column import from_list, xxhash64
 from cutline.fleet.lsn import Lsn

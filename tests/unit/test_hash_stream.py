@@ -316,8 +316,9 @@ def test_the_groups_of_changes_are_those_under_which_they_are_stored(location: S
 def test_key_and_seal_of_a_segment_are_its_own(
     location: StoreLocation, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, str], kind: str, what: str
 ) -> None:
-    segment, declared = stored_segment(location), cutline.check.segment_hashes.declared_metadata
-    monkeypatch.setattr(cutline.check.segment_hashes, "declared_metadata", lambda file: replace(declared(file), **wrong))
+    segment, hashes = stored_segment(location), cutline.check.segment_hashes
+    declared = hashes.declared_metadata
+    monkeypatch.setattr(hashes, "declared_metadata", lambda file: replace(declared(file), **wrong))
     problem = hashed(location, segment).problem
     assert problem is not None
     assert problem["details"]["kind"] == kind

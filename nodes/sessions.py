@@ -46,6 +46,8 @@ from cutline.storage.errors import SnapshotError, UnreachableError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 CANCEL_AGAIN_SECONDS = 0.5
+# How long each other host of a primary's dsn is waited for, in every command.
+HOST_SECONDS_MAX = "2"
 WITHOUT_STANDBYS = "; to take a full snapshot without standbys: snapshot create NAME --only-primary"
 
 
@@ -239,8 +241,9 @@ def open_sessions(
     `known` returns the system identifiers of primaries, as far as they are known: no other server takes their place. It
     is called only if primaries are lost.
 
-    Raises FleetTopologyError. Raises NodeUnfitError if our role lacks a privilege, and NodeUnreachableError if a node
-    can't be reached, stops answering or ends a session; these two may also be raised while the block runs.
+    Raises FleetTopologyError, also if two hosts of a primary's dsn accept writes. Raises NodeUnfitError if our role
+    lacks a privilege, and NodeUnreachableError if a node can't be reached, stops answering or ends a session; these two
+    may also be raised while the block runs.
     """
     chosen = tuple(nodes)
     options = _Options(unfit_hint, needs_all, spares_standbys, known)
@@ -315,6 +318,7 @@ def _open_as_listed(
                     connections.pop(node.id).close()
             chosen = left
         check_topology([node for node in chosen if node.id not in absent], found_nodes)
+        _check_hosts(chosen, found_nodes)
         identities = {name: found_node.identity for name, found_node in found_nodes.items()}
         clocks = tuple(found_nodes[node.id].clock for node in chosen if node.backup_of is None)
         use_clocks(clocks)
@@ -360,22 +364,34 @@ def with_current_roles(fleet: Fleet) -> Fleet:
         # The dsn of a standby may lead to its primary.
         if one is not None and not one.identity.in_recovery and not one.is_server_of(writing[node.shard]):
             raise two_primaries_error(node)
-    for node in (primary for primary in fleet.primaries if primary.id in writing):
-        _check_one_writes(node, writing[node.id])
+    _check_hosts(fleet.primaries, writing)
     return with_exchanged(fleet, _ask_promoted(fleet, lost, {}))
 
 
-def _check_one_writes(primary: Node, writing: FoundNode) -> None:
-    """Raise FleetTopologyError if another host of the primary's dsn than the `writing` server accepts writes, too."""
-    hosts = on_each_host(primary)
-    if len(hosts) == 1:
-        return
-    # Several hosts may be names of the same server.
-    servers = {host_of(host): found for host, found in zip(hosts, in_parallel(_find, hosts), strict=True)}
-    ours = [name for name, found in servers.items() if found and found.is_server_of(writing)]
-    others = [name for name, found in servers.items() if found and not found.identity.in_recovery and name not in ours]
-    if others:
-        raise two_hosts_error(primary, [*ours[:1], *others])
+def _check_hosts(nodes: Iterable[Node], found: Mapping[str, FoundNode]) -> None:
+    """Raise FleetTopologyError if another host of a primary's dsn accepts writes, too, besides the server `found`.
+
+    Hosts that can't be reached within HOST_SECONDS_MAX count as stopped.
+    """
+    primaries = [node for node in nodes if node.backup_of is None and node.id in found]
+    hosts = [(node, host) for node in primaries if len(named := on_each_host(node)) > 1 for host in named]
+    answers = zip(hosts, in_parallel(lambda one: _find_host(one[1]), hosts), strict=True)
+    servers = {(node.id, host_of(host)): answer for (node, host), answer in answers if answer}
+    for node in primaries:
+        # Several hosts may be names of the same server.
+        of_node = {host: answer for (primary, host), answer in servers.items() if primary == node.id}
+        ours = [host for host, answer in of_node.items() if answer.is_server_of(found[node.id])]
+        others = [host for host, answer in of_node.items() if not answer.identity.in_recovery and host not in ours]
+        if others:
+            raise two_hosts_error(node, [*ours[:1], *others])
+
+
+def _find_host(host: Node) -> FoundNode | None:
+    try:
+        with connect(replace(host, server=None), connect_timeout=HOST_SECONDS_MAX) as connection:
+            return identify(host, connection)
+    except SnapshotError:
+        return None
 
 
 def _ask_promoted(

@@ -487,6 +487,14 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.check_restores(max(place.states))
 
 
+def as_hosts_of_one_dsn(place: ChangingFleet) -> Node:
+    """Return the primary with a dsn that names its server and the standby's, and admits the one that accepts writes."""
+    primary, standby = place.fleet.nodes
+    given = [conninfo_to_dict(node.dsn) for node in (primary, standby)]
+    lists = {name: f"{given[0][name]},{given[1][name]}" for name in ("host", "port")}
+    return replace(primary, dsn=make_conninfo(primary.dsn, target_session_attrs="read-write", **lists))
+
+
 KINDS = ["full", "dry-run", "only-primary", "only-cut", "only-cut dry-run", "another chain"]
 
 
@@ -531,6 +539,10 @@ def test_no_create_uses_the_old_primary_while_the_promoted_server_is_away(place:
     # Now both accept writes.
     place.servers.start_node(place.servers.node(STANDBY))
     check_refused(FleetTopologyError, "both accept writes")
+    # Nor if they are the hosts of one dsn, of which libpq takes the first that accepts writes.
+    place.runs = Runs(replace(place.fleet, nodes=(as_hosts_of_one_dsn(place),)), place.runs.spark)
+    check_refused(FleetTopologyError, f"node {PRIMARY}: .* and .* accept writes")
+    place.runs = listed
     assert names_of_snapshots(place.fleet) == ["chain", "other"]
     place.stop(PRIMARY)
     place.runs.full("right")

@@ -53,7 +53,8 @@ FREEZING = re.compile(
     r"ALTER (DATABASE|ROLE \S+ IN DATABASE) \S+ SET default_transaction_read_only = "
     r"|COMMENT ON PUBLICATION \S+ IS "
 )
-PUBLISHING = re.compile(r"ALTER PUBLICATION \S+ ADD TABLE ")
+# The tables are locked first, in the same transaction.
+PUBLISHING = re.compile(r"ALTER PUBLICATION \S+ ADD TABLE |LOCK TABLE .* IN SHARE UPDATE EXCLUSIVE MODE")
 MARKER = "pg_logical_emit_message"
 READING_WORDS = (
     r"select|with|copy .* to stdout|begin|start transaction|commit|rollback|savepoint|release|set|show",

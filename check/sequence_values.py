@@ -129,11 +129,14 @@ def _behind(history: History, limits: tuple[int, int]) -> str:
 
 
 def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
-    """Yield how a sequence went back between two commits, if it seldom did so. A restart is a change of DDL."""
+    """Yield how a sequence went back between two commits, if it seldom did so, and was not restarted.
+
+    A restart is a change of DDL, or belongs to a TRUNCATE … RESTART IDENTITY.
+    """
     steps = [
         (before, after)
         for before, after in pairwise(history)
-        if after[1].reach < before[1].reach and not after[1].cycles and not _has_new_ddl(chain, shard, after[0])
+        if after[1].reach < before[1].reach and not after[1].cycles and not _may_be_restarted(chain, shard, after[0])
     ]
     for (was_in, was), (now_in, now) in steps if len(steps) <= STEPS_BACK_MAX else ():
         name = table_name(now.schema, now.name)
@@ -143,9 +146,11 @@ def _gone_back(chain: Chain, shard: str, history: History) -> Iterator[str]:
         )
 
 
-def _has_new_ddl(chain: Chain, shard: str, increment: int) -> bool:
-    changes = chain.commit_of(increment).definition_changes
-    return changes is not None and shard in changes.fingerprints
+def _may_be_restarted(chain: Chain, shard: str, increment: int) -> bool:
+    commit = chain.commit_of(increment)
+    changes = commit.definition_changes
+    has_new_ddl = changes is not None and shard in changes.fingerprints
+    return has_new_ddl or any(segment.truncates for segment in commit.segments.get(shard, ()))
 
 
 def keys_of(table: pa.Table | pa.RecordBatch) -> pa.Array:

@@ -18,6 +18,7 @@ import psycopg
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.encodings import UTF8, encoding_of
 from cutline.nodes.groups import Group, Table, list_names
@@ -34,7 +35,7 @@ from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tabl
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.create.printed_values import find_outdated, new_forms
 from cutline.snapshots.create.rewritten_tables import find_incomplete, rewritten_text
-from cutline.snapshots.create.sequences import latest_sequences, read_sequences
+from cutline.snapshots.create.sequences import SequenceReading, find_restarted, latest_sequences, read_sequences
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles
@@ -53,6 +54,7 @@ from cutline.wal.segments.archive import Definition
 # Ends all writes to the fleet; returns the WAL positions after which nothing may be written, keyed by primary. The
 # argument is the source of the Spark session that archives the WAL afterwards, or None if this process does.
 EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
+SEQUENCES_NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def take_cut(
         pending = _find_pending(context.fleet, context.store, state.known, prepared, cut)
         _check_printed(context, state.known, prepared, cut)
         _check_rewritten(context, prepared, cut)
-        sequences = latest_sequences(before, sessions.ask_named_primaries(read))
+        sequences = _sequences_at_cut(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
         changes = collect_definition_changes(context, state.known, prepared, cut, pending, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
@@ -144,6 +146,18 @@ def take_cut(
             raise
 
     return retry_until_unchanged(attempt, context.request.retries, progress)
+
+
+def _sequences_at_cut(
+    before: Mapping[str, SequenceReading], after: Mapping[str, SequenceReading]
+) -> dict[str, tuple[Sequence, ...]]:
+    """Return the sequences by shard; raise ChangedError if any was restarted between the two readings."""
+    for shard, reading in after.items():
+        if restarted := find_restarted(before[shard], reading):
+            names = list_some(sorted(restarted), SEQUENCES_NAMED_MAX)
+            verb = "was" if len(restarted) == 1 else "were"
+            raise ChangedError(f"node {shard}: {names} {verb} restarted during the cut", {shard: set()})
+    return {shard: latest_sequences(before[shard], reading) for shard, reading in after.items()}
 
 
 def _groups_at_cut(tables: DdlPlan) -> dict[str, tuple[Group, ...]]:

@@ -2,13 +2,16 @@
 
 Logical decoding does not show sequence values, so they are read before the cut and again after it. No value handed out
 before the cut is ahead of the second reading, unless the sequence was set back in between; in that case, the first
-reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) changes the fingerprint of the catalogs.
+reading counts. A restart (RESTART, TRUNCATE … RESTART IDENTITY) gives the sequence a new file, and so its row in
+pg_class a new version. If that happens between the two readings, the value at the cut is unknown, and the attempt is
+invalid.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -40,10 +43,10 @@ SELECT c.oid::bigint, n.nspname, c.relname, s.seqincrement, s.seqcycle, s.seqmin
 # ROW EXCLUSIVE, which waits for locks in these modes. The function returns NULL unless is_called is set.
 MODES = ("ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock")
 LOCK_QUERY = "SELECT oid, pg_sequence_last_value(oid::regclass) FROM unnest(%s::bigint[]) AS of (oid)"
-REPLACED_QUERY = """
-SELECT p.name FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
- WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S')
- LIMIT 1
+# The versions are null for relations that have been replaced.
+VERSIONS_QUERY = """
+SELECT p.name, c.xmin::text FROM unnest(%s::text[], %s::bigint[]) AS p (name, oid)
+  LEFT JOIN pg_class c ON c.oid = to_regclass(p.name) AND c.oid = p.oid AND c.relkind = 'S'
 """
 NAMED_MAX = 5
 
@@ -52,10 +55,21 @@ class SequenceUnreadableError(RefusedError):
     """The value of a sequence can't be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceReading:
+    """The permanent sequences of a database with their values, ordered by name.
+
+    `versions` has, by name, the version of each one's row in pg_class while its value was read.
+    """
+
+    sequences: tuple[Sequence, ...]
+    versions: Mapping[str, str]
+
+
 def read_sequences(
     node: Node, connection: psycopg.Connection[Any], seconds_max: float, tell: Callable[[str], None] = lambda _: None
-) -> tuple[Sequence, ...]:
-    """Read every permanent sequence in the node's database with its current value, ordered by name.
+) -> SequenceReading:
+    """Read every permanent sequence in the node's database with its current value.
 
     Raises SequenceUnreadableError, and RelationLockedError if a sequence stays locked for `seconds_max` (at least
     NOTE_SECONDS), for example by a prepared TRUNCATE … RESTART IDENTITY. After NOTE_SECONDS, `tell` is called with a
@@ -86,7 +100,7 @@ def _grants_text(unreadable: Collection[tuple[str, str]], role: str) -> str:
 
 def _read(
     node: Node, connection: psycopg.Connection[Any], began: float, seconds_max: float, tell: Callable[[str], None]
-) -> tuple[Sequence, ...]:
+) -> SequenceReading:
     rows = connection.execute(SEQUENCES_QUERY).fetchall()
     if unreadable := [(schema, name) for _, schema, name, *_, readable in rows if not readable]:
         names = list_some((f"{schema}.{name}" for schema, name in unreadable), NAMED_MAX)
@@ -95,6 +109,7 @@ def _read(
             hint=_grants_text(unreadable, connection.info.user),
         )
     values: dict[int, tuple[int, bool]] = {}
+    versions: dict[str, str] = {}
     for start in range(0, len(rows), READ_AT_ONCE):
         some = rows[start : start + READ_AT_ONCE]
         relations = {".".join(map(quote_identifier, (schema, name))): oid for oid, schema, name, *_ in some}
@@ -106,9 +121,10 @@ def _read(
                     refuse_views(connection)
                     connection.execute("SET TRANSACTION READ ONLY")
                     bound_lock_waits(connection, max(left, 0))
-                    called = _lock(connection, relations)
+                    called, locked_versions = _lock(connection, relations)
                     uncalled = {oid: (schema, name) for oid, schema, name, *_ in some if oid not in called}
                     values |= called | _uncalled_values(connection, uncalled)
+                    versions |= locked_versions
                 break
             except psycopg.errors.LockNotAvailable as error:
                 waited = time.monotonic() - began
@@ -119,20 +135,24 @@ def _read(
                     locked.hint += "; or wait longer: --wait SECONDS"
                     raise locked from error
                 tell(f"{locked.message}; waiting for up to {seconds_max:.0f} s")
-    return tuple(Sequence(schema, name, *values[oid], *facts) for oid, schema, name, *facts, _ in rows)
+    sequences = tuple(Sequence(schema, name, *values[oid], *facts) for oid, schema, name, *facts, _ in rows)
+    return SequenceReading(sequences, versions)
 
 
-def _lock(connection: psycopg.Connection[Any], planned: Mapping[str, int]) -> dict[int, tuple[int, bool]]:
-    """Lock the sequences in `planned` (oid by name); return the values of those that are called, keyed by oid.
+def _lock(
+    connection: psycopg.Connection[Any], planned: Mapping[str, int]
+) -> tuple[dict[int, tuple[int, bool]], dict[str, str]]:
+    """Lock the sequences in `planned` (oid by name); return the values of those that are called, and all versions.
 
-    Raises WrongObjectType if a name now belongs to another relation. Without this check, an owner could replace a
-    sequence with a view whose functions would run as our role.
+    The values are keyed by oid, the versions by name. Raises WrongObjectType if a name now belongs to another relation.
+    Without this check, an owner could replace a sequence with a view whose functions would run as our role.
     """
     names, oids = list(planned), list(planned.values())
     values = connection.execute(LOCK_QUERY, (oids,)).fetchall()
-    for (name,) in connection.execute(REPLACED_QUERY, (names, oids)).fetchall():
+    versions: dict[str, str] = dict(connection.execute(VERSIONS_QUERY, (names, oids)).fetchall())
+    for name in (name for name, version in versions.items() if version is None):
         raise psycopg.errors.WrongObjectType(f"{name} is now a different relation")
-    return {oid: (value, True) for oid, value in values if value is not None}
+    return {oid: (value, True) for oid, value in values if value is not None}, versions
 
 
 def _uncalled_values(
@@ -152,20 +172,20 @@ def _uncalled_values(
     return {oid: (last_value, is_called) for oid, last_value, is_called in rows}
 
 
-def latest_sequences(
-    before: Mapping[str, Iterable[Sequence]], after: Mapping[str, Iterable[Sequence]]
-) -> dict[str, tuple[Sequence, ...]]:
-    """Return the sequences in `after`, by shard, each with its value in `before` if that is further ahead.
+def find_restarted(before: SequenceReading, after: SequenceReading) -> list[str]:
+    """Return the names of the sequences that may have been restarted between the two readings."""
+    return [name for name, version in after.versions.items() if before.versions.get(name, version) != version]
+
+
+def latest_sequences(before: SequenceReading, after: SequenceReading) -> tuple[Sequence, ...]:
+    """Return the sequences in `after`, each with its value in `before` if that is further ahead.
 
     A sequence that cycles keeps its value in `after`, since its values have no order.
     """
-    latest: dict[str, tuple[Sequence, ...]] = {}
-    for shard, sequences in after.items():
-        earlier = {(sequence.schema, sequence.name): sequence for sequence in before[shard]}
-        latest[shard] = tuple(
-            _latest(earlier.get((sequence.schema, sequence.name), sequence), sequence) for sequence in sequences
-        )
-    return latest
+    earlier = {(sequence.schema, sequence.name): sequence for sequence in before.sequences}
+    return tuple(
+        _latest(earlier.get((sequence.schema, sequence.name), sequence), sequence) for sequence in after.sequences
+    )
 
 
 def _latest(before: Sequence, after: Sequence) -> Sequence:

@@ -19,10 +19,10 @@ Rows that were inserted and deleted again leave no trace in the hash of all rows
 changed since a reading, but not that everything else that was recorded since then still holds.
 
 For pg_class, the columns are hashed instead of xmin: TRUNCATE, REINDEX, CLUSTER and VACUUM FULL give a relation a new
-file without changing its dump. The xmin of sequences is hashed, because a sequence with a new file was restarted, so
-its value is not its value at the cut. The properties of the database itself (owner, comment, limits, privileges,
-settings) are hashed by value, too: the DDL has them, and an increment stores the properties that its newest DDL has.
-The setting that makes a database read-only is omitted, because a terminal snapshot changes it.
+file without changing its dump, and so does a restart of a sequence (create/sequences.py). The properties of the
+database itself (owner, comment, limits, privileges, settings) are hashed by value, too: the DDL has them, and an
+increment stores the properties that its newest DDL has. The setting that makes a database read-only is omitted, because
+a terminal snapshot changes it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ relations AS MATERIALIZED (
 RELATIONS_HASH = """
 sum(hash_record_extended(ROW(c.oid, relname, relnamespace, relowner, relkind,
              relpersistence, relam, reltablespace, reloftype, relnatts, relreplident, relrowsecurity,
-             relforcerowsecurity, relispartition, relispopulated, reloptions, relacl, relpartbound::text,
-             CASE WHEN relkind = 'S' THEN c.xmin END), 0))
+             relforcerowsecurity, relispartition, relispopulated, reloptions, relacl, relpartbound::text), 0))
 """
 RELATIONS = """
 SELECT 'pg_class', count(*), {measure} FROM pg_class c WHERE relpersistence <> 't' AND relkind <> 't'{condition}

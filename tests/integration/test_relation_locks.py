@@ -90,7 +90,7 @@ def copy_all_large_objects(fleet: Fleet) -> None:
 def read(fleet: Fleet) -> None:
     (node,) = fleet.primaries
     with connect(node) as connection:
-        assert [one.name for one in read_sequences(node, connection, LOCK_SECONDS)] == ["held_number_seq"]
+        assert [one.name for one in read_sequences(node, connection, LOCK_SECONDS).sequences] == ["held_number_seq"]
 
 
 def publish(fleet: Fleet) -> None:

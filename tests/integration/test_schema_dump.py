@@ -16,13 +16,18 @@ import pytest
 import cutline.snapshots.create.cut_attempt as cut_attempt
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
+from cutline.fleet.crash_points import CrashPoint
 from cutline.nodes.connections import connect, with_database
 from cutline.nodes.publications import publication_names
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.running import DdlRun
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.full import create_full
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.sequences import SEQUENCES_QUERY, read_sequences
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.commands.watching import Reached, Watching
 from tests.integration.refusing import execute
 
 if TYPE_CHECKING:
@@ -101,7 +106,8 @@ def test_many_sequences_are_read_with_their_current_values(node: Node) -> None:
         node.dsn, "CREATE UNLOGGED SEQUENCE unlogged", "SELECT nextval('s7'), nextval('s7'), setval('s8', 99, false)"
     )
     with connect(node) as connection:
-        found = {one.name: (one.last_value, one.is_called) for one in read_sequences(node, connection, 60)}
+        reading = read_sequences(node, connection, 60)
+        found = {one.name: (one.last_value, one.is_called) for one in reading.sequences}
     expected = {f"s{n}": (n + 1, False) for n in range(SEQUENCES_MANY)} | {"s7": (9, True), "s8": (99, False)}
     assert found == expected
 
@@ -132,7 +138,7 @@ def test_a_sequence_that_is_set_back_after_the_cut_is_not_behind_it(
     def make_cut(*arguments: Any) -> Any:
         cut = original(*arguments)
         if not cuts:
-            # Only the filenode of the sequence shows this.
+            # Only the sequence's row in pg_class shows this.
             execute(node.dsn, "TRUNCATE t RESTART IDENTITY")
         execute(node.dsn, "SELECT setval('set_back', 3)" if len(cuts) == 1 else "SELECT nextval('set_back')")
         cuts.append(cut.record.id)
@@ -147,3 +153,32 @@ def test_a_sequence_that_is_set_back_after_the_cut_is_not_behind_it(
     assert {one.name: (one.last_value, one.is_called) for one in commit.sequences["s1"]} == {
         "set_back": (71, True), "t_id_seq": (1, False),
     }  # fmt: skip
+
+
+def test_a_restart_of_a_sequence_outside_the_cut_invalidates_nothing(
+    node: Node, shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Nor is the DDL dumped again: it is the same."""
+    execute(node.dsn, "CREATE TABLE t (id serial PRIMARY KEY)")
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    runs = Runs(replace(fleet, nodes=(node,)), Ready(spark))
+
+    def fill_again(reached: Reached) -> None:
+        """Leave as many rows as there were restarts."""
+        if reached.point in (CrashPoint.LOCKED, CrashPoint.SLOT_MADE, CrashPoint.SPARK_READY):
+            restarts.append(reached.point)
+            values = f"INSERT INTO t SELECT nextval('t_id_seq') FROM generate_series(1, {len(restarts)})"
+            execute(node.dsn, "TRUNCATE t RESTART IDENTITY", values)
+
+    restarts: list[str] = []
+    with dropping_slots(runs.fleet):
+        runs.init()
+        for create in (create_full, create_increment):
+            progress, before = Watching(fill_again), len(restarts)
+            commit = create(runs.fleet, CreateRequest("restarted"), runs.spark, progress)
+            assert len(restarts) > before
+            assert not any("attempt" in note for note in progress.notes), progress.notes
+            (sequence,) = commit.sequences["s1"]
+            assert (sequence.last_value, sequence.is_called) == (len(restarts), True)
+        assert commit.definition_changes
+        assert not commit.definition_changes.objects

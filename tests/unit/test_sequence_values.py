@@ -14,7 +14,7 @@ from cutline.nodes.groups import Column, Group
 from cutline.snapshots.ddl.described_ddl import Description
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges, Sequence
-from tests.unit.made_commits import commit
+from tests.unit.made_commits import commit, segment
 
 GROUP = Group(3, "public", "t", "default", 1, (Column("id", "bigint", 20, -1, 0, 1), Column("v", "text", 25, -1, 1, 2)))
 FED = Description(fed={("public", "t_id_seq"): (("public", "t", "id"),)})
@@ -92,8 +92,15 @@ def test_each_step_back_is_noted_if_there_are_two() -> None:
 
 def test_a_sequence_that_is_reset_again_and_again_or_restarted_is_not() -> None:
     assert doubts(chain_of(*map(sequence, (30, 2, 40, 3, 50, 1)))) == []
-    # ALTER SEQUENCE … RESTART and TRUNCATE … RESTART IDENTITY change the catalogs.
+    # ALTER SEQUENCE … RESTART changes the catalogs.
     assert doubts(chain_of(sequence(30), sequence(1), redefined=(1,))) == []
+    # TRUNCATE … RESTART IDENTITY does not.
+    chain = chain_of(sequence(30), sequence(1))
+    (increment,) = chain.increments
+    for truncates in (0, 1):
+        segments = {"a": (structs.replace(segment("a", 1, 0, 8), truncates=truncates),)}
+        found = Chain(chain.full, (structs.replace(increment, segments=segments),))
+        assert len(doubts(found)) == 1 - truncates
     assert doubts(chain_of(sequence(30, cycles=True), sequence(1, cycles=True))) == []
 
 

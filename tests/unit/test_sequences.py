@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutline.snapshots.create.sequences import latest_sequences
+from cutline.snapshots.create.sequences import SequenceReading, find_restarted, latest_sequences
 from cutline.snapshots.records.commit import Sequence
 
 
@@ -10,6 +10,10 @@ def sequence(last_value: int, *, is_called: bool = True, increment: int = 1, cyc
     return Sequence(
         "s", "n", last_value, is_called=is_called, increment=increment, cycles=cycles, smallest=1, largest=9
     )
+
+
+def reading(*sequences: Sequence) -> SequenceReading:
+    return SequenceReading(sequences, {})
 
 
 @pytest.mark.parametrize(
@@ -28,9 +32,15 @@ def sequence(last_value: int, *, is_called: bool = True, increment: int = 1, cyc
     ],
 )
 def test_a_sequence_is_never_behind_where_it_stood(before: Sequence, after: Sequence, expected: Sequence) -> None:
-    assert latest_sequences({"a": [before]}, {"a": [after]}) == {"a": (expected,)}
+    assert latest_sequences(reading(before), reading(after)) == (expected,)
 
 
 def test_new_sequences_are_kept_and_dropped_ones_are_not() -> None:
     gone, new = Sequence("s", "gone", 1, False, 1, False, 1, 9), Sequence("s", "new", 2, False, 1, False, 1, 9)  # noqa: FBT003  # as stored
-    assert latest_sequences({"a": [gone], "b": []}, {"a": [new], "b": []}) == {"a": (new,), "b": ()}
+    assert latest_sequences(reading(gone), reading(new)) == (new,)
+
+
+def test_a_sequence_with_a_new_version_was_restarted() -> None:
+    before = SequenceReading((), {"s.same": "700", "s.restarted": "700", "s.gone": "700"})
+    after = SequenceReading((), {"s.same": "700", "s.restarted": "701", "s.new": "701"})
+    assert find_restarted(before, after) == ["s.restarted"]

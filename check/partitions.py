@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from cutline.snapshots.fold.changes import ENTRY
 from cutline.snapshots.fold.fold import Fold, fold, fold_in_driver, long_image_reader
 from cutline.snapshots.fold.long_lines import LongImageReader, order_by_place
 from cutline.snapshots.fold.sources import PROBLEM, BaseSource, BaseSources, Sources
-from cutline.spark.sent_values import broadcast
+from cutline.spark.sent_values import broadcast, sending
 from cutline.spark.spark_jobs import Dealing, NodeShares, cores_of, run_many, shared_problem, stage_progress
 from cutline.storage.errors import ErrorReport, report_of
 from cutline.storage.location import StoreLocation
@@ -63,85 +64,105 @@ def hash_partitions(
     progress.step("fold changes", unit="tasks")
     part = part or NewPart(copies.chain)
     found = _fold_changes(session, copies, store, findings, progress, streams, part)
-    sources, folded, reported = found.sources, found.fold, found.reported
-    changed: dict[int, Any] = {}
-    forms: dict[str, Any] = {}
-    required: dict[int, Any] = {}
-    expected: dict[int, Any] = {}
-    awaited: dict[int, Any] = {}
-    try:
-        for problem in folded.problems:
+    with ExitStack() as stack:
+        stack.callback(found.fold.release)
+        for problem in found.fold.problems:
             findings.damage(problem)
-        changed |= {number: broadcast(session, found) for number, found in folded.changed.items()}
-        forms |= forms_of_shards(
-            copies.chain, set(copies.shard.values()), copies.own_types, lambda found: broadcast(session, found)
-        )
-        bases = _all_bases(copies, part, sources)
+        bases = _all_bases(copies, part, found.sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
-        extremes, fed = KeyExtremes(), fed_by_node(copies)
-        required |= {
-            number: broadcast(session, places)
-            for number, places in required_by_node(copies.nodes, copies.shard, copies.required).items()
-        }
-        expected |= {number: broadcast(session, rows) for number, rows in streams.expected.items() if len(rows.hashes)}
-        shards, counts = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}, copies.counts
-
-        removed = {number for number, _ in reported.removed} if reported else set[int]()
-        of_nodes: dict[int, OfTables] = {}
-        for (number, group), one_awaited in reported.awaited.items() if reported else ():
-            of_nodes.setdefault(number, {})[group] = one_awaited.images
-        awaited |= {number: broadcast(session, of_tables) for number, of_tables in of_nodes.items()}
-
-        def hash_task(equal: Sequence[BaseSource]) -> BaseHashTask:
-            number = equal[0].source.number
-            shard, objects = (
-                shards[number],
-                [
-                    NodeBase(
-                        base,
-                        changed.get(of),
-                        fed.get(of, frozenset()),
-                        expected.get(of),
-                        of in removed,
-                        awaited.get(of),
-                    )
-                    for base, of in ((base, base.source.number) for base in equal)
-                ],
+        facts = _SentFacts.of(copies, found, streams, lambda value: stack.enter_context(sending(session, value)))
+        shards = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}
+        counts = copies.counts
+        tasks = (
+            facts.task_of(
+                equal, shard := shards[equal[0].source.number], store, counts[shard], compares_all=copies.compares_all
             )
-            return BaseHashTask(
-                tuple(objects),
-                forms[shard],
-                store,
-                required.get(number),
-                is_compared=counts[shard] > 1 or copies.compares_all,
-                is_everywhere=len(objects) == counts[shard] and not copies.compares_all,
-                copies=counts[shard],
-            )
-
-        tasks = map(hash_task, equal_bases(bases, shards))
+            for equal in equal_bases(bases, shards)
+        )
+        extremes = KeyExtremes()
         seen = {number: np.zeros(len(rows.hashes), np.bool_) for number, rows in streams.expected.items()}
-        base = _hash_bases(session, tasks, findings, shares, extremes, seen, reported)
+        base = _hash_bases(session, tasks, findings, shares, extremes, seen, found.reported)
         note_missing(streams.expected, seen, copies, findings)
-        if reported:
-            reported.end()
-            for (number, group), count in reported.lacking.items():
-                _note_lacking(number, group, count, copies, findings)
-            merge(extremes, reported.extremes)
-            return PartitionHashes(combine_all([base, *reported.rows], 3), combine_all(reported.versions, 3), extremes)
-        if folded.local is not None:
-            images = hash_local(folded.local, copies)
-        elif folded.images is not None:
-            images = hash_folded(folded.images, folded, copies, long_image_reader(sources, store))
-        else:
-            return PartitionHashes(base, combine_all([], 3), extremes)
-        _note_incomplete(images.rows, copies, findings)
-        merge(extremes, images.extremes)
-        return PartitionHashes(combine_all([base, images.rows], 3), images.versions, extremes)
-    finally:
-        folded.release()
-        for sent in (*changed.values(), *forms.values(), *required.values(), *expected.values(), *awaited.values()):
-            sent.unpersist()
+        changed = _hash_changed(found, copies, store, findings)
+        merge(extremes, changed.extremes)
+        return PartitionHashes(combine_all([base, changed.rows], 3), changed.versions, extremes)
+
+
+def _hash_changed(found: _Folded, copies: Copies, store: StoreLocation, findings: Findings) -> PartitionHashes:
+    """Hash the changed rows, once the base rows have been read; report rows that lack earlier images."""
+    if (reported := found.reported) is not None:
+        reported.end()
+        for (number, group), count in reported.lacking.items():
+            _note_lacking(number, group, count, copies, findings)
+        return PartitionHashes(combine_all(reported.rows, 3), combine_all(reported.versions, 3), reported.extremes)
+    if found.fold.local is not None:
+        images = hash_local(found.fold.local, copies)
+    elif found.fold.images is not None:
+        images = hash_folded(found.fold.images, found.fold, copies, long_image_reader(found.sources, store))
+    else:
+        return PartitionHashes(combine_all([], 3), combine_all([], 3), KeyExtremes())
+    _note_incomplete(images.rows, copies, findings)
+    return images
+
+
+@dataclass(frozen=True, slots=True)
+class _SentFacts:
+    """What the tasks that read base copies need to know, as broadcasts: `forms` by shard, the others by node number.
+
+    `changed`, `required`, `expected` and `awaited` lack nodes without such rows or columns. `fed` and `removed` are
+    sent with each task.
+    """
+
+    forms: Mapping[str, Any]
+    changed: Mapping[int, Any]
+    required: Mapping[int, Any]
+    expected: Mapping[int, Any]
+    awaited: Mapping[int, Any]
+    fed: Mapping[int, frozenset[int]]
+    removed: Collection[int]
+
+    @classmethod
+    def of(cls, copies: Copies, found: _Folded, streams: StreamHashes, send: Callable[[Any], Any]) -> _SentFacts:
+        """Send the facts with `send`."""
+        of_nodes: dict[int, OfTables] = {}
+        for (number, group), awaited in found.reported.awaited.items() if found.reported else ():
+            of_nodes.setdefault(number, {})[group] = awaited.images
+        required = required_by_node(copies.nodes, copies.shard, copies.required)
+        expected = {number: rows for number, rows in streams.expected.items() if len(rows.hashes)}
+        return cls(
+            forms_of_shards(copies.chain, set(copies.shard.values()), copies.own_types, send),
+            {number: send(keys) for number, keys in found.fold.changed.items()},
+            {number: send(places) for number, places in required.items()},
+            {number: send(rows) for number, rows in expected.items()},
+            {number: send(of_tables) for number, of_tables in of_nodes.items()},
+            fed_by_node(copies),
+            {number for number, _ in found.reported.removed} if found.reported else (),
+        )
+
+    def task_of(
+        self, equal: Sequence[BaseSource], shard: str, store: StoreLocation, copies: int, *, compares_all: bool
+    ) -> BaseHashTask:
+        """Return the task that reads objects which are equal on some of the shard's copies."""
+        return BaseHashTask(
+            tuple(self._base_of(base, base.source.number) for base in equal),
+            self.forms[shard],
+            store,
+            self.required.get(equal[0].source.number),
+            is_compared=copies > 1 or compares_all,
+            is_everywhere=len(equal) == copies and not compares_all,
+            copies=copies,
+        )
+
+    def _base_of(self, base: BaseSource, number: int) -> NodeBase:
+        return NodeBase(
+            base,
+            self.changed.get(number),
+            self.fed.get(number, frozenset()),
+            self.expected.get(number),
+            number in self.removed,
+            self.awaited.get(number),
+        )
 
 
 @dataclass(frozen=True, slots=True)

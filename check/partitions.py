@@ -71,7 +71,7 @@ def hash_partitions(
         bases = _all_bases(copies, part, found.sources)
         progress.step("read base copies", total=len(bases), unit="objects")
         shares = _base_shares(copies, bases, progress)
-        facts = _SentFacts.of(copies, found, streams, lambda value: stack.enter_context(sending(session, value)))
+        facts = _BaseFacts.of(copies, found, streams, lambda value: stack.enter_context(sending(session, value)))
         shards = {number: copies.shard[node] for number, node in enumerate(copies.nodes)}
         counts = copies.counts
         tasks = (
@@ -107,7 +107,7 @@ def _hash_changed(found: _Folded, copies: Copies, store: StoreLocation, findings
 
 
 @dataclass(frozen=True, slots=True)
-class _SentFacts:
+class _BaseFacts:
     """What the tasks that read base copies need to know, as broadcasts: `forms` by shard, the others by node number.
 
     `changed`, `required`, `expected` and `awaited` lack nodes without such rows or columns. `fed` and `removed` are
@@ -123,7 +123,7 @@ class _SentFacts:
     removed: Collection[int]
 
     @classmethod
-    def of(cls, copies: Copies, found: _Folded, streams: StreamHashes, send: Callable[[Any], Any]) -> _SentFacts:
+    def of(cls, copies: Copies, found: _Folded, streams: StreamHashes, send: Callable[[Any], Any]) -> _BaseFacts:
         """Send the facts with `send`."""
         of_nodes: dict[int, OfTables] = {}
         for (number, group), awaited in found.reported.awaited.items() if found.reported else ():

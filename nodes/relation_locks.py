@@ -129,6 +129,8 @@ class LockWatch:
     def _poll(self, act: Callable[[], object], done: threading.Event) -> None:
         try:
             while not done.wait(min(POLL_SECONDS, LOCK_SECONDS_MAX / 4)):
+                # Within a transaction, pg_stat_activity is a snapshot from its first use.
+                self._connection.execute("SELECT pg_stat_clear_snapshot()")
                 rows = self._connection.execute(AWAITED_QUERY, (LOCK_SECONDS_MAX, self._application)).fetchall()
                 if rows:
                     self.found = [row[0] for row in rows]

@@ -126,12 +126,13 @@ def take_cut(
         _check_rewritten(context, prepared, cut)
         sequences = _sequences_at_cut(before, sessions.ask_named_primaries(read))
         progress.reached(CrashPoint.SEQUENCES_READ)
-        changes = collect_definition_changes(context, state.known, prepared, cut, pending, progress)
         left_out = read_left_out(sessions.primaries, state.selection.rules, _groups_at_cut(prepared.plan))
         databases = sessions.ask_named_primaries(partial(_read_facts, state, prepared.plan))
         roles = sessions.ask_primaries(read_roles)
-        # Check this last: if it passes, everything read so far matches the catalogs at the cut.
+        # If this passes, everything read so far matches the catalogs at the cut. A dump may take long, and so begins
+        # after it.
         check_unchanged(prepared.plan)
+        changes = collect_definition_changes(context, state.known, prepared, cut, pending, roles, progress)
         return CutResult(cut, plan, prepared.plan, changes, sequences, left_out, databases, roles, ends)
 
     def attempt() -> CutResult:

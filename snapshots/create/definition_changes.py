@@ -6,25 +6,26 @@ The DDL is dumped of the shards where it has changed, and of no other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
-from cutline.nodes.sessions import Sessions, in_parallel
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.create.context import CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.create.prepare_tables import PreparedTables
-from cutline.snapshots.ddl.dump import read_roles, store_ddl
-from cutline.snapshots.ddl.fingerprint import are_same_objects
+from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.ddl.dump import store_ddl
+from cutline.snapshots.ddl.fingerprint import Shown, are_same_objects, has_only_added, read_again, read_shown
 from cutline.snapshots.ddl.table_changes import KnownTables
-from cutline.snapshots.operations.operation import Operation
 from cutline.snapshots.records.commit import DefinitionChanges, StoredObject, split_entries
 from cutline.snapshots.records.documents import ddl_prefix
-from cutline.storage.store import ObjectStore
 
 T = TypeVar("T")
 
@@ -35,11 +36,13 @@ def collect_definition_changes(
     prepared: PreparedTables,
     cut: ArchivedCut,
     pending: Mapping[str, tuple[Lsn, ...]],
+    roles: Mapping[str, tuple[str, ...]],
     progress: Progress,
 ) -> DefinitionChanges | None:
     """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed.
 
-    `pending` are the transactions whose changes the copies lack, as in the result.
+    `pending` are the transactions whose changes the copies lack, as in the result, and `roles` those that each shard's
+    DDL names. Raises ChangedError if the dump may not show the catalogs that the cut's tables are from.
     """
     sessions, plan = context.sessions, prepared.plan
     dumped = [
@@ -48,8 +51,7 @@ def collect_definition_changes(
         if not are_same_objects(fingerprint, known.fingerprints[shard])
     ]
     copied, lists = split_entries(prepared.entries)
-    ddl = _dump_ddl(context.store, sessions, context.operation, dumped, progress)
-    roles = sessions.ask_primaries(read_roles) if dumped else {}
+    ddl = _dump_ddl(context, {shard: plan.fingerprints[shard] for shard in dumped}, progress)
     states = {
         shard: tuple(state for name, state in shard_plan.states.items() if known.states[shard].get(name) != state)
         for shard, shard_plan in plan.shards.items()
@@ -113,21 +115,37 @@ def _first_positions(prepared: PreparedTables, cut: ArchivedCut, nodes: Iterable
     return begun
 
 
-def _dump_ddl(
-    store: ObjectStore, sessions: Sessions, operation: Operation, shards: Sequence[str], progress: Progress
-) -> list[StoredObject]:
-    if not shards:
+def _dump_ddl(context: CreateContext, fingerprints: Mapping[str, str], progress: Progress) -> list[StoredObject]:
+    """Dump the DDL of the shards with these fingerprints.
+
+    pg_dump may take minutes, and meanwhile applications may create tables. It reads a snapshot that has the
+    fingerprint, but some of PostgreSQL's functions that it calls read the current catalogs. So the dump counts if none
+    of the objects in the snapshot has changed since.
+    """
+    if not fingerprints:
         return []
-    progress.step("dump DDL", total=len(shards), unit="nodes")
+    progress.step("dump DDL", total=len(fingerprints), unit="nodes")
+    sessions = context.sessions
     # The silence of a standby must not end it.
     watch = sessions.watch.only(sessions.primaries)
 
     def dump(shard: str) -> list[StoredObject]:
-        prefix = ddl_prefix(operation.snapshot, shard, operation.id)
-        stored = store_ddl(store, sessions.fleet.node(shard), prefix, None, watch)
+        was, shown = fingerprints[shard], list[Shown]()
+
+        def check(connection: psycopg.Connection[Any]) -> None:
+            if not are_same_objects(read_again(connection, was), was):
+                raise ChangedError(f"node {shard}: its catalogs changed", {shard: set()})
+            shown.append(read_shown(connection))
+
+        prefix = ddl_prefix(context.operation.snapshot, shard, context.operation.id)
+        stored = store_ddl(context.store, sessions.fleet.node(shard), prefix, None, watch, check)
+        with raising_unreachable(sessions.fleet.node(shard)):
+            is_exact = has_only_added(sessions.connections[shard], was, *shown)
+        if not is_exact:
+            raise ChangedError(f"node {shard}: its catalogs changed while its DDL was dumped", {shard: set()})
         progress.advance(1)
         return stored
 
-    dumped = [stored for objects in in_parallel(dump, shards, sessions.watch.end_all) for stored in objects]
+    dumped = [stored for objects in in_parallel(dump, fingerprints, sessions.watch.end_all) for stored in objects]
     progress.reached(CrashPoint.DDL_STORED)
     return dumped

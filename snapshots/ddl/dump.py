@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +45,7 @@ from cutline.snapshots.ddl.ddl_archive import (
     rewrite,
     statements_of_entry,
 )
+from cutline.snapshots.ddl.fingerprint import ONE_SNAPSHOT
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DDL, StoredObject
 from cutline.snapshots.records.documents import ManifestError, decompress
@@ -283,13 +284,19 @@ class ArchiveUnknownError(RefusedError):
     """pg_dump wrote an archive in a format that Cutline can't read."""
 
 
-def dump_archive(node: Node, exported: str | None, watch: Watch | WatchOfSome) -> bytes:
+def dump_archive(
+    node: Node,
+    exported: str | None,
+    watch: Watch | WatchOfSome,
+    check: Callable[[psycopg.Connection[Any]], None] | None = None,
+) -> bytes:
     """Dump a database's DDL as a pg_dump archive, and correct pg_dump's faults.
 
-    The dump reflects the snapshot `exported`, or the current state if that is None. pg_dump is stopped if `watch` finds
-    that a node is not responding. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
+    The dump reflects the snapshot `exported`, or the current state if that is None. If `check` is given, it reflects
+    the snapshot of a transaction in which `check` is called first. pg_dump is stopped if `watch` finds that a node is
+    not responding. Raises RelationLockedError if a table or view stays locked, and ArchiveUnknownError.
     """
-    return _dump(node, exported, watch, lambda pieces, _: b"".join(pieces))
+    return _dump(node, exported, watch, lambda pieces, _: b"".join(pieces), check)
 
 
 def _compress(pieces: Iterator[bytes], size_bytes: int) -> bytes:
@@ -298,19 +305,31 @@ def _compress(pieces: Iterator[bytes], size_bytes: int) -> bytes:
 
 
 def _dump(
-    node: Node, exported: str | None, watch: Watch | WatchOfSome, take: Callable[[Iterator[bytes], int], bytes]
+    node: Node,
+    exported: str | None,
+    watch: Watch | WatchOfSome,
+    take: Callable[[Iterator[bytes], int], bytes],
+    check: Callable[[psycopg.Connection[Any]], None] | None = None,
 ) -> bytes:
     """Do the same as `dump_archive`, and return what `take` makes of the archive.
 
     `take` gets the archive in pieces, because that of 100,000 tables has 130 MB, and its size in bytes.
     """
     application = f"cutline pg_dump {secrets.token_hex(4)}"
-    with raising_unreachable(node), connect(node) as connection, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+    with ExitStack() as stack:
+        stack.enter_context(raising_unreachable(node))
+        connection = stack.enter_context(connect(node))
+        folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         check_dump_settings(node, connection)
         needs_tls = bool(connection.pgconn.ssl_in_use)
         access = program_connection(as_connected(node, connection), needs_tls=needs_tls, application_name=application)
         path, programs = Path(folder) / "archive", programs_for(node, connection)
         locks = LockWatch(connection, application)
+        if check is not None:
+            stack.enter_context(connection.transaction())
+            connection.execute(ONE_SNAPSHOT)
+            check(connection)
+            (exported,) = connection.execute("SELECT pg_export_snapshot()").fetchone() or (None,)
 
         @contextmanager
         def ending(act: Callable[[], None]) -> Iterator[None]:
@@ -372,10 +391,15 @@ def _dump(
 
 
 def store_ddl(
-    store: ObjectStore, node: Node, prefix: str, exported: str | None, watch: Watch | WatchOfSome
+    store: ObjectStore,
+    node: Node,
+    prefix: str,
+    exported: str | None,
+    watch: Watch | WatchOfSome,
+    check: Callable[[psycopg.Connection[Any]], None] | None = None,
 ) -> list[StoredObject]:
-    """Dump a shard's DDL and store the archive, compressed with zstd. Raises the errors of `dump_archive`."""
-    body = _dump(node, exported, watch, _compress)
+    """Do the same as `dump_archive`, and store the archive, compressed with zstd."""
+    body = _dump(node, exported, watch, _compress, check)
     key = f"{prefix}/{DDL}-{secrets.token_hex(4)}.dump.zst"
     with stoppable_requests() as stop, watch.on_silence(stop):
         digest = create_or_find(store, key, body)

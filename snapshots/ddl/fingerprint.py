@@ -15,6 +15,10 @@ updates by the server (VACUUM, ANALYZE, autovacuum, freezing) keep xmin.
 Within a session, a *moment* is cheaper still: while the same transactions are visible as then, so are the same rows. If
 others have ended, but none of the visible rows is theirs, and there are as many as before, all are the same.
 
+While a dump runs, objects may be added: a dump of an exported snapshot does not show them, and those that it shows are
+the same as long as none of their rows has changed. This is seen from the hash of the objects without the rows that the
+snapshot does not show.
+
 Rows that were inserted and deleted again leave no trace in the hash of all rows either. So it shows that nothing has
 changed since a reading, but not that everything else that was recorded since then still holds.
 
@@ -59,7 +63,7 @@ SELECT 'pg_class', count(*), {measure} FROM pg_class c WHERE relpersistence <> '
 TOAST_HASH = "sum(hash_record_extended(ROW({relation}, t.reloptions), 0))"
 TOAST_OPTIONS = """
 SELECT 'pg_class of toast', count(*), {measure}
-  FROM pg_class t{join} WHERE t.relkind = 't' AND t.reloptions IS NOT NULL AND t.relpersistence <> 't'
+  FROM pg_class t{join} WHERE t.relkind = 't' AND t.reloptions IS NOT NULL AND t.relpersistence <> 't'{condition}
 """
 DEPEND_HASH = "sum(hash_record_extended(ROW(classid, objid, objsubid, refclassid, refobjid, xmin), 0))"
 # What both hashes cover.
@@ -73,14 +77,14 @@ SELECT 'pg_db_role_setting', count(*), sum(hash_record_extended(ROW(setrole, set
  WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND NOT setting ^@ 'default_transaction_read_only='
 UNION ALL
-SELECT 'pg_depend', count(*), {measure} FROM pg_depend WHERE deptype IN ('e', 'x')
+SELECT 'pg_depend', count(*), {measure} FROM pg_depend WHERE deptype IN ('e', 'x'){depend_condition}
 UNION ALL
 SELECT 'roles', count(*), sum(hash_record_extended(ROW(r.oid, r.rolname), 0))
   FROM pg_roles r
  WHERE r.oid = 10 OR r.oid IN (
        SELECT refobjid FROM pg_shdepend, own_database AS d
         WHERE refclassid = 'pg_authid'::regclass
-          AND (dbid = d.oid OR (dbid = 0 AND classid = 'pg_database'::regclass AND objid = d.oid))
+          AND (dbid = d.oid OR (dbid = 0 AND classid = 'pg_database'::regclass AND objid = d.oid)){role_condition}
        UNION ALL SELECT setrole FROM pg_db_role_setting JOIN own_database AS d ON setdatabase = d.oid)
 """
 
@@ -171,6 +175,7 @@ SELECT 'pg_user_mapping', count(*), sum(hash_record_extended(ROW(umid, srvid, um
   FROM pg_user_mappings
 """
 HASH_DIGITS = 32
+ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 # Catalogs contain the lower half of a transaction's id.
 XID_MAX = (1 << 32) - 1
 MOMENT_QUERY = """
@@ -194,6 +199,12 @@ PUBLIC_CATALOGS = (
 BY_VALUE = "('pg_database', 'pg_db_role_setting', 'roles', 'pg_user_mapping')"
 # Rows in the transactions whose ids are given.
 NEW_ROWS = "count(*) FILTER (WHERE {table}.xmin = ANY (%(xids)s::xid[]))"
+# Rows that a snapshot shows, given the first transaction that was running then, and those after it that it shows.
+SHOWN = "(age({table}.xmin) > age(%(first)s::xid) OR {table}.xmin = ANY (%(others)s::xid[]))"
+# A relation's own row may have a new version although it is the same object: the columns in the hash decide that.
+SHOWN_RELATION = (
+    f"({SHOWN} OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {{table}}.oid AND {SHOWN.format(table='a')}))"
+)
 COUNTS = f"""
 string_agg(concat_ws(' ', catalog, rows, CASE WHEN catalog IN {BY_VALUE} THEN hashes END), ',' ORDER BY catalog)
 """
@@ -206,10 +217,10 @@ HASHED = (
 )
 
 
-def _part(catalog: CatalogRows, measure: str = "", *, hides: bool) -> str:
+def _part(catalog: CatalogRows, measure: str = "", *, hides: bool, more: str = "") -> str:
     # Sums are exact. With XOR, a difference that many hashes have in common would cancel out.
     measure = measure or f"sum(hash_record_extended(ROW({catalog.key}, xmin), 0))"
-    where = " AND ".join(filter(None, [catalog.condition, catalog.hidden if hides else ""]))
+    where = " AND ".join(filter(None, [catalog.condition, catalog.hidden if hides else "", more]))
     rows = f"SELECT '{catalog.name}', count(*), {measure} FROM {catalog.name}"
     return rows + (f" WHERE {where}" if where else "")
 
@@ -218,26 +229,41 @@ def _query(result: str, parts: list[str]) -> str:
     return f"{HIDDEN} SELECT {result} FROM ({' UNION ALL '.join(parts)}) AS part (catalog, rows, hashes)"
 
 
-def _objects_query(mappings: str) -> bytes:
+def _objects_query(mappings: str, shown: str = "", shown_relation: str = "") -> bytes:
+    """Return the query for the hash of the objects; the conditions choose rows of `{table}`."""
+
+    def and_(condition: str, table: str) -> str:
+        return f" AND {condition.format(table=table)}" if condition else ""
+
     parts = [
         RELATIONS.format(
-            measure=RELATIONS_HASH, condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)"
+            measure=RELATIONS_HASH,
+            condition=" AND NOT EXISTS (SELECT FROM schemas h WHERE h.oid = relnamespace)" + and_(shown_relation, "c"),
         ),
         TOAST_OPTIONS.format(
-            measure=TOAST_HASH.format(relation="c.oid"), join=" JOIN pg_class c ON c.reltoastrelid = t.oid"
+            measure=TOAST_HASH.format(relation="c.oid"),
+            join=" JOIN pg_class c ON c.reltoastrelid = t.oid",
+            condition=and_(shown_relation, "t"),
         ),
-        COMMON.format(measure=DEPEND_HASH),
-        *(_part(catalog, hides=True) for catalog in CATALOGS),
+        COMMON.format(
+            measure=DEPEND_HASH, depend_condition=and_(shown, "pg_depend"), role_condition=and_(shown, "pg_shdepend")
+        ),
+        *(_part(catalog, hides=True, more=shown.format(table=catalog.name)) for catalog in CATALOGS),
         mappings,
     ]
     return _query(HASHED, parts).encode()
 
 
+def _shown_objects_query(mappings: str) -> bytes:
+    text = _objects_query(mappings, SHOWN, SHOWN_RELATION).decode()
+    return text.replace("%", "%%").replace("%%(first)s", "%(first)s").replace("%%(others)s", "%(others)s").encode()
+
+
 def _rows_query(mappings: str) -> bytes:
     parts = [
         RELATIONS.format(measure=RELATIONS_HASH, condition=""),
-        TOAST_OPTIONS.format(measure=TOAST_HASH.format(relation="t.oid"), join=""),
-        COMMON.format(measure=DEPEND_HASH),
+        TOAST_OPTIONS.format(measure=TOAST_HASH.format(relation="t.oid"), join="", condition=""),
+        COMMON.format(measure=DEPEND_HASH, depend_condition="", role_condition=""),
         *(_part(catalog, hides=False) for catalog in CATALOGS),
         mappings,
     ]
@@ -247,13 +273,20 @@ def _rows_query(mappings: str) -> bytes:
 def _new_rows_query(mappings: str) -> bytes:
     parts = [
         RELATIONS.format(measure=NEW_ROWS.format(table="c"), condition=""),
-        TOAST_OPTIONS.format(measure=NEW_ROWS.format(table="t"), join=""),
-        COMMON.format(measure=NEW_ROWS.format(table="pg_depend")),
+        TOAST_OPTIONS.format(measure=NEW_ROWS.format(table="t"), join="", condition=""),
+        COMMON.format(measure=NEW_ROWS.format(table="pg_depend"), depend_condition="", role_condition=""),
         *(_part(catalog, NEW_ROWS.format(table=catalog.name), hides=False) for catalog in CATALOGS),
         mappings,
     ]
     text = _query(f"bool_or(hashes > 0 AND catalog NOT IN {BY_VALUE}), {COUNTS}", parts)
     return text.replace("%", "%%").replace("%%(xids)s", "%(xids)s").encode()
+
+
+def _others_query(*more: str) -> bytes:
+    """Return the query for the transactions from `first` on whose rows are shown."""
+    catalogs = (*(catalog.name for catalog in CATALOGS), "pg_class", "pg_depend", "pg_shdepend", *more)
+    each = (f"SELECT xmin::text AS xid FROM {name} WHERE age(xmin) <= age(%(first)s::xid)" for name in catalogs)
+    return f"SELECT coalesce(array_agg(DISTINCT xid), '{{}}') FROM ({' UNION ALL '.join(each)}) AS shown".encode()
 
 
 # The queries by whether the role may read all user mappings.
@@ -262,6 +295,11 @@ OBJECTS_QUERIES, ROWS_QUERIES, NEW_ROWS_QUERIES = (
     {reads_all: make(mappings) for reads_all, mappings in _MAPPINGS.items()}
     for make in (_objects_query, _rows_query, _new_rows_query)
 )
+SHOWN_OBJECTS_QUERIES = {
+    True: _shown_objects_query(_part(USER_MAPPINGS, hides=True, more=SHOWN.format(table=USER_MAPPINGS.name))),
+    False: _shown_objects_query(VISIBLE_USER_MAPPINGS),
+}
+OTHERS_QUERIES = {True: _others_query(USER_MAPPINGS.name), False: _others_query()}
 # With more transactions since, the hash is computed.
 XIDS_MAX = 5000
 
@@ -277,6 +315,14 @@ class Moment:
     visible: str
     process: str
     counts: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which rows of the catalogs a snapshot shows: those of transactions before `first`, and of `others` after it."""
+
+    first: str
+    others: tuple[str, ...]
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
@@ -332,6 +378,24 @@ def is_unchanged(connection: psycopg.Connection[Any], was: Moment, now: Moment) 
         return False
     xids = f"{{{','.join(str(xid & XID_MAX) for xid in range(first, end))}}}"
     return _ask(connection, NEW_ROWS_QUERIES, {"xids": xids}) == (False, was.counts)
+
+
+def read_shown(connection: psycopg.Connection[Any]) -> Shown:
+    """Return which rows of the catalogs the transaction's snapshot shows."""
+    first = str(int(read_moment(connection).visible.split(":")[0]) & XID_MAX)
+    (others,) = _ask(connection, OTHERS_QUERIES, {"first": first})
+    return Shown(first, tuple(others))
+
+
+def has_only_added(connection: psycopg.Connection[Any], was: str, shown: Shown) -> bool:
+    """Whether all objects of the fingerprint `was` are still the same; others may have been added since.
+
+    `shown` is what the snapshot of that fingerprint shows, which must be from the same run of the server.
+    """
+    if are_same_objects(read_again(connection, was), was):
+        return True
+    parameters = {"first": shown.first, "others": f"{{{','.join(shown.others)}}}"}
+    return are_same_objects(str(_ask(connection, SHOWN_OBJECTS_QUERIES, parameters)[0]), was)
 
 
 def are_same_objects(one: str, other: str) -> bool:

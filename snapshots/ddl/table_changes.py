@@ -45,6 +45,7 @@ from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.table_state import TableState, read_counters, read_table_states
 from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, ChangedError
 from cutline.snapshots.ddl.fingerprint import (
+    ONE_SNAPSHOT,
     Moment,
     are_same_objects,
     is_unchanged,
@@ -273,7 +274,6 @@ SELECT c.oid::bigint, n.nspname, c.relname, k.oid IS NOT NULL, file.node, may.re
  WHERE {ORDINARY_TABLE} AND (k.oid IS NULL OR file.node <> k.file::bigint OR NOT may.read)
 """
 # The fingerprint and the publications must be of the same moment: later readings compare only the former.
-ONE_SNAPSHOT = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
 ALONE_MAX, TABLES_NAMED_MAX = 20, 5

@@ -16,19 +16,26 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import GroupRules, Node
 from cutline.nodes.connections import connect
 from cutline.nodes.publications import TableStamps, have_same_members
+from cutline.nodes.watch import watch_nodes
+from cutline.snapshots.ddl.ddl_archive import read_contents
+from cutline.snapshots.ddl.dump import dump_archive
 from cutline.snapshots.ddl.fingerprint import (
     CATALOGS,
     HASH_DIGITS,
+    ONE_SNAPSHOT,
     USER_MAPPINGS,
     Moment,
+    Shown,
     are_same_objects,
+    has_only_added,
     is_unchanged,
     read_again,
     read_fingerprint,
     read_moment,
     read_rows,
+    read_shown,
 )
-from cutline.snapshots.ddl.table_changes import ONE_SNAPSHOT, TableSelection, read_node_tables
+from cutline.snapshots.ddl.table_changes import TableSelection, read_node_tables
 from tests.run.soak import SOAK_SECONDS
 
 DATABASE = "fingerprints"
@@ -159,6 +166,13 @@ CREATES_AND_DROPS = (
     ("ALTER TABLE loose REPLICA IDENTITY FULL", "ALTER TABLE loose REPLICA IDENTITY DEFAULT"),
     ("REFRESH MATERIALIZED VIEW m WITH NO DATA", "REFRESH MATERIALIZED VIEW m"),
 )
+# Those of them that only add rows to the catalogs.
+ADDITIONS = tuple(
+    change
+    for change, _ in CREATES_AND_DROPS
+    if change.startswith(("CREATE ", "ALTER EXTENSION ", "ALTER FUNCTION ", "COMMENT ON COLUMN ", "ALTER DEFAULT "))
+    or "ADD CONSTRAINT" in change
+)
 # Statements with no effect on any row that is hashed.
 WITHOUT_TRACE = (
     "INSERT INTO t VALUES (1000, 'z', 1)", "UPDATE t SET n = n + 1", "DELETE FROM t WHERE id = 1000",
@@ -241,6 +255,72 @@ def test_every_ddl_changes_the_fingerprint_and_nothing_else_does(
         for change, undo in CREATES_AND_DROPS:
             assert change_by(change), change
             assert change_by(undo), undo
+
+
+def shown_by(reader: psycopg.Connection[object]) -> tuple[str, Shown]:
+    """Return the fingerprint of a snapshot, and what the snapshot shows."""
+    with reader.transaction():
+        run(reader, ONE_SNAPSHOT)
+        return read_fingerprint(reader), read_shown(reader)
+
+
+@pytest.mark.parametrize("is_running", [False, True], ids=["alone", "beside a transaction"])
+def test_added_objects_are_told_from_changed_ones(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object], *, is_running: bool
+) -> None:
+    """Also if an older transaction is still running: then its id is lower than those of many objects."""
+    dsn = shared_fleet.primaries[0].dsn(DATABASE)
+    with connect(Node("s1", dsn)) as reader, psycopg.connect(dsn) as other:
+        if is_running:
+            other.execute("SELECT pg_current_xact_id()")
+        for change, undo in (*CHANGES_AND_UNDOS, *CREATES_AND_DROPS):
+            was, shown = shown_by(reader)
+            assert has_only_added(reader, was, shown), change
+            # A new file changes no object, and so does not count.
+            run(database, "TRUNCATE loose", change)
+            assert has_only_added(reader, was, shown) == (change in ADDITIONS), change
+            was, shown = shown_by(reader)
+            run(database, undo)
+            assert not has_only_added(reader, was, shown), undo
+
+
+def test_an_object_of_a_transaction_that_was_running_is_added(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    dsn = shared_fleet.primaries[0].dsn(DATABASE)
+    with connect(Node("s1", dsn)) as reader, psycopg.connect(dsn) as other:
+        other.execute("CREATE TABLE early (id int)")
+        other.execute("SAVEPOINT one")
+        other.execute("CREATE TABLE nested (id int)")
+        run(database, "CREATE TABLE done (id int)")
+        was, shown = shown_by(reader)
+        other.commit()
+        assert not are_same_objects(read_fingerprint(reader), was)
+        assert has_only_added(reader, was, shown)
+        run(database, "ALTER TABLE done ADD v int")
+        assert not has_only_added(reader, was, shown)
+
+
+def test_a_dump_shows_no_object_that_is_added_while_it_runs(
+    shared_fleet: EmbeddedFleet, database: psycopg.Connection[object]
+) -> None:
+    node = Node("s1", shared_fleet.primaries[0].dsn(DATABASE))
+
+    def add(connection: psycopg.Connection[object]) -> None:
+        # The snapshot of the dump begins with the first statement of its transaction.
+        run(connection, "SELECT FROM pg_class")
+        run(database, *ADDITIONS)
+
+    with watch_nodes([node]) as watch:
+        before, during, after = (entries_of(dump_archive(node, None, watch, check)) for check in (None, add, None))
+    assert during == before
+    assert len(after) >= len(before) + len(ADDITIONS) - 5
+
+
+def entries_of(body: bytes) -> set[tuple[str, str, str, bytes]]:
+    return {
+        (entry.kind, entry.schema, entry.name, body[entry.begin : entry.end]) for entry in read_contents(body).entries
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import zstandard
 
 import cutline.snapshots.create.cut_attempt as cut_attempt
+import cutline.snapshots.ddl.dump as dump
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Silent
 from cutline.nodes.connections import connect, with_database
 from cutline.nodes.publications import publication_names
 from cutline.nodes.watch import watch_nodes
@@ -25,6 +28,8 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.sequences import SEQUENCES_QUERY, read_sequences
+from cutline.snapshots.records.commit import DDL, Commit
+from cutline.storage.store import ObjectStore
 from tests.commands.ddl_runs import dumped_ddl, make_ledger
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.commands.watching import Reached, Watching
@@ -182,3 +187,59 @@ def test_a_restart_of_a_sequence_outside_the_cut_invalidates_nothing(
             assert (sequence.last_value, sequence.is_called) == (len(restarts), True)
         assert commit.definition_changes
         assert not commit.definition_changes.objects
+
+
+ALTERED = "ALTER TABLE t ADD v int DEFAULT 7"
+ADDED = (
+    "CREATE TABLE tenant (id int PRIMARY KEY REFERENCES t)", "CREATE INDEX ON t (id)", "CREATE VIEW seen AS TABLE t",
+    "INSERT INTO tenant SELECT id FROM t",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("statements", "attempts"), [(ADDED, 1), ((ALTERED,), 2)], ids=["added", "altered"])
+def test_tables_may_be_added_while_the_ddl_is_dumped(
+    node: Node,
+    shared_fleet: EmbeddedFleet,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    statements: tuple[str, ...],
+    attempts: int,
+) -> None:
+    """The dump is that of the cut; the next increment has them."""
+    execute(node.dsn, "CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    fleet = configure_fleet(shared_fleet, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    runs = Runs(replace(fleet, nodes=(node,)), Ready(spark))
+    left = list(statements)
+
+    def run_tool(name: str, *words: str, **options: Any) -> Any:
+        # pg_dump takes the snapshot that exists already.
+        execute(node.dsn, *left)
+        left.clear()
+        return original(name, *words, **options)
+
+    original = dump.run_tool
+    with dropping_slots(runs.fleet):
+        runs.init()
+        runs.full("chain")
+        execute(node.dsn, "ALTER TABLE t ADD first int")
+        progress = Watching()
+        with monkeypatch.context() as patched:
+            patched.setattr(dump, "run_tool", run_tool)
+            commit = create_increment(runs.fleet, CreateRequest("chain"), runs.spark, progress)
+        assert not left
+        invalidated = [note for note in progress.notes if note.startswith("attempt ")]
+        assert len(invalidated) == attempts - 1, progress.notes
+        assert all("its catalogs changed while its DDL was dumped" in note for note in invalidated)
+        store = runs.fleet.store.open()
+        first = ddl_of(store, commit)
+        assert (b'"tenant"' in first, b'"v" integer' in first) == (False, attempts == 2)
+        second = ddl_of(store, create_increment(runs.fleet, CreateRequest("chain"), runs.spark, Silent()))
+        assert (b'"tenant"' in second) == (attempts == 1)
+
+
+def ddl_of(store: ObjectStore, commit: Commit) -> bytes:
+    """Return the dump in a commit; b"" if it has none."""
+    changes = commit.definition_changes
+    bodies = [store.read(one.key) for one in changes.objects if one.kind == DDL] if changes else []
+    return b"".join(zstandard.ZstdDecompressor().decompressobj().decompress(body) for body in bodies)

@@ -71,7 +71,7 @@ ONLY_READING = {
     "pg_is_in_recovery", "pg_control_system", "pg_control_checkpoint", "pg_control_recovery",
     "pg_current_wal_flush_lsn", "pg_current_wal_insert_lsn", "clock_timestamp", "pg_blocking_pids",
     "pg_collation_actual_version", "pg_database_collation_actual_version",
-    "pg_stat_clear_snapshot", "pg_last_xact_replay_timestamp", "pg_get_wal_replay_pause_state",
+    "pg_export_snapshot", "pg_stat_clear_snapshot", "pg_last_xact_replay_timestamp", "pg_get_wal_replay_pause_state",
 }  # fmt: skip
 
 

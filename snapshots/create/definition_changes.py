@@ -22,7 +22,7 @@ from cutline.snapshots.create.make_cut import ArchivedCut
 from cutline.snapshots.create.prepare_tables import PreparedTables
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.dump import store_ddl
-from cutline.snapshots.ddl.fingerprint import Shown, are_same_objects, has_only_added, read_again, read_shown
+from cutline.snapshots.ddl.fingerprint import are_same_objects, has_only_added, read_again, read_moment
 from cutline.snapshots.ddl.table_changes import KnownTables
 from cutline.snapshots.records.commit import DefinitionChanges, StoredObject, split_entries
 from cutline.snapshots.records.documents import ddl_prefix
@@ -130,17 +130,17 @@ def _dump_ddl(context: CreateContext, fingerprints: Mapping[str, str], progress:
     watch = sessions.watch.only(sessions.primaries)
 
     def dump(shard: str) -> list[StoredObject]:
-        was, shown = fingerprints[shard], list[Shown]()
+        was, visible = fingerprints[shard], list[str]()
 
         def check(connection: psycopg.Connection[Any]) -> None:
             if not are_same_objects(read_again(connection, was), was):
                 raise ChangedError(f"node {shard}: its catalogs changed", {shard: set()})
-            shown.append(read_shown(connection))
+            visible.append(read_moment(connection).visible)
 
         prefix = ddl_prefix(context.operation.snapshot, shard, context.operation.id)
         stored = store_ddl(context.store, sessions.fleet.node(shard), prefix, None, watch, check)
         with raising_unreachable(sessions.fleet.node(shard)):
-            is_exact = has_only_added(sessions.connections[shard], was, *shown)
+            is_exact = has_only_added(sessions.connections[shard], was, *visible)
         if not is_exact:
             raise ChangedError(f"node {shard}: its catalogs changed while its DDL was dumped", {shard: set()})
         progress.advance(1)

@@ -31,6 +31,7 @@ a terminal snapshot changes it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -199,8 +200,13 @@ PUBLIC_CATALOGS = (
 BY_VALUE = "('pg_database', 'pg_db_role_setting', 'roles', 'pg_user_mapping')"
 # Rows in the transactions whose ids are given.
 NEW_ROWS = "count(*) FILTER (WHERE {table}.xmin = ANY (%(xids)s::xid[]))"
-# Rows that a snapshot shows, given the first transaction that was running then, and those after it that it shows.
-SHOWN = "(age({table}.xmin) > age(%(first)s::xid) OR {table}.xmin = ANY (%(others)s::xid[]))"
+# Rows that a snapshot shows: those of transactions before the first one that was running then, and of those that had
+# ended. A snapshot has no ids of subtransactions, so some of their rows may be taken for such rows. Then the hash
+# differs, as after a change.
+SHOWN = """
+(age({table}.xmin) > age(%(first)s::xid)
+ OR (age({table}.xmin) > age(%(end)s::xid) AND {table}.xmin <> ALL (%(running)s::xid[])))
+"""
 # A relation's own row may have a new version although it is the same object: the columns in the hash decide that.
 SHOWN_RELATION = (
     f"({SHOWN} OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {{table}}.oid AND {SHOWN.format(table='a')}))"
@@ -256,7 +262,7 @@ def _objects_query(mappings: str, shown: str = "", shown_relation: str = "") -> 
 
 def _shown_objects_query(mappings: str) -> bytes:
     text = _objects_query(mappings, SHOWN, SHOWN_RELATION).decode()
-    return text.replace("%", "%%").replace("%%(first)s", "%(first)s").replace("%%(others)s", "%(others)s").encode()
+    return re.sub(r"%(?!\((first|end|running)\)s)", "%%", text).encode()
 
 
 def _rows_query(mappings: str) -> bytes:
@@ -282,13 +288,6 @@ def _new_rows_query(mappings: str) -> bytes:
     return text.replace("%", "%%").replace("%%(xids)s", "%(xids)s").encode()
 
 
-def _others_query(*more: str) -> bytes:
-    """Return the query for the transactions from `first` on whose rows are shown."""
-    catalogs = (*(catalog.name for catalog in CATALOGS), "pg_class", "pg_depend", "pg_shdepend", *more)
-    each = (f"SELECT xmin::text AS xid FROM {name} WHERE age(xmin) <= age(%(first)s::xid)" for name in catalogs)
-    return f"SELECT coalesce(array_agg(DISTINCT xid), '{{}}') FROM ({' UNION ALL '.join(each)}) AS shown".encode()
-
-
 # The queries by whether the role may read all user mappings.
 _MAPPINGS = {True: _part(USER_MAPPINGS, hides=True), False: VISIBLE_USER_MAPPINGS}
 OBJECTS_QUERIES, ROWS_QUERIES, NEW_ROWS_QUERIES = (
@@ -299,7 +298,6 @@ SHOWN_OBJECTS_QUERIES = {
     True: _shown_objects_query(_part(USER_MAPPINGS, hides=True, more=SHOWN.format(table=USER_MAPPINGS.name))),
     False: _shown_objects_query(VISIBLE_USER_MAPPINGS),
 }
-OTHERS_QUERIES = {True: _others_query(USER_MAPPINGS.name), False: _others_query()}
 # With more transactions since, the hash is computed.
 XIDS_MAX = 5000
 
@@ -315,14 +313,6 @@ class Moment:
     visible: str
     process: str
     counts: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """Which rows of the catalogs a snapshot shows: those of transactions before `first`, and of `others` after it."""
-
-    first: str
-    others: tuple[str, ...]
 
 
 def read_fingerprint(connection: psycopg.Connection[Any]) -> str:
@@ -380,22 +370,21 @@ def is_unchanged(connection: psycopg.Connection[Any], was: Moment, now: Moment) 
     return _ask(connection, NEW_ROWS_QUERIES, {"xids": xids}) == (False, was.counts)
 
 
-def read_shown(connection: psycopg.Connection[Any]) -> Shown:
-    """Return which rows of the catalogs the transaction's snapshot shows."""
-    first = str(int(read_moment(connection).visible.split(":")[0]) & XID_MAX)
-    (others,) = _ask(connection, OTHERS_QUERIES, {"first": first})
-    return Shown(first, tuple(others))
-
-
-def has_only_added(connection: psycopg.Connection[Any], was: str, shown: Shown) -> bool:
+def has_only_added(connection: psycopg.Connection[Any], was: str, visible: str) -> bool:
     """Whether all objects of the fingerprint `was` are still the same; others may have been added since.
 
-    `shown` is what the snapshot of that fingerprint shows, which must be from the same run of the server.
+    `visible` are the transactions that its snapshot showed (Moment), in the same run of the server.
     """
     if are_same_objects(read_again(connection, was), was):
         return True
-    parameters = {"first": shown.first, "others": f"{{{','.join(shown.others)}}}"}
+    first, end, running = visible.split(":")
+    running = ",".join(map(_xid, filter(None, running.split(","))))
+    parameters = {"first": _xid(first), "end": _xid(end), "running": f"{{{running}}}"}
     return are_same_objects(str(_ask(connection, SHOWN_OBJECTS_QUERIES, parameters)[0]), was)
+
+
+def _xid(transaction: str) -> str:
+    return str(int(transaction) & XID_MAX)
 
 
 def are_same_objects(one: str, other: str) -> bool:

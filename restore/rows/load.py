@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -566,13 +565,13 @@ class Loaders:
         (loader,) = self._loaders.values()
         return {(source, group): count for group, count in loader.completed().items()}
 
-    def report(self, completed: Mapping[tuple[int, int], int] = MappingProxyType({})) -> LoadReport:
+    def report(self, completed: Mapping[tuple[int, int], int] | None = None) -> LoadReport:
         """Return what was placed and refused."""
         problem, *others = self._refused().values() or (None,)
         return LoadReport(
             self.placed,
             problem,
-            completed,
+            completed or {},
             tuple(others),
             may_be_accepted=problem is not None,
             has_progressed=any(loader.has_progressed for loader in self._loaders.values()),

@@ -122,7 +122,7 @@ def test_an_upgraded_shard_is_copied_again(place: ChangingFleet, old: int) -> No
 def test_another_server_is_copied_only_if_the_command_says_so(place: ChangingFleet) -> None:
     place.runs.full("chain")
     next_increment(place)
-    with pytest.raises(UsageError, match="--replaced names s2, but its server and database are those"):
+    with pytest.raises(UsageError, match="--replaced names s2, but it was not replaced"):
         next_increment(place, replaced=("s2",))
     with pytest.raises(UsageError, match="--replaced names s3, which is no shard of the chain"):
         next_increment(place, replaced=("s3",))

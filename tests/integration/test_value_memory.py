@@ -73,10 +73,10 @@ def run_measured(function: Callable[[Any], Any], tasks: Sequence[Any], printed_b
         capture_output=True,
         text=True,
         timeout=WORKER_SECONDS_MAX,
-        check=True,
         cwd=ROOT,
         env=os.environ | {VARIABLE: SYSTEM},
     )
+    assert worker.returncode == 0, worker.stderr
     results, grown = pickle.loads(base64.b64decode(worker.stdout))
     assert all(one.problem is None for one in results), results
     times = max(grown - FIXED_BYTES, 0) / printed_bytes

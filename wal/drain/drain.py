@@ -186,7 +186,7 @@ def drain(task: DrainTask) -> DrainReport:
 
 
 def _lost_error(task: DrainTask, error: WalRemovedError) -> SlotLostError:
-    return SlotLostError(error.message, hint=NEXT_COPIES, details={"node": task.node.id, "slot": task.slot})
+    return SlotLostError(error.message, hint=error.hint, details={"node": task.node.id, "slot": task.slot})
 
 
 def _drain(task: DrainTask, archive: _Archive) -> None:

@@ -129,7 +129,7 @@ COPY_HEADER_BYTES, COPY_ROW_BYTES, COPY_END = len(COPY_SIGNATURE) + 8, 6, b"\xff
 # The path in the error of a server that lacks a WAL file (xlogutils.c: "requested WAL segment … has already been
 # removed"). Not of one that can't read it, which has another SQLSTATE.
 MISSING_FILE, WAL_FILE = "58P01", re.compile(r"pg_wal/([0-9A-F]{24})\b")
-# After some batches, ADBC and Arrow give the error's text only.
+# A check reads a copy of the slot with ADBC only.
 REMOVED = "has already been removed"
 
 
@@ -167,8 +167,14 @@ def peek(
             # Don't keep a reference to a batch, which may be 100 MB.
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        # During the transfer, the stream raises the server's errors as Arrow errors.
-        raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+        # During the transfer, the stream raises the server's errors as Arrow errors, without the SQLSTATE.
+        if not WAL_FILE.search(str(error)):
+            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+    else:
+        return
+    # The error's text may be in any language, but psycopg gives the SQLSTATE. No message was sent before the error: the
+    # server decodes all of them first.
+    yield from _peek_with_psycopg(node, slot, query)
 
 
 def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
@@ -366,7 +372,7 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
     if segment := _missing_segment(message, sqlstate):
         return WalRemovedError(
             f"node {node.id}: WAL that slot {slot} needs is gone: the server lacks pg_wal/{segment}",
-            hint=f"put the file back if there is a copy, as in an archive of WAL; otherwise {NEXT_COPIES}",
+            hint=NEXT_COPIES,
             details={"node": node.id, "slot": slot, "segment": segment},
         )
     remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")

@@ -38,6 +38,7 @@ from cutline.nodes.connections import (
     connect,
     conninfo,
     lacking_error,
+    no_connection_hint,
     read_state,
     refuses_options,
     set_query,
@@ -375,7 +376,7 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
             hint=NEXT_COPIES,
             details={"node": node.id, "slot": slot, "segment": segment},
         )
-    remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")
+    remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "") or no_connection_hint(message)
     if LIMIT in message:
         user = conninfo_to_dict(node.dsn).get("user")
         remedy = RAISE_LIMIT.format(role=quote_identifier(str(user)) if user else "its role")

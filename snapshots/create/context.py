@@ -38,7 +38,7 @@ from cutline.snapshots.records.proven_chains import (
     definition_counts,
     free_turn,
 )
-from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy
 from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.errors import UsageError
@@ -164,7 +164,7 @@ def begin_full(
         operations = document_names(store)
         note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
-        check_not_deleted(store, request.name)
+        check_not_deleted(store, request.name, ANOTHER_NAME)
         staying = guard_nodes(store, sessions, progress, operations)
         if not request.only_cut:
             note_older_chains(store, not_ended_by_watch(sessions.fleet, request.name, staying), progress)

@@ -556,15 +556,11 @@ NO_PASSPHRASE = "none"
 # libpq's message for a connection that ended without a message from the server.
 CUT_OFF = "server closed the connection unexpectedly"
 # A server's English messages when no connection is free: libpq does not report an SQLSTATE before the session starts.
-ALL_USED = (
-    "sorry, too many clients already",
-    "remaining connection slots are reserved",
-    "too many connections for role",
-)
-# A server's English message when a database has as many connections as its CONNECTION LIMIT allows.
-FULL = "too many connections for database"
-# Words that servers don't translate: a privilege, and the file that admits clients.
-CONNECT, HBA = "CONNECT", "pg_hba.conf"
+ALL_USED = "sorry, too many clients already", "remaining connection slots are reserved"
+# The same when a role or a database has as many connections as its CONNECTION LIMIT allows.
+LIMITED, FULL = re.compile('too many connections for (role|database) "(.+)"'), "too many connections for database"
+# Words that servers don't translate: a privilege, the file that admits clients, and a setting.
+CONNECT, HBA, WAL_SENDERS = "CONNECT", "pg_hba.conf", "max_wal_senders"
 # The end of the names of databases that restores create (nodes/other_databases.py).
 NEW_DATABASES = "_(restoring|rehearsing)_[0-9a-f]+$"
 
@@ -946,23 +942,14 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         reason = TOO_MANY
     if HBA in str(error):
         return _not_admitted_error(node, reason)
-    if any(text in str(error) for text in ALL_USED):
-        hint = (
-            "all its connections are in use: end other clients' sessions, or raise max_connections; connections_max of"
-            " the [[node]] in fleet.toml limits how many connections a command opens"
-        )
+    if few := no_connection_hint(str(error)):
+        hint = few
     elif is_used_up(error) or reason == TOO_MANY:
         hint = OPEN_FILES
     elif CUT_OFF in str(error):
         hint = (
             "see the server's log; if it does not mention this, a proxy may have closed the connection, as HAProxy does"
             ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
-        )
-    elif is_full(node, error):
-        name = database_name(node.dsn)
-        hint = (
-            f"end other sessions in database {name}, or raise its limit: ALTER DATABASE {_quoted(name)} CONNECTION"
-            " LIMIT …;"
         )
     elif refuses_database(node, error) and CONNECT in str(error):
         name, role = database_name(node.dsn), str(conninfo_to_dict(node.dsn).get("user") or "…")
@@ -977,6 +964,24 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         hint=hint,
         details={"node": node.id},
     )
+
+
+def no_connection_hint(message: str) -> str:
+    """Return how to get a connection if a server's message says that none is free; "" for other messages."""
+    fewer = "connections_max of the [[node]] in fleet.toml limits how many connections a command opens"
+    if any(text in message for text in ALL_USED):
+        return f"all its connections are in use: end other clients' sessions, or raise max_connections; {fewer}"
+    if limited := LIMITED.search(message):
+        kind, name = limited.groups()
+        return f"end other sessions of the {kind}, or raise its limit: {raise_limit(kind, name)}   {fewer}"
+    if WAL_SENDERS in message:
+        return f"raise {WAL_SENDERS}, or end replication connections that are not needed"
+    return ""
+
+
+def raise_limit(kind: str, name: str) -> str:
+    """Return the statement that raises the CONNECTION LIMIT of a role or a database (the `kind`)."""
+    return f"ALTER {kind.upper()} {_quoted(name)} CONNECTION LIMIT …;"
 
 
 def _not_admitted_error(node: Node, reason: str) -> NotAdmittedError:

@@ -11,7 +11,7 @@ import psycopg
 
 from cutline.fleet.config import CONNECTIONS_MIN, Node
 from cutline.fleet.messages import list_some
-from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.connections import raise_limit, raising_unreachable
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
@@ -26,11 +26,10 @@ SHOWN_MAX = 10
 # Some roles can't see the backend_type of other roles' sessions. Reserved connections are not counted as free, even for
 # superusers.
 FREE_QUERY = """
-SELECT least(
-         current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-         - coalesce(current_setting('reserved_connections', true)::int, 0) - a.used,
-         CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
-         CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END),
+SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+       - coalesce(current_setting('reserved_connections', true)::int, 0) - a.used,
+       CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit - a.ours END,
+       CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit - a.here END,
        extract(epoch FROM pg_postmaster_start_time())::text || ' ' || current_setting('port')
   FROM (SELECT count(*) AS used, count(*) FILTER (WHERE usename = current_user) AS ours,
                count(*) FILTER (WHERE datname = current_database()) AS here
@@ -46,17 +45,35 @@ class TooFewConnectionsError(RefusedError):
 
 
 class _Free(NamedTuple):
-    connections: int
+    """How many connections a server, a role and a database have free (None: unlimited), and the server's identity."""
+
+    of_server: int
+    of_role: int | None
+    of_database: int | None
     server: str
+
+    @property
+    def connections(self) -> int:
+        """How many connections are free."""
+        return min(free for free in (self.of_server, self.of_role, self.of_database) if free is not None)
+
+    def remedy(self, node: Node, connection: psycopg.Connection[Any]) -> str:
+        """Return what raises the limit that leaves the fewest connections."""
+        if self.of_role == self.connections:
+            return raise_limit("role", connection.info.user)
+        if self.of_database == self.connections:
+            return raise_limit("database", connection.info.dbname)
+        return f"raise max_connections of node {node.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class TooFew:
-    """A node with fewer `free` connections than are `needed`."""
+    """A node with fewer `free` connections than are `needed`; `remedy` raises the limit."""
 
     node: Node
     free: int
     needed: int
+    remedy: str
 
     @property
     def text(self) -> str:
@@ -68,7 +85,10 @@ def find_too_few(nodes: Mapping[Node, psycopg.Connection[Any]]) -> list[TooFew]:
     """Return the nodes with too few free connections for a command; raise NodeUnreachableError."""
     asked = _ask(nodes)
     sharing = Counter(free.server for free in asked.values())
-    found = (TooFew(node, free.connections, STILL_NEEDED * sharing[free.server]) for node, free in asked.items())
+    found = (
+        TooFew(node, free.connections, STILL_NEEDED * sharing[free.server], free.remedy(node, nodes[node]))
+        for node, free in asked.items()
+    )
     return [one for one in found if one.free < one.needed]
 
 
@@ -78,8 +98,10 @@ def refuse_too_few(lacking: Sequence[TooFew]) -> None:
         lines = [f"node {one.node.id} {one.text}" for one in lacking]
         raise TooFewConnectionsError(
             f"too few connections are free for the role of the dsn: {list_some(lines, SHOWN_MAX)}",
-            hint="end other clients' sessions, or raise max_connections or the limit of the role or the database, then"
-            " repeat the command",
+            hint=[
+                "end other clients' sessions, or raise the limit, then repeat the command:",
+                *list(dict.fromkeys(one.remedy for one in lacking))[:SHOWN_MAX],
+            ],
             details={
                 "nodes": [one.node.id for one in lacking],
                 "free": {one.node.id: one.free for one in lacking},
@@ -114,6 +136,6 @@ def _ask(nodes: Mapping[Node, psycopg.Connection[Any]]) -> dict[Node, _Free]:
     def ask(node: Node) -> _Free:
         with raising_unreachable(node):
             row = nodes[node].execute(FREE_QUERY).fetchone()
-        return _Free(*row) if row else _Free(0, "")
+        return _Free(*row) if row else _Free(0, None, None, "")
 
     return dict(zip(nodes, in_parallel(ask, nodes), strict=True))

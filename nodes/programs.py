@@ -33,7 +33,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.own_process import real_path
-from cutline.nodes.connections import program_connection
+from cutline.nodes.connections import no_connection_hint, program_connection
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError, UnreachableError, UsageError
@@ -363,9 +363,10 @@ def _program_error(name: str, completed: subprocess.CompletedProcess[str]) -> Pr
         (number for number, line in enumerate(lines) if ERROR_LINE.match(line)), max(len(lines) - SHOWN_LINES, 0)
     )
     shown = lines[begins : begins + SHOWN_LINES]
+    more = "more of its output is in the error's details: --json" if len(lines) > len(shown) else ""
     return ProgramFailedError(
         f"{name} exited with code {completed.returncode}: {' / '.join(shown) or 'no output'}",
-        hint="more of its output is in the error's details: --json" if len(lines) > len(shown) else "",
+        hint=no_connection_hint(" ".join(shown)) or more,
         details={"program": name, "said": lines[-40:]},
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import AWAITS_STANDBYS, END_STANDBYS_WAIT
 from cutline.nodes.connections import connect
 from cutline.nodes.encodings import readable
 from cutline.storage.errors import RefusedError
@@ -30,7 +31,8 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
                WHERE own.pid IS NULL AND own.virtualtransaction = l.virtualtransaction), 'a prepared transaction')
          WHEN a.backend_type = 'startup' THEN 'a transaction of its primary'
          ELSE concat('session ', l.pid, ' of ' || {readable("a.usename::text")},
-                     CASE WHEN NOT l.granted THEN ', which is waiting itself' END)
+                     CASE WHEN NOT l.granted THEN ', which is waiting itself'
+                          WHEN a.wait_event = 'SyncRep' THEN ', {AWAITS_STANDBYS}' END)
        END)
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)
@@ -83,11 +85,16 @@ def locked_error(
     names = None if relations is None else list(relations)
     with connect(node) as connection:
         holders = [row[0] for row in connection.execute(HOLDERS_QUERY, (list(modes), names, names))]
+    hint = (
+        "wait until the transaction that holds the lock ends, or end it (a prepared one with COMMIT PREPARED if another"
+        " node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command"
+    )
+    if any(AWAITS_STANDBYS in holder for holder in holders):
+        hint = f"{END_STANDBYS_WAIT}, or wait until the lock is released; then repeat the command"
     return RelationLockedError(
         f"node {node.id}: {what} waited {LOCK_SECONDS_MAX if seconds is None else seconds:.0f} s for a lock; "
         + (f"held now: {', '.join(holders)}" if holders else "the lock has since been released"),
-        hint="wait until the transaction that holds the lock ends, or end it (a prepared one with COMMIT PREPARED if"
-        " another node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command",
+        hint=hint,
         details={"node": node.id, "holders": holders},
     )
 

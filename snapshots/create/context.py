@@ -13,11 +13,12 @@ from msgspec import UNSET, structs
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import NEXT_COPIES
 from cutline.fleet.progress import Progress, StepTimes
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.read_only import check_terminal, undo_freeze
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.create.absent_copies import leave_out_crowded, note_left_out, standby_wait_seconds
+from cutline.snapshots.create.absent_copies import ENDING, leave_out_crowded, note_left_out, standby_wait_seconds
 from cutline.snapshots.create.make_cut import LastCut
 from cutline.snapshots.ddl.table_changes import KnownTables, NodeTables, TableSelection
 from cutline.snapshots.listing.name_templates import read_template
@@ -37,7 +38,7 @@ from cutline.snapshots.records.proven_chains import (
     definition_counts,
     free_turn,
 )
-from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy
 from cutline.spark.needs import ExecutorNeeds
 from cutline.storage.errors import UsageError
@@ -158,12 +159,12 @@ def begin_full(
     are given up. The intent of a new operation is not stored yet. Raises the errors of `exclusive`, and any errors from
     the store and node checks.
     """
-    with exclusive(sessions, store, "create", request.name) as lock:
+    with exclusive(sessions, store, "create", request.name) as lock, _hinting_to_begin_again():
         progress.reached(CrashPoint.LOCKED)
         operations = document_names(store)
         note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
-        check_not_deleted(store, request.name)
+        check_not_deleted(store, request.name, ANOTHER_NAME)
         staying = guard_nodes(store, sessions, progress, operations)
         if not request.only_cut:
             note_older_chains(store, not_ended_by_watch(sessions.fleet, request.name, staying), progress)
@@ -208,6 +209,16 @@ def begin_full(
             only_cut=request.only_cut or UNSET,
         )
         yield CreateContext(request, store, Operation(intent, details=details), lock, sessions.nodes)
+
+
+@contextmanager
+def _hinting_to_begin_again() -> Iterator[None]:
+    """Correct the hint of an error with which a node's copy ends: no chain has the copy yet."""
+    try:
+        yield
+    except ENDING as error:
+        error.hint = error.hint.replace(NEXT_COPIES, "repeat the command: it begins again")
+        raise
 
 
 def undo_create(context: CreateContext, slots: Iterable[str], progress: Progress) -> bool:

@@ -7,10 +7,9 @@ logical decoding, slots, tables, the objects in the store. No check changes anyt
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
@@ -51,8 +50,8 @@ from cutline.snapshots.records.proven_chains import commit_missing_error
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lineage import diverged_error
-from cutline.wal.drain.slots import check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
-from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
+from cutline.wal.drain.slots import ADVANCED, check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
+from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
 
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
@@ -230,7 +229,7 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
             refuse_unfit(unfit.get(node.id, ()))
             if now.timeline != before.timeline:
                 _check_timeline(store, sessions, chain, node)
-            _check_node(store, sessions.connections[node.id], chain, node)
+            _check_node(store, sessions, chain, node)
         except (BaselineChangedError, NodeUnfitError, NodeUnreachableError, *ENDING) as error:
             return error
         return None
@@ -275,9 +274,9 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     )
 
 
-def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: Chain, node: Node) -> None:
+def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
     """Check that the node's WAL and its slot continue where the archive ends."""
-    slot = slot_name(chain.full.operation)
+    slot, connection = slot_name(chain.full.operation), sessions.connections[node.id]
     with raising_unreachable(node):
         state = slot_state(connection, slot)
         (place,) = connection.execute(PLACE_QUERY).fetchone() or (None,)
@@ -285,8 +284,34 @@ def _check_node(store: ObjectStore, connection: psycopg.Connection[Any], chain: 
     listed = segments[-1].through if segments else chain.bases[node.id]
     reached = max(listed, chain.archived_to(node.id))
     check_place(node, place, reached)
-    is_ahead = state is not None and state.confirmed > listed
-    check_slot(node.id, slot, state, _archive_end(store, chain, node.id, listed) if is_ahead else listed)
+    if state is None or state.confirmed <= listed:
+        check_slot(node.id, slot, state, listed)
+        return
+    end, how = _archive_end(store, chain, node.id, listed), ADVANCED
+    if state.confirmed > end and (standby := _find_archived(store, sessions, chain, node, state.confirmed)):
+        how = f"in a failover, a command that failed archived WAL of standby {standby} up to there"
+    check_slot(node.id, slot, state, end, how)
+
+
+def _find_archived(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> str:
+    """Return a standby that may be the primary now and whose WAL is archived up to the position; "" if there is none.
+
+    A command that fails in a failover may have archived WAL of a standby only, and so have advanced the slot of the
+    server that is the primary now.
+    """
+    is_other = sessions.identities[node.id].timeline != chain.baseline[node.id].timeline
+    if node.backup_of is not None or not is_other:
+        return ""
+    promoted = sessions.promoted.get(node.id)
+    for standby, primary in chain.parts.items():
+        if primary == node.id and promoted in (None, standby):
+            segments = chain.newest_segments(standby)
+            listed = segments[-1].through if segments else chain.bases[standby]
+            # This only finds the cause: whether the standby's archive is damaged matters elsewhere.
+            with suppress(ArchiveError):
+                if _archive_end(store, chain, standby, listed) >= position:
+                    return standby
+    return ""
 
 
 def check_place(node: Node, place: str | None, reached: Lsn) -> None:

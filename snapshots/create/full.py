@@ -116,7 +116,7 @@ from cutline.snapshots.records.proven_chains import (
     increment_numbers,
 )
 from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
-from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted
 from cutline.snapshots.records.unfinished_records import (
     UnfinishedBase,
     UnfinishedCopy,
@@ -199,7 +199,7 @@ def plan_full(
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
-    check_not_deleted(store, request.name)
+    check_not_deleted(store, request.name, ANOTHER_NAME)
     free_turn(store, request.name, 0)
     if increment_numbers(store, request.name):
         raise commit_missing_error(request.name, 0)

@@ -35,7 +35,7 @@ from cutline.snapshots.operations.slot_guard import how_to_free_slots, preview_g
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import check_name, free_turn
 from cutline.snapshots.records.store_identity import check_takes_snapshots, read_identity
-from cutline.snapshots.records.tombstones import check_not_deleted
+from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.drain.slots import slot_name
@@ -85,7 +85,7 @@ def _plan(fleet: Fleet, request: CreateRequest, sessions: Sessions, store: Objec
     check_name(request.name)
     identity = read_identity(store, fleet)
     check_takes_snapshots(identity, store)
-    check_not_deleted(store, request.name)
+    check_not_deleted(store, request.name, ANOTHER_NAME)
     free_turn(store, request.name, 0)
     refuse_unfit(find_node_problems(sessions, partial(how_to_free_slots, store)))
     _, of_inserts = publication_names(identity.fleet_id)

@@ -34,7 +34,7 @@ from cutline.snapshots.records.proven_chains import (
     read_turn,
 )
 from cutline.snapshots.records.repair_records import Repair, RepairVoid, read_repair, repair_key
-from cutline.snapshots.records.tombstones import check_not_deleted, is_deleted, is_only_full
+from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted, is_deleted, is_only_full
 from cutline.storage.errors import BusyError, IndeterminateError, RefusedError, SnapshotError
 from cutline.storage.store import (
     AnswerLostError,
@@ -149,7 +149,7 @@ def put_commit(store: ObjectStore, commit: Commit, turn: int = 1) -> Commit:
 
 def check_predecessor(store: ObjectStore, commit: Commit) -> None:
     """Raise unless this increment builds on the previous commit, and that commit has not been deleted meanwhile."""
-    check_not_deleted(store, commit.snapshot)
+    check_not_deleted(store, commit.snapshot, ANOTHER_NAME)
     if commit.previous is None:
         return
     # This operation has proven what it read under this digest, so the same bytes need not be parsed again: a full

@@ -72,6 +72,7 @@ from cutline.storage.ids import new_operation_id
 from cutline.storage.process_limits import find_used_up
 from cutline.storage.store import ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
+from cutline.wal.drain.slots import SlotLostError
 from cutline.wal.segments.archive import SegmentDamagedError
 from cutline.wal.segments.own_store import StoreGoneError
 
@@ -256,9 +257,13 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
             )
         interrupt = find_behind(error, KeyboardInterrupt)
         is_cancelled = interrupt is not None and len(interrupt.args) > 1
-        # The counters of append-only tables, altered publications, and damaged WAL would be found again by every
-        # repetition.
-        is_repeated = isinstance(error, (AppendOnlyChangedError, SegmentDamagedError)) or (
+        # Imported here because it imports Arrow, which has been imported if the error was raised.
+        from cutline.wal.drain.lineage import WalDivergedError
+
+        # The counters of append-only tables, altered publications, and lost or damaged WAL would be found again by
+        # every repetition.
+        lasting = AppendOnlyChangedError, SegmentDamagedError, SlotLostError, WalDivergedError
+        is_repeated = isinstance(error, lasting) or (
             isinstance(error, SnapshotError) and error.ends_chain is ChainEnd.FOR_GOOD
         )
         names = store.list_children(f"operations/{intent.operation}")

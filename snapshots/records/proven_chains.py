@@ -68,6 +68,7 @@ from cutline.snapshots.records.documents import (
 from cutline.snapshots.records.merge_records import Merge, first_increment
 from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import (
+    ANOTHER_NAME,
     SnapshotDeletedError,
     check_not_deleted,
     is_deleted,
@@ -1353,7 +1354,7 @@ def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:
             newest = _find_newest(store, name)
         return newest.history.full if newest and newest.history else ""
 
-    check_not_deleted(store, check_name(name))
+    check_not_deleted(store, check_name(name), ANOTHER_NAME)
     return read_full(store, name, named_by_newest)
 
 
@@ -1378,7 +1379,7 @@ def read_continued(store: ObjectStore, name: str, full: FullSnapshot | None = No
     that the newest increment names are not proven again, except for their digests. Raises the errors of
     read_newest_part and check_not_pruned.
     """
-    check_not_deleted(store, check_name(name))
+    check_not_deleted(store, check_name(name), ANOTHER_NAME)
     check_not_pruned(store, name)
     full = full or read_continued_full(store, name)
     return with_repairs(store, _read_newest_part(store, full, is_continued=True))

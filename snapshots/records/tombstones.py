@@ -23,6 +23,8 @@ from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectS
 from cutline.storage.storing import create_or_find
 
 DAMAGED_HINT = "if nobody {done}, Cutline did not write this object: remove it from the store; {otherwise}"
+GONE = "it can't be read any more; to see which snapshots there are: snapshot list"
+ANOTHER_NAME = "choose a new name, such as 'nightly-{date}', because that of a deleted snapshot stays taken"
 DELETED: Literal["cutline/deleted/1"] = "cutline/deleted/1"
 ONLY_FULL: Literal["cutline/only-full/1"] = "cutline/only-full/1"
 
@@ -110,16 +112,18 @@ def _is_marked(store: ObjectStore, key: str) -> bool:
     return True
 
 
-def check_not_deleted(store: ObjectStore, name: str) -> None:
-    """Raise SnapshotDeletedError if the snapshot was deleted, or ManifestError if its tombstone can't be read."""
+def check_not_deleted(store: ObjectStore, name: str, hint: str = GONE) -> None:
+    """Raise SnapshotDeletedError if the snapshot was deleted, or ManifestError if its tombstone can't be read.
+
+    The `hint` of a create is ANOTHER_NAME.
+    """
     try:
         mark = read_mark(store, tombstone_key(name))
     except ObjectMissingError:
         return
     raise SnapshotDeletedError(
         f"snapshot {name} was deleted at {mark.at}",
-        hint="choose a new name, such as 'nightly-{date}': the name of a deleted snapshot can't be used again;"
-        " see: snapshot list",
+        hint=hint,
         details={"snapshot": name, "object": tombstone_key(name)},
     )
 

@@ -39,13 +39,15 @@ class Mode(StrEnum):
 class PgProxy:
     """A running proxy; its mode can be set from any thread.
 
-    It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request.
+    It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request. In
+    a server's answers it replaces the first text of `replaces` by the second, which is as long.
     """
 
     target: EmbeddedNode
     port: int
     mode: Mode = Mode.PASS
     stall_after: bytes = b""
+    replaces: tuple[bytes, bytes] | None = None
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -102,7 +104,7 @@ class PgProxy:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
-                writer.write(data)
+                writer.write(data if is_asking or self.replaces is None else data.replace(*self.replaces))
                 if is_asking and self.stall_after and self.stall_after in data:
                     await self._set(Mode.STALL)
                 await writer.drain()

@@ -64,6 +64,8 @@ def put_and_die(*arguments, **options):
 removing.put_mark = put_and_die
 """
 COPIED = "copied"
+# A command that reads a deleted snapshot needs no new name.
+GONE_HINT = "it can't be read any more; to see which snapshots there are: snapshot "
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +120,16 @@ def test_a_deleted_snapshot_leaves_nothing_and_other_chains_continue(runs: Runs)
     assert keys(fleet, "snapshots/going") == []
     assert names_of_snapshots(fleet) == ["staying"]
     assert run_ok(fleet, "delete", "going", "--yes")["state"] == "already-deleted"
-    with refused(fleet, "snapshot-deleted"):
+    with refused(fleet, "snapshot-deleted") as errors:
         create(fleet, "going")
+    assert errors[0].hint.startswith("choose a new name")
+    code, found = run_here(fleet, "create", "going", "--incremental")
+    assert (code, found["error"]) == (3, "snapshot-deleted")
+    assert str(found["hint"]).startswith("choose a new name")
+    for words in ("check",), ("merge", "--yes"), ("restore", "--yes"), ("show",), ("keep",), ("drill",), ("report",):
+        code, found = run_here(fleet, words[0], "going", *words[1:])
+        assert (code, found["error"]) == (3, "snapshot-deleted"), words
+        assert str(found["hint"]).startswith(GONE_HINT), words
 
     assert runs.increment("staying").increment > 0
     assert runs.check_one("staying").result == "valid"

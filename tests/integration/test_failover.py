@@ -32,11 +32,13 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
 from cutline.snapshots.operations.operation import exclusive
+from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
-from cutline.storage.errors import SnapshotError
+from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, run_command
+from tests.commands.watching import Reached, Watching
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -315,6 +317,33 @@ def test_a_primary_that_crashes_after_its_wal_was_archived_is_retried(place: Cha
     place.states[1] = place.live_state()
     assert not place.check().conflicts
     place.check_restores(1)
+
+
+def test_a_failover_in_a_create_is_named_as_the_cause_of_the_gap(place: ChangingFleet) -> None:
+    """The create archives WAL of the standby that is promoted, and not of the primary: nothing else moved the slot."""
+
+    def fail_over(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.FINISHES_WRITTEN, 1):
+            place.await_replay(STANDBY)
+            place.stop(PRIMARY)
+            promote(place, STANDBY)
+
+    place.write()
+    place.increment()
+    place.write()
+    failing = Watching(fail_over)
+    with pytest.raises(UnreachableError, match=f"node {PRIMARY}: "):
+        create_increment(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, failing)
+    progress = Watching()
+    commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, progress)
+    place.states[2] = place.live_state()
+    assert isinstance(commit, Increment)
+    assert commit.renewed.keys() == {PRIMARY}
+    cause = f"in a failover, a command that failed archived WAL of standby {STANDBY} up to there"
+    (warning,) = [note for note in progress.notes if f"primary {PRIMARY} is copied again" in note]
+    assert warning.endswith(f": {cause}; no time between increment 1 and this increment can be restored")
+    assert not place.check().conflicts
+    place.check_restores(1, 2)
 
 
 def become_standby(place: ChangingFleet, node: str) -> None:

@@ -9,17 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from cutline.fleet.config import load_fleet
-from cutline.nodes.connections import connect, with_database
+from cutline.fleet.config import Node, load_fleet
+from cutline.fleet.lsn import ORIGIN
+from cutline.nodes.connections import connect, connect_replication, with_database
 from cutline.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
+from cutline.nodes.programs import run_tool
+from cutline.storage.errors import UnreachableError
+from cutline.wal.drain.peek import peek
 from tests.commands.snapshot_runs import configure_fleet
 from tests.run.quick_spark import QUICK
 from tests.run.soak import first
@@ -215,6 +220,76 @@ def test_the_limits_of_a_role_and_of_a_database_count(fleet_factory: FleetFactor
             assert task_sessions({node: own}) == {"s1": (9 - 2) // 2}
 
 
+@contextmanager
+def limited(dsn: str, statement: str, count: int) -> Iterator[Node]:
+    """Limit the connections of a role or a database by `statement`; yield the role's node, which has `count` already.
+
+    The limits do not apply to superusers.
+    """
+    with ExitStack() as stack:
+        session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        session.execute('CREATE ROLE "back ""up" LOGIN REPLICATION')
+        session.execute(statement.encode())
+        node = Node(id="s1", dsn=make_conninfo(dsn, user='back "up'))
+        for _ in range(count):
+            stack.enter_context(psycopg.connect(node.dsn))
+        yield node
+
+
+# Statements that limit connections, and the limits that two sessions of the role reach. Other sessions count for a
+# database, too.
+LIMITS = pytest.mark.parametrize(
+    ("limit", "reached"),
+    [('ALTER ROLE "back ""up" CONNECTION LIMIT', 2), ('ALTER DATABASE "bank" CONNECTION LIMIT', 3)],
+    ids=["role", "database"],
+)
+
+
+@LIMITS
+def test_a_limit_that_refuses_a_session_is_named(
+    fleet_factory: FleetFactory, tmp_path: Path, limit: str, reached: int
+) -> None:
+    """By every way in which Cutline connects."""
+    (dsn,) = few(fleet_factory, tmp_path).dsns()
+    hints = []
+    with limited(dsn, f"{limit} {reached}", 2) as node:
+        for connects in (
+            lambda: connect(node),
+            lambda: next(peek(node, "none", ("none",), ORIGIN, 1)),
+            lambda: run_tool("pg_dump", "--schema-only", node.dsn),
+        ):
+            with pytest.raises(UnreachableError, match="too many connections for ") as raised:
+                connects()
+            hints.append(raised.value.hint)
+    for hint in hints:
+        assert hint.startswith(f"end other sessions of the {'role' if 'ROLE' in limit else 'database'}, or raise its")
+        assert f" limit: {limit} …;" in hint
+        assert "max_connections" not in hint
+
+
+@LIMITS
+def test_a_limit_that_leaves_too_few_sessions_is_named(
+    fleet_factory: FleetFactory, tmp_path: Path, limit: str, reached: int
+) -> None:
+    (dsn,) = few(fleet_factory, tmp_path).dsns()
+    with (
+        limited(dsn, f"{limit} {reached + 1}", 1) as node,
+        connect(node) as own,
+        pytest.raises(TooFewConnectionsError, match="node s1 has 1 of the 3 needed") as raised,
+    ):
+        check_free_connections({node: own})
+    (raise_it,) = (line for line in raised.value.hint.splitlines() if "LIMIT" in line)
+    assert raise_it == f"{limit} …;"
+
+
+def test_the_number_of_wal_senders_is_named(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+    servers = fleet_factory(1, 0, settings={"max_wal_senders": "1"})
+    (node,) = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store").primaries
+    with connect_replication(node), pytest.raises(UnreachableError, match="max_wal_senders") as raised:
+        connect_replication(node)
+    assert raised.value.hint.startswith("raise max_wal_senders")
+
+
 def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFactory, tmp_path: Path) -> None:
 
     servers = few(fleet_factory, tmp_path)
@@ -228,6 +303,7 @@ def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFacto
     try:
         found = run_command(fleet, "create", "one", code=3)
         assert found["error"] == "too-few-connections"
+        assert "raise max_connections of node s1" in str(found["hint"])
         assert "node s1 has 2 of the 3 needed" in str(found["message"])
         others += [psycopg.connect(dsn) for _ in range(4 + RESERVED)]
         found = run_command(fleet, "create", "one", code=6)

@@ -82,8 +82,8 @@ def tombstone_not_looked_for() -> Iterator[None]:
     """List everything that has a commit, even if it is deleted."""
     with (
         patch.object(proven_chains, "is_deleted", lambda store, name: False),
-        patch.object(listing, "check_not_deleted", lambda store, name: None),
-        patch.object(proven_chains, "check_not_deleted", lambda store, name: None),
+        patch.object(listing, "check_not_deleted", lambda store, name, hint="": None),
+        patch.object(proven_chains, "check_not_deleted", lambda store, name, hint="": None),
     ):
         yield
 

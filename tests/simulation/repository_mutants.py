@@ -237,7 +237,7 @@ def lost_object_is_stored() -> AbstractContextManager[object]:
 
 def name_is_used_again() -> AbstractContextManager[object]:
     """Create without looking for a tombstone."""
-    return _everywhere("check_not_deleted", lambda store, name: None, create_processes, committing)
+    return _everywhere("check_not_deleted", lambda store, name, hint="": None, create_processes, committing)
 
 
 # Each mutant with the promises that it may break; a history reports the first that it finds broken.

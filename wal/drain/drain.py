@@ -47,7 +47,7 @@ from cutline.wal.drain.lineage import (
     markers_of_messages,
 )
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
-from cutline.wal.drain.peek import SlotInUseError, peek, reads_with_psycopg, slot_in_use
+from cutline.wal.drain.peek import SlotInUseError, WalRemovedError, peek, reads_with_psycopg, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
@@ -77,6 +77,8 @@ IDLE_BYTES_MAX = 4 << 20
 PEEKED_MESSAGES_MAX = (1 << 31) - 1
 SLOT_IN_USE_POLL_SECONDS = 0.05
 SLOT_IN_USE_SECONDS_MAX = 20.0
+# A promotion renames and copies WAL files, and an operator may be putting one back.
+REMOVED_AGAIN_SECONDS = 3.0
 
 
 @dataclass(slots=True)
@@ -151,6 +153,7 @@ def drain(task: DrainTask) -> DrainReport:
     """Bring the node's archive up to `task.finish`; return a SnapshotError in the report instead of raising it."""
     began = time.monotonic()
     archive: _Archive | None = None
+    removed = ""
     while True:
         try:
             archive = archive or _Archive(task, task.store.open())
@@ -170,10 +173,20 @@ def drain(task: DrainTask) -> DrainReport:
             if archive is None or time.monotonic() - max(began, archive.grown_at) > SLOT_IN_USE_SECONDS_MAX:
                 return DrainReport(task.node.id, problem=report_of(error))
             time.sleep(SLOT_IN_USE_POLL_SECONDS)
+        except WalRemovedError as error:
+            # No slot is given up for a file that is missing for a moment.
+            if removed == (segment := str(error.details["segment"])):
+                return DrainReport(task.node.id, problem=report_of(_lost_error(task, error)))
+            removed = segment
+            time.sleep(REMOVED_AGAIN_SECONDS)
         except SnapshotError as error:
             return DrainReport(task.node.id, problem=report_of(error))
         except psycopg.OperationalError as error:
             return DrainReport(task.node.id, problem=report_of(unreachable_error(task.node, error)))
+
+
+def _lost_error(task: DrainTask, error: WalRemovedError) -> SlotLostError:
+    return SlotLostError(error.message, hint=error.hint, details={"node": task.node.id, "slot": task.slot})
 
 
 def _drain(task: DrainTask, archive: _Archive) -> None:
@@ -217,6 +230,8 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
             found |= {one.marker: one.position for one in markers_of_messages(messages)}
             if missing:
                 missing.difference_update(ends_of_messages(messages))
+    except WalRemovedError:
+        raise
     except UnreachableError as error:
         if find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
             raise diverged_error(
@@ -233,6 +248,8 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
         chunk = _Chunk(archive, texts_of(connection))
         try:
             chunk.read(task, messages)
+        except WalRemovedError:
+            raise
         except (UnreachableError, DecodingError) as error:
             lsn = Lsn.parse(str(error.details["lsn"])) if isinstance(error, DecodingError) else ORIGIN
             rolled_back = find_undecodable(task.node, task.slot, task.publications, task.finish, lsn)

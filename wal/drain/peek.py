@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import secrets
 import threading
 from collections.abc import Generator, Iterator, Mapping
@@ -29,7 +30,7 @@ from cutline.columns.bytes_column import BytesColumn, from_list, offsets_of
 from cutline.fleet.config import Node
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import FREE_SLOTS
+from cutline.fleet.messages import FREE_SLOTS, NEXT_COPIES
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import (
     SessionState,
@@ -37,6 +38,7 @@ from cutline.nodes.connections import (
     connect,
     conninfo,
     lacking_error,
+    no_connection_hint,
     read_state,
     refuses_options,
     set_query,
@@ -125,8 +127,22 @@ COPY_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 COPY_HEADER_BYTES, COPY_ROW_BYTES, COPY_END = len(COPY_SIGNATURE) + 8, 6, b"\xff\xff"
 
 
+# The path in the error of a server that lacks a WAL file (xlogutils.c: "requested WAL segment … has already been
+# removed"). Not of one that can't read it, which has another SQLSTATE.
+MISSING_FILE, WAL_FILE = "58P01", re.compile(r"pg_wal/([0-9A-F]{24})\b")
+# A check reads a copy of the slot with ADBC only.
+REMOVED = "has already been removed"
+
+
 class SlotInUseError(BusyError):
     """Another process is reading the slot."""
+
+
+class WalRemovedError(UnreachableError):
+    """The node lacks a WAL file that the slot needs; `details` names the `segment`.
+
+    The slot itself is valid: the server has not removed the file, but pg_resetwal, a lost disk or somebody else.
+    """
 
 
 def peek(
@@ -135,8 +151,8 @@ def peek(
     """Yield the slot's messages (pgoutput, protocol 3) up to position `finish`, in binary arrays of bounded size.
 
     Values and names are in the server's encoding. Stops early once `messages_max` is reached, but only at the end of a
-    transaction. Set `with_psycopg` for a small amount of WAL (`reads_with_psycopg`). Raises SlotInUseError, and
-    UnreachableError if the server ends the read.
+    transaction. Set `with_psycopg` for a small amount of WAL (`reads_with_psycopg`). Raises SlotInUseError,
+    WalRemovedError, and UnreachableError if the server ends the read.
     """
     query = peek_query(slot, publications, finish, messages_max)
     if with_psycopg:
@@ -152,8 +168,14 @@ def peek(
             # Don't keep a reference to a batch, which may be 100 MB.
             yield from map(_messages_of, pa.RecordBatchReader._import_from_c(stream.address))
     except (adbc.Error, pa.ArrowException, OSError) as error:
-        # During the transfer, the stream raises the server's errors as Arrow errors.
-        raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+        # During the transfer, the stream raises the server's errors as Arrow errors, without the SQLSTATE.
+        if not WAL_FILE.search(str(error)):
+            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+    else:
+        return
+    # The error's text may be in any language, but psycopg gives the SQLSTATE. No message was sent before the error: the
+    # server decodes all of them first.
+    yield from _peek_with_psycopg(node, slot, query)
 
 
 def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
@@ -348,7 +370,13 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
     # Prefer the SQLSTATE: the server's messages may be in another language.
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
-    remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "")
+    if segment := _missing_segment(message, sqlstate):
+        return WalRemovedError(
+            f"node {node.id}: WAL that slot {slot} needs is gone: the server lacks pg_wal/{segment}",
+            hint=NEXT_COPIES,
+            details={"node": node.id, "slot": slot, "segment": segment},
+        )
+    remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "") or no_connection_hint(message)
     if LIMIT in message:
         user = conninfo_to_dict(node.dsn).get("user")
         remedy = RAISE_LIMIT.format(role=quote_identifier(str(user)) if user else "its role")
@@ -359,3 +387,9 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
         hint=f"{remedy or SEE_LOG}; then {then}",
         details={"node": node.id, "slot": slot},
     )
+
+
+def _missing_segment(message: str, sqlstate: str | None) -> str:
+    """Return the name of the WAL file that the server lacks according to the error; "" if that is not the error."""
+    found = WAL_FILE.search(message)
+    return found[1] if found and (sqlstate == MISSING_FILE or REMOVED in message) else ""

@@ -345,12 +345,15 @@ def slot_problem(name: str, state: SlotState | None) -> str:
     return "" if state.two_phase else f"slot {name} does not decode prepared transactions"
 
 
-def check_slot(node: str, name: str, state: SlotState | None, archived: int) -> SlotState:
-    """Return the state; raise SlotLostError unless the slot can continue where the archive ends."""
+def check_slot(node: str, name: str, state: SlotState | None, archived: int, how: str = ADVANCED) -> SlotState:
+    """Return the state; raise SlotLostError unless the slot can continue where the archive ends.
+
+    `how` says how a slot has come past the end of the archive.
+    """
     problem = slot_problem(name, state)
     if state is not None and not problem and state.confirmed > archived:
         place = str(state.confirmed)
-        problem = f"slot {name} is at {place}, but the archive ends at {archived}: {ADVANCED}"
+        problem = f"slot {name} is at {place}, but the archive ends at {archived}: {how}"
     if problem or state is None:
         raise SlotLostError(
             f"node {node}: {problem}",

@@ -20,7 +20,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.fleet.messages import join_some
+from cutline.fleet.messages import AWAITS_STANDBYS, END_STANDBYS_WAIT, join_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.units import size_text
 from cutline.nodes.connections import connect, raising_unreachable
@@ -34,16 +34,24 @@ NOTE_SECONDS = 2.0
 # As long as nothing changes, the note is repeated at this interval.
 REPEAT_SECONDS = 30.0
 NAMED_MAX = 5
-# Gids and role names may belong to another database and be in its encoding.
+# The wait event of a session whose COMMIT, PREPARE or COMMIT PREPARED waits for synchronous standbys.
+SYNC_REP = "SyncRep"
+# Gids and role names may belong to another database and be in its encoding. A session no longer has the transaction id
+# in COMMIT PREPARED; its query is text of this database's encoding if it is in this database.
 PREPARED = f"""
 SELECT 'prepared', {readable("gid")}, extract(epoch FROM now() - prepared)::float8,
-       '', {readable("owner::text")}, 'prepared', database::text, transaction::text
-  FROM pg_prepared_xacts
+       '', {readable("owner::text")}, 'prepared', database::text, transaction::text,
+       EXISTS (SELECT FROM pg_stat_activity a
+                WHERE a.wait_event = '{SYNC_REP}'
+                  AND (a.backend_xid = p.transaction
+                       OR CASE WHEN a.datname = current_database() AND p.database = current_database()
+                               THEN strpos(a.query, quote_literal(p.gid)) > 0 END))
+  FROM pg_prepared_xacts p
 """
 RUNNING = f"""
 SELECT 'process', pid::text, extract(epoch FROM now() - xact_start)::float8,
        coalesce(nullif(application_name, ''), backend_type, ''), coalesce({readable("usename::text")}, ''),
-       coalesce(state, ''), coalesce(datname, ''), backend_xid::text
+       coalesce(state, ''), coalesce(datname, ''), backend_xid::text, coalesce(wait_event = '{SYNC_REP}', false)
   FROM pg_stat_activity WHERE backend_xid IS NOT NULL
 """
 OPEN_QUERY = f"{RUNNING} UNION ALL {PREPARED} ORDER BY 3 DESC NULLS LAST"
@@ -80,7 +88,8 @@ class Awaited:
     `age_seconds` is None if the server does not show when the transaction began: pg_stat_activity has no times with
     track_activities off, nor in the moment in which a transaction begins.
 
-    `is_committed_elsewhere`: another node has committed its part, so this part must be committed too.
+    `awaits_standbys`: it has ended, except that its server waits for synchronous standbys. `is_committed_elsewhere`:
+    another node has committed its part, so this part must be committed too.
     """
 
     node: str
@@ -92,6 +101,7 @@ class Awaited:
     state: str
     database: str
     xid: str
+    awaits_standbys: bool = False
     is_committed_elsewhere: bool = False
 
     @property
@@ -103,6 +113,8 @@ class Awaited:
         """Describe the transaction, for messages."""
         age = "of unknown age" if self.age_seconds is None else f"{self.age_seconds:.0f} s old"
         where = f"{age}, of {self.user or 'an unknown user'} in database {self.database}"
+        if self.awaits_standbys:
+            where += f", {AWAITS_STANDBYS}"
         if self.kind == "prepared":
             return f"node {self.node}: prepared transaction {_literal(self.name)}, {where}"
         application = f", application {self.application}" if self.application else ""
@@ -112,8 +124,16 @@ class Awaited:
         """Return the statement that ends the transaction, after a comment that says where to run it.
 
         For most prepared transactions it is unknown whether another node has committed its part; then both statements
-        are returned.
+        are returned. If it waits for standbys, the statements end the wait.
         """
+        if self.awaits_standbys:
+            return [
+                comment(f"on node {self.node}, to see which standbys are connected:"),
+                "SELECT application_name, state, sync_state FROM pg_stat_replication;",
+                comment(f"on node {self.node}, to wait for the named standbys only, or for none:"),
+                "ALTER SYSTEM SET synchronous_standby_names = '…';",
+                "SELECT pg_reload_conf();",
+            ]
         if self.kind != "prepared":
             return [comment(f"on node {self.node}:"), f"SELECT pg_terminate_backend({self.name});"]
         commit, rollback = (f"{word} PREPARED {_literal(self.name)};" for word in ("COMMIT", "ROLLBACK"))
@@ -125,7 +145,7 @@ class Awaited:
 
     def details(self) -> dict[str, object]:
         """Return the fields of the transaction, for error details."""
-        hidden = ("name", "xid", "is_committed_elsewhere")
+        hidden = ("name", "xid", "awaits_standbys", "is_committed_elsewhere")
         fields = {name: value for name, value in asdict(self).items() if name not in hidden}
         return fields | ({"gid": self.name} if self.kind == "prepared" else {"pid": int(self.name)})
 
@@ -176,9 +196,13 @@ def describe_waits(awaited: Iterable[Awaited]) -> str:
 
 def wait_error(what: str, seconds: float, awaited: list[Awaited], node: str | None = None) -> SlotWaitError:
     """Return the error for a wait that was given up; its hint contains the statements that end the transactions."""
-    remedies = [line for one in awaited[:NAMED_MAX] for line in one.remedy()]
+    # Those that wait for the standbys of the same node have the same remedy.
+    distinct = dict.fromkeys(tuple(one.remedy()) for one in awaited[:NAMED_MAX])
+    remedies = [line for remedy in distinct for line in remedy]
     end = "wait longer (--wait SECONDS), or end these transactions"
-    if awaited and all(one.is_committed_elsewhere for one in awaited):
+    if awaited and all(one.awaits_standbys for one in awaited):
+        end = f"these transactions wait for synchronous standbys: {END_STANDBYS_WAIT}, or wait longer (--wait SECONDS)"
+    elif awaited and all(one.is_committed_elsewhere for one in awaited):
         end = "another node has committed these transactions: wait longer (--wait SECONDS), or commit them here, too"
     return SlotWaitError(
         f"{what}: gave up after waiting {seconds:.0f} s for {describe_waits(awaited)}",

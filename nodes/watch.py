@@ -32,6 +32,7 @@ from cutline.nodes.connections import (
     start_daemons,
     unreachable_error,
 )
+from cutline.nodes.encodings import ADAPTERS
 from cutline.storage.errors import IndeterminateError, SnapshotError
 from cutline.storage.process_limits import is_used_up
 
@@ -105,6 +106,8 @@ SILENCE_SECONDS_MAX = 30.0
 TICK_SECONDS = 0.25
 STOP_SECONDS_MAX = 2.0
 CONNECTING_SECONDS_MAX = 0.5
+# The database's owner may have put objects in front of PostgreSQL's own.
+SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
 REACHABLE = "check that the server is running and can be reached"
 
 
@@ -121,6 +124,23 @@ def silent_error(silent: Mapping[str, float]) -> SilentNodeError:
     )
 
 
+Answer = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a watch also asks its nodes, every `seconds`.
+
+    `tell` gets the node's id and the rows, in the watch's thread: it must not wait. The query must name nothing outside
+    of pg_catalog.
+    """
+
+    query: str
+    parameters: Callable[[str], Mapping[str, object]]
+    tell: Callable[[str, Answer], object]
+    seconds: float
+
+
 class Watch:
     """Queries every node repeatedly in a separate thread, and notes the nodes that don't answer."""
 
@@ -131,6 +151,7 @@ class Watch:
         self._is_ended = False
         # Each with the nodes whose silence it is for, None for all.
         self._acts: list[tuple[Callable[[], object], frozenset[str] | None]] = []
+        self._question: Question | None = None
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -165,6 +186,15 @@ class Watch:
     def only(self, nodes: Iterable[str]) -> WatchOfSome:
         """Return the watch for work that needs only these nodes: the silence of others does not end it."""
         return WatchOfSome(self, frozenset(nodes))
+
+    @contextmanager
+    def asking(self, question: Question) -> Iterator[None]:
+        """While the block runs, ask every node the question, in the sessions that the watch has anyway."""
+        self._question = question
+        try:
+            yield
+        finally:
+            self._question = None
 
     def end_all(self) -> None:
         """Call every act of `on_silence`, present and future: the command was interrupted and should stop waiting."""
@@ -216,14 +246,14 @@ class Watch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _query(self, node: Node) -> None:
-        probe = _Probe(node, self._name)
+        probe = _Probe(node, self._name, lambda: self._question)
         silence, due = 0.0, SILENCE_SECONDS_MAX
         try:
             while True:
                 passed = await probe.poll()
                 if passed is None:
                     silence, due = 0.0, SILENCE_SECONDS_MAX
-                    await asyncio.sleep(PROBE_SECONDS)
+                    await asyncio.sleep(self._interval)
                     continue
                 silence += passed
                 if silence >= due:
@@ -231,6 +261,11 @@ class Watch:
                     due = silence + PROBE_SECONDS
         finally:
             await probe.end()
+
+    @property
+    def _interval(self) -> float:
+        question = self._question
+        return PROBE_SECONDS if question is None else min(PROBE_SECONDS, question.seconds)
 
     def _report_silence(self, node: Node, seconds: float) -> None:
         with self._lock:
@@ -267,6 +302,8 @@ class _Probe:
 
     node: Node
     name: str
+    question: Callable[[], Question | None]
+    may_ask: bool = True
     session: psycopg.AsyncConnection[Any] | None = None
     query: asyncio.Task[bool] | None = None
     waited: float = 0.0
@@ -298,8 +335,11 @@ class _Probe:
         try:
             if self.session is None:
                 conninfo = make_conninfo(probe_conninfo(self.node.dsn), application_name=self.name)
-                self.session = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
-            await self.session.execute("SELECT 1")
+                self.session = await psycopg.AsyncConnection.connect(conninfo, autocommit=True, context=ADAPTERS)
+            if (question := self.question()) is None or not self.may_ask:
+                await self.session.execute("SELECT 1")
+            else:
+                await self._ask(self.session, question)
         except psycopg.Error as error:
             session, self.session = self.session, None
             if session is not None:
@@ -312,6 +352,19 @@ class _Probe:
             # host name. If the watch ended because of the error, it would no longer notice silent nodes.
             return True
         return True
+
+    async def _ask(self, session: psycopg.AsyncConnection[Any], question: Question) -> None:
+        try:
+            await session.execute(SET_PATH)
+            cursor = await session.execute(question.query.encode(), question.parameters(self.node.id))
+            rows = await cursor.fetchall()
+        except psycopg.Error as error:
+            # The server refuses the question: the node is watched without it.
+            self.may_ask = error.sqlstate is None
+            raise
+        # Whatever happens to a report, the node is watched.
+        with suppress(Exception):
+            question.tell(self.node.id, rows)
 
     async def end(self) -> None:
         """Close the session, even while a query is in flight."""

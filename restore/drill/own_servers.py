@@ -45,6 +45,7 @@ from cutline.restore.targets.target import (
     suffix_of,
     target_of,
 )
+from cutline.restore.targets.waits import TargetWaits, bounding_waits
 from cutline.storage.errors import SnapshotError, UsageError
 
 # Names of a drill's objects on a server, with the operation's suffix and, for a database, the number of the target.
@@ -86,10 +87,11 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
             target.shard: stack.enter_context(connect(target.maintenance, application_name=name)) for target in targets
         }
         # A proxy may close an idle session, so the watch keeps other sessions with this name and renews them.
-        stack.enter_context(watch_nodes((target.maintenance for target in targets), name))
+        watch = stack.enter_context(watch_nodes((target.maintenance for target in targets), name))
+        waits = stack.enter_context(bounding_waits(watch, targets, sessions, progress))
         for target in targets:
             with raising_unreachable(target.node):
-                drop_dead(target, sessions[target.shard], progress)
+                drop_dead(target, sessions[target.shard], progress, waits)
         has_superusers = _check_roles(targets, sessions)
         if has_superusers and plan.request.scope.role_map:
             raise UsageError(
@@ -104,8 +106,11 @@ def own_servers(plan: RestorePlan, extensions: frozenset[str], progress: Progres
             if has_superusers:
                 placed = _with_login(placed, sessions, name, extensions)
             yield DrillPlace(placed, lambda target: Reader(target.node, lambda process: _end(target, process)))
+        except KeyboardInterrupt:
+            waits.hurry()
+            raise
         finally:
-            _drop_all(targets, name, progress)
+            _drop_all(targets, name, progress, waits)
 
 
 def _end(target: Target, process: int) -> bool:
@@ -201,7 +206,7 @@ def _check_login(target: Target) -> None:
         ) from error
 
 
-def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress) -> None:
+def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progress, waits: TargetWaits) -> None:
     """Drop the remains of killed drills on the server, recognized by names that no session has.
 
     Objects in use are reported and left behind; they don't interfere with other drills. Raises an error if the session
@@ -214,7 +219,7 @@ def drop_dead(target: Target, session: psycopg.Connection[Any], progress: Progre
     databases = dict.fromkeys(
         database for (database,) in found if (match := NAME.fullmatch(database)) and match["drill"] not in living
     )
-    for what, why in (*_drop_databases(target, session, databases, roles), *_drop_roles(session, roles)):
+    for what, why in (*_drop_databases(target, session, databases, roles, waits), *_drop_roles(session, roles, waits)):
         progress.note(
             f"node {target.node.id}: {what} was left behind by a killed drill and could not be dropped: {why}"
         )
@@ -229,7 +234,11 @@ def _made_roles(target: Target, session: psycopg.Connection[Any]) -> list[tuple[
 
 
 def _drop_databases(
-    target: Target, session: psycopg.Connection[Any], databases: Iterable[str], roles: Iterable[tuple[str, str]]
+    target: Target,
+    session: psycopg.Connection[Any],
+    databases: Iterable[str],
+    roles: Iterable[tuple[str, str]],
+    waits: TargetWaits,
 ) -> Iterator[tuple[str, str]]:
     """Drop the databases and all others owned by the restoring roles; yield those that remain, with the reasons.
 
@@ -240,17 +249,19 @@ def _drop_databases(
         # The snapshot owners' code, which ran as this role, may have given it a password that the owners know.
         bar = sql.SQL("ALTER ROLE {} NOLOGIN").format(sql.Identifier(role))
         # Ignore errors: either another drill is dropping the role, or DROP will report the reason.
-        _why_left(session, partial(session.execute, bar))
+        _why_left(session, partial(session.execute, bar), waits)
         for (process,) in session.execute(SESSIONS_QUERY, (role,)).fetchall():
             # Ignore errors here too: DROP will report the reason.
-            _why_left(session, partial(end_session, target.maintenance, process))
+            _why_left(session, partial(end_session, target.maintenance, process), waits)
     owned = [database for (database,) in session.execute(OWNED_QUERY, (logins,))]
     for database in dict.fromkeys([*databases, *owned]):
-        if why := _why_left(session, partial(drop_database, target, session, database)):
+        if why := _why_left(session, partial(drop_database, target, session, database), waits):
             yield f"database {database}", why
 
 
-def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _drop_roles(
+    session: psycopg.Connection[Any], roles: Iterable[tuple[str, str]], waits: TargetWaits
+) -> Iterator[tuple[str, str]]:
     """Drop the roles; yield those that remain, with the reasons.
 
     Raises an error if the session is lost.
@@ -262,16 +273,17 @@ def _drop_roles(session: psycopg.Connection[Any], roles: Iterable[tuple[str, str
             yield f"role {role}", "it identifies the drill's other roles"
             continue
         # Ignore errors: DROP will report the reason.
-        _why_left(session, partial(revoke_tablespaces, session, role))
-        if why := _why_left(session, partial(session.execute, statement)):
+        _why_left(session, partial(revoke_tablespaces, session, role), waits)
+        if why := _why_left(session, partial(session.execute, statement), waits):
             left.add(mark)
             yield f"role {role}", why
 
 
-def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> str:
+def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object], waits: TargetWaits) -> str:
     """Call `drop`; return the reason if it fails, else "". Raises an error if the session is lost."""
     try:
-        drop()
+        with waits.naming_blocked():
+            drop()
     except (SnapshotError, psycopg.Error) as error:
         if session.broken:
             raise
@@ -279,14 +291,14 @@ def _why_left(session: psycopg.Connection[Any], drop: Callable[[], object]) -> s
     return ""
 
 
-def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
+def _drop_all(targets: Iterable[Target], name: str, progress: Progress, waits: TargetWaits) -> None:
     """Drop everything that the drill created, in new sessions, because the earlier ones may be lost."""
 
     def drop_databases(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
-        yield from _drop_databases(target, session, (target.loading, target.database), made(target, session))
+        yield from _drop_databases(target, session, (target.loading, target.database), made(target, session), waits)
 
     def drop_roles(target: Target, session: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
-        yield from _drop_roles(session, made(target, session))
+        yield from _drop_roles(session, made(target, session), waits)
 
     def made(target: Target, session: psycopg.Connection[Any]) -> list[tuple[str, str]]:
         return [(role, mark) for role, mark in _made_roles(target, session) if mark == name]
@@ -297,6 +309,7 @@ def _drop_all(targets: Iterable[Target], name: str, progress: Progress) -> None:
         for target in targets:
             try:
                 with connect(target.maintenance) as session:
+                    waits.bound(target, session)
                     for what, why in drop(target, session):
                         progress.note(f"node {target.node.id}: {what} will remain until the next drill there: {why}")
             except (SnapshotError, psycopg.Error) as error:

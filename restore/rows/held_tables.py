@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.progress import Progress
 from cutline.nodes.connections import connect
 from cutline.nodes.groups import Group, qualify
 from cutline.restore.rows.filled_tables import TablesUnfitError, oids_of
@@ -23,6 +24,7 @@ from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import TablesInUseError
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_connected
 from cutline.storage.errors import SnapshotError
+from cutline.wal.drain.waiting import WaitNotes
 
 WRITERS_SECONDS_MAX = 60
 # Give waiting sessions this much time, because they may give up on their own, such as a migration with a lock_timeout.
@@ -156,8 +158,9 @@ def _end_waiting(nodes: Iterable[Node]) -> None:
             connection.execute(END_WAITING_QUERY)
 
 
-def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group]) -> None:
+def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Iterable[Group], progress: Progress) -> None:
     """Wait for the transactions that are now writing to the tables to end; raise TablesInUseError on timeout."""
+    notes = WaitNotes(f"node {node.id}: the restore", progress)
     oids = find_connected(connection, oids_of(connection, groups))
     writers = set(connection.execute(WRITERS_QUERY, (oids,)).fetchall())
     deadline = monotonic() + WRITERS_SECONDS_MAX
@@ -165,6 +168,8 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
         if monotonic() > deadline:
             who = _who(pid for _, pid in writers)
             raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
+        text = f"up to {WRITERS_SECONDS_MAX} s: {_who(pid for _, pid in writers)} wrote to tables of the restore"
+        notes.report(frozenset(writers), text)
         sleep(POLL_SECONDS)
 
 

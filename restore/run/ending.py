@@ -46,10 +46,16 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
     Closed databases are reopened in any case. A drill leaves nothing behind that could be resumed.
     """
     try:
-        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
+        with (
+            run.watch.naming_silent(),
+            run.waits.naming_blocked(),
+            naming_lost_nodes(run.plan.targets, run.connections),
+        ):
             yield
     except BaseException as error:
         run.progress.ending()
+        if isinstance(error, KeyboardInterrupt):
+            run.waits.hurry()
         if run.plan.request.is_drill:
             # Everything that the drill created disappears with its servers.
             lease.stays_open = False
@@ -107,6 +113,7 @@ def say_open(run: RestoreRun, error: BaseException) -> None:
     is_published = len(run.shards_in(Phase.PUBLISHED)) == len(run.plan.targets)
     may_undo = not (run.is_decided if scope.data_only else is_published)
     lines = [
+        *run.undo_hint,
         # A restore without a record can't be resumed.
         *[f"to finish it: {resume}"] * bool(run.records),
         *[f"to undo it: {abandon}"] * may_undo,

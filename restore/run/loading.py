@@ -241,7 +241,7 @@ def _hold(run: RestoreRun, target: Target, *, has_begun: bool) -> None:
             _check_same(run, target, session)
         else:
             # Rows of open transactions become visible only when they end, and tables with rows must not be touched.
-            await_writers(target.node, session, groups)
+            await_writers(target.node, session, groups, run.progress)
 
 
 def _check_same(run: RestoreRun, target: Target, session: psycopg.Connection[object]) -> None:
@@ -275,7 +275,7 @@ def verify_rows(run: RestoreRun, target: Target, database: LoadTarget) -> int:
     """
     session = run.held[target.shard]
     with raising_unreachable(target.node):
-        await_writers(target.node, session, database.groups.values())
+        await_writers(target.node, session, database.groups.values(), run.progress)
     rows = count_rows(database, run.watch)
     # Rows were loaded and counted by name, but a schema can be renamed even while its tables are locked.
     with raising_unreachable(target.node):

@@ -73,6 +73,7 @@ from cutline.restore.targets.target import (
     provisional_targets,
     server_of,
 )
+from cutline.restore.targets.waits import bounding_waits
 from cutline.restore.unfinished.unfinished import (
     UnfinishedRestore,
     UnfinishedRestoreError,
@@ -136,7 +137,12 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
     """
     progress.step("check targets")
     obstacles = Obstacles()
-    with lock_targets(plan.targets, obstacles) as connections, TemporaryDirectory(prefix="cutline-ddl-") as folder:
+    with (
+        watch_nodes(target.maintenance for target in plan.targets) as watch,
+        lock_targets(plan.targets, obstacles) as connections,
+        bounding_waits(watch, plan.targets, connections, progress),
+        TemporaryDirectory(prefix="cutline-ddl-") as folder,
+    ):
         locked = LockedTargets(plan, connections, Path(folder), obstacles)
         check_no_unfinished(plan.store.open(), plan.request.name, locked.reached, connections, progress)
         preview = check_restore(locked, plan.targets)
@@ -151,8 +157,7 @@ def preview_restore(plan: RestorePlan, progress: Progress) -> RestorePreview:
         if not tried:
             return preview
         progress.step("rehearse the DDL")
-        with watch_nodes(target.maintenance for target in tried) as watch:
-            refused = _rehearse_all(plan, preview, tried, connections, watch)
+        refused = _rehearse_all(plan, preview, tried, connections, watch)
         if not plan.request.allow_refused_ddl:
             refuse(refused, connections, plan.steps)
         statements = [

@@ -17,7 +17,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.messages import resume_command
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
-from cutline.nodes.sessions import in_parallel, let_end
+from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.estimates.estimate import RestoreStep
 from cutline.restore.estimates.pace import RestorePace, corrected
@@ -52,6 +52,7 @@ from cutline.restore.targets.target import (
     naming_lost_nodes,
     provisional_targets,
 )
+from cutline.restore.targets.waits import bounding_waits
 from cutline.restore.unfinished.unfinished import (
     check_no_unfinished,
     check_whole,
@@ -125,6 +126,7 @@ def resume_restore(
         locked = stack.enter_context(lock_targets(provisional))
         early = stack.enter_context(ExitStack())
         early.enter_context(ending_on_silence(watch, locked.values()))
+        early.enter_context(bounding_waits(watch, provisional, locked, progress))
         resumable = find_resumable(store, request.name, provisional, locked, progress, settles=True)
         check_whole(resumable, provisional, locked, store)
         if resumable.is_published:
@@ -251,7 +253,11 @@ def _clear_own_records(run: RestoreRun) -> None:
     Records are redundant once the outcome is in the store, so a node that is unreachable now may keep its record.
     """
     try:
-        with run.watch.naming_silent(), naming_lost_nodes(run.plan.targets, run.connections):
+        with (
+            run.watch.naming_silent(),
+            run.waits.naming_blocked(),
+            naming_lost_nodes(run.plan.targets, run.connections),
+        ):
             run.report.warnings += clear_records(run.plan.targets, run.connections)
             if run.report.aside:
                 run.report.owner_changes = find_owner_changes(run.plan.targets, run.connections)
@@ -301,7 +307,7 @@ def _publish(run: RestoreRun) -> list[str]:
     if run.plan.request.scope.data_only:
         publish_rows(run)
         return []
-    aside = in_parallel(publish, run.plan.targets, let_end)
+    aside = in_parallel(publish, run.plan.targets, run.waits.hurry)
     # Wait until all databases are renamed, because a database in this phase can't be undone.
     for target in run.plan.targets:
         run.enter(target, Phase.PUBLISHED, database=target.database)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Time
 from cutline.nodes.clocks import ClockReading, note_clocks, read_clock
 from cutline.nodes.connections import connect, raising_unreachable
-from cutline.nodes.sessions import in_parallel, let_end
+from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.restore.estimates.estimate import BegunShard, ShardVolume
 from cutline.restore.estimates.pace import RestorePace, rows_tally
@@ -40,6 +41,7 @@ from cutline.restore.targets.databases import (
 from cutline.restore.targets.obstacles import Obstacles
 from cutline.restore.targets.swap import end_sessions, is_restored
 from cutline.restore.targets.target import Target, lock_targets, place_of, server_of, start_of, suffix_of
+from cutline.restore.targets.waits import TargetBlockedError, TargetWaits, bounding_waits
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import cut_time
 from cutline.spark.needs import ExecutorNeeds
@@ -56,10 +58,11 @@ class RestoreRun(LockedTargets):
     from altering these tables. `placed` is the number of rows that routes sent to each target. `unrehearsed` are the
     shards whose DDL this process did not rehearse before it created their tables. `pace` estimates the remaining time;
     `volumes` are keyed by shard. `is_closing`: databases may be closed; `is_deciding`: the decision may be stored;
-    `is_decided`: it is stored.
+    `is_decided`: it is stored. `undo_hint` are the lines that say what kept the restore from being undone.
     """
 
     watch: Watch
+    waits: TargetWaits
     progress: Progress
     report: RestoreReport
     inside: Mapping[str, psycopg.Connection[Any]] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class RestoreRun(LockedTargets):
     is_deciding: bool = False
     is_decided: bool = False
     is_published: bool = False
+    undo_hint: list[str] = field(default_factory=list)
     version: str = field(default_factory=lambda: version("cutline"))
 
     @property
@@ -159,10 +163,12 @@ class RestoreRun(LockedTargets):
         """
         try:
             created = [target for target in self.plan.targets if target.shard in self.created]
-            for work in (self._mark_undoing, self._undo):
-                in_parallel(work, created, let_end)
+            with self.waits.naming_blocked():
+                for work in (self._mark_undoing, self._undo):
+                    in_parallel(work, created, self.waits.hurry)
         except (SnapshotError, psycopg.Error) as error:
             self.progress.note(f"the restore could not be undone: {error}")
+            self.undo_hint = error.hint.split("\n") if isinstance(error, TargetBlockedError) else []
             return False
         if self.created:
             is_filling = self.plan.request.scope.data_only
@@ -258,11 +264,15 @@ def running(
         obstacles = Obstacles()
         connections = locked or stack.enter_context(lock_targets(plan.targets, obstacles))
         reached = [target for target in plan.targets if target.shard in connections]
+        waits = stack.enter_context(bounding_waits(watch, reached, connections, progress))
         inside = stack.enter_context(lock_target_fleet(plan.target_fleet, reached, connections))
+        for target in reached:
+            if target.shard in inside:
+                waits.bound(target, inside[target.shard], math.inf)
         folder = stack.enter_context(TemporaryDirectory(prefix="cutline-ddl-"))
         progress.reached(RestoreCrashPoint.LOCKED)
         note_clocks(_read_clocks(reached, connections), progress, cut_time(plan.chain.last))
-        run = RestoreRun(plan, connections, Path(folder), obstacles, watch, progress, plan.report(), inside)
+        run = RestoreRun(plan, connections, Path(folder), obstacles, watch, waits, progress, plan.report(), inside)
         stack.callback(run.release_tables)
         yield run
 

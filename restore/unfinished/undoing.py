@@ -38,6 +38,7 @@ from cutline.restore.targets.target import (
     provisional_targets,
     suffix_of,
 )
+from cutline.restore.targets.waits import bounding_waits
 from cutline.restore.unfinished.unfinished import (
     NothingUnfinishedError,
     UnfinishedRestore,
@@ -93,6 +94,7 @@ def hold_undoable(
     with (
         watch_nodes(one.maintenance for one in targets) as watch,
         lock_targets(targets) as connections,
+        bounding_waits(watch, targets, connections, progress),
         lock_target_fleet(target, targets, connections) as inside,
         ending_on_silence(watch, (*connections.values(), *inside.values())),
     ):
@@ -470,6 +472,7 @@ def _old_databases(source: Fleet, target: Fleet, progress: Progress, nodes: tupl
     with (
         watch_nodes(one.maintenance for one in targets) as watch,
         lock_targets(targets) as connections,
+        bounding_waits(watch, targets, connections, progress),
         ending_on_silence(watch, connections.values()),
     ):
         check_no_unfinished(source.store.open(), "NAME", targets, connections, progress)

@@ -35,9 +35,11 @@ from cutline.restore.plan.roles import missing_roles
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.target import TargetUnfitError, target_of
+from cutline.restore.targets.waits import TargetBlockedError, TargetWaits
 from cutline.storage.errors import UnreachableError, UsageError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
+from tests.held.waiting_commits import commit_waiting
 from tests.integration.drill.conftest import NAMED_AS_OURS
 from tests.integration.drill.drilled import HOLDING, NAME, Drilled, write_fleet
 from tests.integration.own_shard import database_on
@@ -204,8 +206,9 @@ def test_what_another_drill_has_dropped_in_between_ends_none(shared_fleet: Embed
     target = target_of("s1", with_database(Node("s1", shared_fleet.primaries[0].dsn("postgres")), "free"), (), "0" * 32)
     mark = f"cutline_drill_{'d' * 10}"
     with connect(target.maintenance) as session:
-        assert list(_drop_databases(target, session, [f"{mark}_1"], [(mark, mark)])) == []
-        assert list(_drop_roles(session, [(mark, mark)])) == []
+        waits = TargetWaits([target], Silent())
+        assert list(_drop_databases(target, session, [f"{mark}_1"], [(mark, mark)], waits)) == []
+        assert list(_drop_roles(session, [(mark, mark)], waits)) == []
 
 
 def test_what_a_drill_that_lives_has_made_stays_until_it_has_ended(shared_fleet: EmbeddedFleet) -> None:
@@ -217,12 +220,12 @@ def test_what_a_drill_that_lives_has_made_stays_until_it_has_ended(shared_fleet:
     living = left_on(shared_fleet)
     with connect(node) as session:
         with psycopg.connect(node.dsn, application_name=name):
-            drop_dead(target, session, Silent())
+            drop_dead(target, session, Silent(), TargetWaits([target], Silent()))
             assert left_on(shared_fleet) == living
         deadline = time.monotonic() + SECONDS_MAX
         while left_on(shared_fleet) != before:
             assert time.monotonic() < deadline
-            drop_dead(target, session, Silent())
+            drop_dead(target, session, Silent(), TargetWaits([target], Silent()))
 
 
 def test_a_session_that_is_lost_is_a_node_that_is_away(shared_fleet: EmbeddedFleet) -> None:
@@ -348,3 +351,27 @@ def test_a_session_that_nobody_can_end_holds_up_no_answer(
         found = ask(assertion, Reader(fleet.primaries[0], end))
     assert (found.holds, found.why) == (False, "no answer after 0.5 s, so its session was terminated")
     assert (found.has_ended_server, uncaught) == (False, [])
+
+
+def test_a_drill_that_waits_names_whom_and_the_next_drill_drops_what_is_left(
+    drilled: Drilled, shared_fleet: EmbeddedFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"LOOK_SECONDS": 0.3, "WAIT_SECONDS_MAX": 8.0}.items():
+        monkeypatch.setattr(f"cutline.restore.targets.waits.{name}", seconds)
+    monkeypatch.setattr("cutline.nodes.watch.PROBE_SECONDS", 0.3)
+    before = left_on(shared_fleet)
+    fleet = load_fleet(write_fleet(drilled, tmp_path, HOLDING))
+    own = load_fleet(describe(tmp_path / "spare.toml", shared_fleet, "postgres"))
+    noting = Noting(Silent())
+    with commit_waiting(shared_fleet.primaries[1].dsn()) as process:
+        with pytest.raises(TargetBlockedError, match=f"node s2: DROP DATABASE .*for process {process} ") as raised:
+            run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), noting, own=own)
+        # The drill's role may not see for what the process itself waits.
+        assert f"SELECT pg_terminate_backend({process});" in raised.value.hint.split("\n")
+        (left,) = [
+            note for note in noting.notes if "database cutline_drill_" in note and "until the next drill" in note
+        ]
+        assert f"for process {process} " in left
+        assert left_on(shared_fleet) != before
+    assert run_drill(fleet, RestoreRequest(NAME), Ready(drilled.spark), Silent(), own=own).result == "holds"
+    assert left_on(shared_fleet) == before

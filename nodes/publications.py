@@ -342,6 +342,25 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
     return added
 
 
+def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> None:
+    """Add tables that are in none of the fleet's publications; repair the options of both publications.
+
+    If it raises NotOwnerError or EventTriggerError, it has changed nothing.
+    """
+    wanted: dict[str, list[Table]] = {name: [] for name in publication_names(fleet_id)}
+    for table in tables:
+        wanted[publication_of(table.group, fleet_id)].append(table)
+    try:
+        with connection.transaction():
+            options = _options(connection, fleet_id)
+            _check_owned(connection, [table for of_name in wanted.values() for table in of_name])
+            for name, operations in operations_of(fleet_id).items():
+                _ensure_options(connection, name, operations, options)
+                _alter(connection, name, "ADD TABLE", wanted[name])
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _not_owner_error(connection, str(error.diag.message_primary)) from error
+
+
 def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -> None:
     names = {table.oid: table.group.name for table in tables}
     if others := [names[oid] for (oid,) in connection.execute(OTHERS_QUERY, (list(names),))]:

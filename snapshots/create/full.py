@@ -83,9 +83,8 @@ from cutline.snapshots.ddl.table_changes import (
     KnownTables,
     NodeTables,
     TableSelection,
-    add_to_publications,
     find_change,
-    list_unpublished,
+    publish_new_tables,
     read_current_tables,
     read_fleet_tables,
 )
@@ -363,7 +362,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         seen = read_current_tables(sessions, plan.selection, plan.node_tables)
         # Standbys may have been left out since.
         now = replace(plan, nodes=sessions.nodes, readers=choose_readers(sessions), node_tables=seen)
-        now = _add_to_publications(sessions, now, context.request.wait_seconds, progress)
+        now = _publish_new_tables(sessions, now, context.request.wait_seconds, progress)
         try:
             with (
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
@@ -548,13 +547,11 @@ def _unfinished_base(
     )
 
 
-def _add_to_publications(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
+def _publish_new_tables(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
     """Publish the tables that were created since `init`."""
-    if not (names := list_unpublished(plan.node_tables)):
-        return plan
-    add_to_publications(sessions, names, plan.selection, wait_seconds, progress)
-    progress.reached(CrashPoint.TABLES_PUBLISHED)
-    return replace(plan, node_tables=read_fleet_tables(sessions, plan.selection))
+    seen = dict(plan.node_tables)
+    publish_new_tables(sessions, seen, plan.selection, wait_seconds, progress)
+    return replace(plan, node_tables=seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cutline.fleet.config import Node
-from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
 from cutline.nodes.groups import Table
@@ -21,12 +20,11 @@ from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slo
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.readers import choose_readers, export_readers_last
-from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import (
     DdlPlan,
     NodeTables,
-    add_to_publications,
     plan_ddl,
+    publish_new_tables,
     read_current_tables,
     read_sizes,
     report_changes,
@@ -98,13 +96,8 @@ def prepare_tables(
         seen.update(node_tables)
         plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
     if plan.unpublished:
-        add_to_publications(sessions, plan.unpublished, state.selection, context.request.wait_seconds, progress)
-        progress.reached(CrashPoint.TABLES_PUBLISHED)
-        node_tables = read_current_tables(sessions, state.selection, seen)
-        seen.update(node_tables)
-        plan = plan_ddl(node_tables, state.known, archived.definitions, moved)
-        if plan.unpublished:
-            raise ChangedError("a table was created while new tables were being published")
+        publish_new_tables(sessions, seen, state.selection, context.request.wait_seconds, progress)
+        plan = plan_ddl(dict(seen), state.known, archived.definitions, moved)
     report_changes(plan, progress)
     if not plan.to_copy:
         return PreparedTables(plan, archived.last_segments)

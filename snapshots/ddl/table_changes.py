@@ -10,7 +10,7 @@ the publications show whether they changed since the last commit or the last rea
 table shows which of them must be read again (nodes/changed_tables.py). Files, counters and the privileges of our role
 change without a trace in the fingerprint, so they are always read.
 
-Planning works on plain values. Only `add_to_publications` changes a node: it adds new tables to the publications.
+Planning works on plain values. Only `publish_new_tables` changes a node: it adds new tables to the publications.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import GroupRules
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import ANY, is_included, table_name
@@ -35,9 +36,9 @@ from cutline.nodes.publications import (
     NOWHERE,
     PublicationChangedError,
     TableStamps,
+    add_to_publications,
     check_admissible,
     check_published,
-    ensure_publications,
     have_same_members,
 )
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
@@ -278,6 +279,8 @@ PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
 ALONE_MAX, TABLES_NAMED_MAX = 20, 5
 LOCK_SECONDS_MIN = 5.0
+# How often an attempt publishes tables.
+PUBLISHED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -715,29 +718,48 @@ def report_changes(plan: DdlPlan, progress: Progress) -> None:
                 progress.note(News(f"node {shard}: table {name} {f'needs {what}' if what else 'has a new definition'}"))
 
 
-def add_to_publications(
+def publish_new_tables(
     sessions: Sessions,
+    seen: dict[str, NodeTables],
+    selection: TableSelection,
+    wait_seconds: float,
+    progress: Progress,
+) -> None:
+    """Add the tables in `seen` that are in no publication to them, and update `seen`.
+
+    Tables that others create meanwhile are added as well. Raises RelationLockedError if a table stays locked, and
+    ChangedError if concurrent DDL drops or replaces a table, or does not stop to create tables.
+    """
+    for _ in range(PUBLISHED_MAX):
+        if not (names := list_unpublished(seen)):
+            return
+        _publish(sessions, seen, names, selection, wait_seconds, progress)
+        progress.reached(CrashPoint.TABLES_PUBLISHED)
+        seen.update(read_current_tables(sessions, selection, seen))
+    if list_unpublished(seen):
+        raise ChangedError("tables were created while new tables were being published")
+
+
+def _publish(
+    sessions: Sessions,
+    seen: Mapping[str, NodeTables],
     names: Mapping[str, list[str]],
     selection: TableSelection,
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    """Add the tables in `names`, by shard, to the publications; raise RelationLockedError if a table stays locked.
-
-    Raises ChangedError if concurrent DDL drops or replaces a table.
-    """
-    done: set[str] = set()
+    done = set[str]()
 
     def publish(node: str) -> None:
-        connection = sessions.connections[node]
+        connection, states = sessions.connections[node], seen[node].states
         seconds, tables = max(wait_seconds, LOCK_SECONDS_MIN), list[Table]()
         try:
             with raising_unreachable(sessions.fleet.node(node)), connection.transaction():
                 bound_lock_waits(connection, seconds)
-                tables = read_tables(connection, selection.rules)
-                ensure_publications(connection, selection.fleet_id, tables)
+                tables = read_tables(connection, selection.rules, [states[name].oid for name in names[node]])
+                add_to_publications(connection, selection.fleet_id, tables)
         except psycopg.errors.LockNotAvailable as error:
-            chosen = [qualify(table.group) for table in tables if table.group.name in names[node]]
+            chosen = [qualify(table.group) for table in tables]
             what = "publishing new tables"
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
         except DDL_RACE_ERRORS as error:

@@ -21,6 +21,7 @@ from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import connect
 from cutline.nodes.groups import read_tables
+from cutline.nodes.publications import ensure_publications
 from cutline.nodes.sessions import open_sessions
 from cutline.nodes.watch import watch_nodes
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyTask, PageRange, copy_ranges
@@ -30,7 +31,7 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.sequences import read_sequences
 from cutline.snapshots.ddl.dump import dump_archive
 from cutline.snapshots.ddl.fingerprint import read_fingerprint
-from cutline.snapshots.ddl.table_changes import TableSelection, add_to_publications
+from cutline.snapshots.ddl.table_changes import TableSelection, publish_new_tables, read_fleet_tables
 from cutline.storage.errors import SnapshotError, error_of
 from cutline.storage.location import StoreLocation
 from tests.integration.own_shard import database_on
@@ -95,7 +96,9 @@ def read(fleet: Fleet) -> None:
 
 def publish(fleet: Fleet) -> None:
     with open_sessions(fleet, fleet.primaries) as sessions:
-        add_to_publications(sessions, {"s1": ["public.held"]}, TableSelection("0123abcd", GroupRules()), 0, Silent())
+        selection = TableSelection("0123abcd", GroupRules())
+        ensure_publications(sessions.primaries["s1"], selection.fleet_id, [])
+        publish_new_tables(sessions, read_fleet_tables(sessions, selection), selection, 0, Silent())
         sessions.primaries["s1"].execute("DROP PUBLICATION cutline_0123abcd, cutline_0123abcd_append_only")
 
 

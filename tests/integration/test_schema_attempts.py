@@ -17,7 +17,7 @@ from msgspec import structs
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting
 from cutline.nodes.groups import SchemaChangedError
-from cutline.nodes.publications import ensure_publications
+from cutline.nodes.publications import add_to_publications
 from cutline.restore.run.build import check_against_ddl
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
@@ -29,7 +29,7 @@ from tests.commands.snapshot_runs import slots_of
 
 __all__ = ["tried"]  # the fixture
 
-PUBLISH = "cutline.snapshots.ddl.table_changes.ensure_publications"
+PUBLISH = "cutline.snapshots.ddl.table_changes.add_to_publications"
 
 
 @pytest.mark.timeout(600)
@@ -180,12 +180,12 @@ def test_a_table_that_is_unpublished_for_a_while_is_copied_again(tried: Tried) -
 
 @pytest.mark.timeout(600)
 def test_a_table_dropped_while_it_is_published_is_in_no_snapshot(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish, drops = ensure_publications, ["DROP TABLE tried.brief"]
+    publish, drops = add_to_publications, ["DROP TABLE tried.brief"]
 
-    def publish_after_drop(*arguments: Any) -> list[str]:
+    def publish_after_drop(*arguments: Any) -> None:
         tried.run(*drops)
         drops.clear()
-        return publish(*arguments)
+        publish(*arguments)
 
     tried.runs.full(tried.name)
     tried.run("CREATE TABLE tried.brief (id int PRIMARY KEY)", "UPDATE tried.t SET a = 'beside' WHERE id = 1")

@@ -37,7 +37,7 @@ from cutline.restore.ddl.unprivileged import PUBLIC_OWNER
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.target import MARK, Superusers, Target, TargetUnfitError, find_marked, mark_role
-from cutline.snapshots.records.commit import DatabaseProperties
+from cutline.snapshots.records.commit import DatabaseProperties, count_by_node, is_no_role
 from cutline.snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
 from cutline.storage.errors import UsageError
 
@@ -249,7 +249,12 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
         for target in plan.targets
         for role in (*plan.roles(target), *roles_of(plan.chain.database_properties(target.source)))
     }
-    if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
+    mapped = {role for role, _ in plan.request.scope.role_map}
+    if count_by_node(plan.chain.full):
+        # Large objects are restored as of the full snapshot, and may name roles that the server has lost since.
+        known |= {role for roles in plan.chain.full.roles.values() for role in roles}
+        mapped = {role for role in mapped if not is_no_role(role)}
+    if unknown := sorted(role for role in mapped if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
             hint=f"its roles are: {', '.join(sorted(known))}",

@@ -285,7 +285,9 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
         why = shorten_message(error)
         # A role's name may be one only in a session with the encoding of this database.
-        return f"database {database} was not altered: {why}; to alter it, in a session in it: BEGIN; {statements}; COMMIT;"
+        return (
+            f"database {database} was not altered: {why}; to alter it, in a session in it: BEGIN; {statements}; COMMIT;"
+        )
     return ""
 
 

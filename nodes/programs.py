@@ -32,7 +32,7 @@ from pathlib import Path
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.own_process import real_path
+from cutline.fleet.own_process import is_unnamed_user, real_path
 from cutline.nodes.connections import program_connection
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
@@ -186,6 +186,20 @@ class Programs:
         if completed.returncode:
             raise _program_error(name, completed)
         return completed.stdout
+
+
+def check_user_name() -> None:
+    """Raise PostgresMissingError if the system has no name for this process's user: initdb asks for it."""
+    if is_unnamed_user():
+        uid, gid = os.geteuid(), os.getegid()
+        raise PostgresMissingError(
+            f"initdb can't create a server as user id {uid}, for which the system has no name",
+            hint=[
+                f"give it one, by a line in /etc/passwd: cutline:x:{uid}:{gid}::/tmp:/bin/false",
+                "or run the command, or the container, as a user that has a name; a drill can also use servers that you"
+                " have started: --to FILE",
+            ],
+        )
 
 
 def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:

@@ -69,7 +69,7 @@ def fleet(
         ("restore", NAME, "--replace", "--yes"),
         ("drill", NAME),
     ],
-    ids=lambda words: "-".join(words[:1] + words[2:3]),
+    ids=lambda words: "".join(words[:1] + words[2:3]),
 )
 def test_a_full_folder_for_temporary_files_is_named_with_what_to_do(
     fleet: Fleet, tmp_path: Path, words: tuple[str, ...]

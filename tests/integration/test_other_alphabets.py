@@ -100,7 +100,7 @@ def create_databases(servers: dict[str, str], database: str, encodings: tuple[st
     return dsns
 
 
-@pytest.mark.parametrize("encodings", [("UTF8", "SQL_ASCII"), ("SQL_ASCII", "UTF8")])
+@pytest.mark.parametrize("encodings", [("UTF8", "SQL_ASCII"), ("SQL_ASCII", "UTF8")], ids="-".join)
 def test_names_that_are_not_ascii_go_through_every_command(
     servers: dict[str, str], spark: SparkSession, tmp_path: Path, encodings: tuple[str, str]
 ) -> None:

@@ -161,3 +161,23 @@ def test_an_object_without_an_owner_is_named_and_a_setting_of_a_missing_role_is_
     assert document["snapshots"][0]["conflicts"] == []
     code, document = run_here(fleet, "restore", "b", "--replace", "--dry-run")
     assert code == 0, document
+
+
+@pytest.mark.parametrize(
+    "grant", [f"GRANT SELECT ON t TO {GONE}", f"ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO {GONE}"]
+)
+def test_privileges_of_a_role_that_is_gone_are_refused_by_name_before_any_row(
+    fleet: Fleet, spark: SparkSession, grant: str
+) -> None:
+    for node in fleet.primaries:
+        execute(node.dsn, f"CREATE ROLE {GONE}", grant)
+        lose_role(node.dsn)
+    for words in (["init"], ["create", "c"]):
+        code, document = run_here(fleet, *words, spark=spark)
+        assert code == 0, document
+    code, document = run_here(fleet, "restore", "c", "--replace", "--dry-run")
+    assert code == 3, document
+    for node in fleet.primaries:
+        # pg_dump writes the number of the role.
+        assert re.search(rf'node {node.id}: .*role "[0-9]+" does not exist \([^)]*GRANT', document["message"])
+    assert "--allow-refused-ddl" in document["hint"]

@@ -23,6 +23,7 @@ from cutline.snapshots.records.commit import (
     LargeObjectDefinition,
     StoredObject,
     group_by_copy_task,
+    is_no_role,
     list_large_objects,
 )
 from cutline.spark.spark_jobs import Dealing, NodeShares, if_shared, run_tasks
@@ -161,7 +162,7 @@ def _read(store: ObjectStore, stored: StoredObject, order: PartOrder, roles: fro
 def unknown_roles(definition: LargeObjectDefinition, roles: frozenset[str] | None) -> list[str]:
     """Return the roles that a large object's definition names, and that are not among the server's `roles`, if known.
 
-    Leaves out predefined roles, and names that two databases may write differently.
+    Leaves out predefined roles, roles that did not exist there, and names that two databases may write differently.
     """
     named = {definition.owner}
     for grant in definition.grants or ():
@@ -169,5 +170,5 @@ def unknown_roles(definition: LargeObjectDefinition, roles: frozenset[str] | Non
     return sorted(
         role
         for role in named - (named if roles is None else roles)
-        if role and role.isascii() and not role.startswith(PREDEFINED)
+        if role and role.isascii() and not role.startswith(PREDEFINED) and not is_no_role(role)
     )

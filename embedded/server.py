@@ -24,7 +24,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from cutline.nodes.programs import ProgramFailedError, Programs
+from cutline.nodes.programs import ProgramFailedError, Programs, check_user_name
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 
 SUPERUSER = "postgres"
@@ -129,6 +129,8 @@ def create_primary(
 
     `superuser` is a name and a password. Without it, sessions need no password.
     """
+    if programs.account is None:
+        check_user_name()
     _create_folder(programs, node)
     name, password = superuser or (SUPERUSER, None)
     identity = ["--encoding=UTF8", "--locale=C", "--auth-host=reject", f"--username={name}"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import getpass
 import os
+import pwd
 import re
 import socket
 import stat
@@ -164,6 +165,15 @@ class Label:
         command = f"cutline {self.command}"
         room = LABEL_BYTES_MAX - len(command) - len(owner) - 2
         return " ".join(word for word in (command, _shorten(_plain(self.subject), room), owner) if word)
+
+
+def is_unnamed_user() -> bool:
+    """Whether the system has no name for this process's user, as in a container that runs under an arbitrary uid."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return True
+    return False
 
 
 def own_label(command: str, subject: str = "") -> str:

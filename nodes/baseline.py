@@ -13,6 +13,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record, fields_of
 from cutline.nodes.clocks import ClockReading, time_of_epoch
+from cutline.nodes.encodings import RAW, readable
 from cutline.storage.clock import machine_now
 from cutline.storage.errors import ChainEnd, RefusedError
 
@@ -23,7 +24,7 @@ LIBC, ICU, BUILTIN = "c", "i", "b"
 STANDBY_DECODING_VERSION = 160000
 SERVER_VERSION_MIN = 150000
 
-IDENTITY_QUERY = """
+IDENTITY_QUERY = f"""
 SELECT (pg_control_system()).system_identifier::text,
        -- The control file gets a new timeline only with the next checkpoint, which may take minutes.
        CASE WHEN pg_is_in_recovery()
@@ -32,7 +33,8 @@ SELECT (pg_control_system()).system_identifier::text,
             ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int
        END,
        d.oid::bigint,
-       d.datname,
+       -- The database's encoding may not have its name, which create refuses (nodes/preconditions.py).
+       CASE getdatabaseencoding() WHEN '{RAW}' THEN d.datname::text ELSE {readable("d.datname::text")} END,
        current_setting('server_version_num')::int,
        pg_encoding_to_char(d.encoding),
        d.datcollate,

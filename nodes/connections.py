@@ -555,6 +555,8 @@ NO_PASSPHRASE = "none"
 
 # libpq's message for a connection that ended without a message from the server.
 CUT_OFF = "server closed the connection unexpectedly"
+# libpq's message if neither the dsn nor the system names the user.
+NO_USER = "local user with ID"
 # A server's English messages when no connection is free: libpq does not report an SQLSTATE before the session starts.
 ALL_USED = "sorry, too many clients already", "remaining connection slots are reserved"
 # The same when a role or a database has as many connections as its CONNECTION LIMIT allows.
@@ -946,19 +948,18 @@ def unreachable_error(node: Node, error: psycopg.Error) -> NodeUnreachableError:
         hint = few
     elif is_used_up(error) or reason == TOO_MANY:
         hint = OPEN_FILES
+    elif NO_USER in str(error):
+        hint = (
+            "the dsn names no role, and the system has no name for this process's user, which libpq would take instead:"
+            " add user=… to the dsn, or set PGUSER"
+        )
     elif CUT_OFF in str(error):
         hint = (
             "see the server's log; if it does not mention this, a proxy may have closed the connection, as HAProxy does"
             ' after its `timeout client`: docs/fleet-file.md, "Poolers, proxies and several hosts"'
         )
-    elif refuses_database(node, error) and CONNECT in str(error):
-        name, role = database_name(node.dsn), str(conninfo_to_dict(node.dsn).get("user") or "…")
-        hint = f"as a superuser or the owner: GRANT CONNECT ON DATABASE {_quoted(name)} TO {_quoted(role)};"
-    elif refuses_database(node, error) and database_name(node.dsn) == MAINTENANCE_DATABASE:
-        hint = f"a restore first connects to the server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
-    elif refuses_database(node, error):
-        # The server is running: it has answered.
-        hint = f"check the database name in fleet.toml; {UNFINISHED_RESTORE}"
+    else:
+        hint = _database_hint(node, error) or hint
     return NodeUnreachableError(
         f"node {node.id}: {reason}{missing_files(node.dsn)}",
         hint=hint,
@@ -982,6 +983,20 @@ def no_connection_hint(message: str) -> str:
 def raise_limit(kind: str, name: str) -> str:
     """Return the statement that raises the CONNECTION LIMIT of a role or a database (the `kind`)."""
     return f"ALTER {kind.upper()} {_quoted(name)} CONNECTION LIMIT …;"
+
+
+def _database_hint(node: Node, error: psycopg.Error) -> str:
+    """Return what to do if the server refused the session because of its database, else ""."""
+    name = database_name(node.dsn)
+    if not refuses_database(node, error):
+        return ""
+    if CONNECT in str(error):
+        role = str(conninfo_to_dict(node.dsn).get("user") or "…")
+        return f"as a superuser or the owner: GRANT CONNECT ON DATABASE {_quoted(name)} TO {_quoted(role)};"
+    if name == MAINTENANCE_DATABASE:
+        return f"a restore first connects to the server's database {MAINTENANCE_DATABASE}; as a superuser: {MAKE_IT}"
+    # The server is running: it has answered.
+    return f"check the database name in fleet.toml; {UNFINISHED_RESTORE}"
 
 
 def _not_admitted_error(node: Node, reason: str) -> NotAdmittedError:

@@ -62,6 +62,15 @@ def readable(expression: str) -> str:
     )
 
 
+def can_name_database(name: str, encoding: str) -> bool:
+    """Whether statements in a database of this encoding can contain the name of a database.
+
+    Clients connect with the bytes of the name in UTF-8, whatever the encoding of the database, and a server keeps these
+    bytes. Statements are converted to the encoding of their session's database.
+    """
+    return name.isascii() or encoding in (UTF8, RAW)
+
+
 def digest_of(expression: str) -> str:
     """Return SQL for the SHA-256 of the text of `expression` in hexadecimal digits, NULL if the text is NULL.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cutline.fleet.progress import Progress
 from cutline.nodes.privileges import find_large_object_problems
 from cutline.nodes.problems import actions_of, addresses_of, comment, grants_of, script_of
 from cutline.nodes.sessions import Sessions
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 COUNT_QUERY = "SELECT count(*) FROM pg_largeobject_metadata"
 SIZE_QUERY = "SELECT pg_relation_size('pg_largeobject')"
+# Nobody can drop a role that owns large objects, but damaged catalogs have such objects.
+OWNERLESS_QUERY = """
+SELECT count(*), min(oid)::bigint FROM pg_largeobject_metadata WHERE lomowner NOT IN (SELECT oid FROM pg_roles)
+HAVING count(*) > 0
+"""
 # The first oid of each part; the parameter is the number of parts.
 BOUNDS_QUERY = """
 SELECT min(oid)::bigint FROM (SELECT oid, ntile(%s) OVER (ORDER BY oid) AS part FROM pg_largeobject_metadata) AS parts
@@ -39,6 +45,17 @@ def check_readable(sessions: Sessions) -> None:
                 "actions": actions_of(problems),
             },
         )
+
+
+def note_ownerless(sessions: Sessions, progress: Progress) -> None:
+    """Note the large objects whose owners do not exist: pg_dump refuses them, and a restore can't give them back."""
+    for node, rows in sessions.ask_primaries(lambda one: one.execute(OWNERLESS_QUERY).fetchall()).items():
+        for count, oid in rows:
+            progress.note(
+                f"node {node}: {count} large {'object has' if count == 1 else 'objects have'} an owner that does not"
+                f" exist, such as {oid}: they are copied, and a restore makes the restoring role their owner; to give"
+                f" them one, as a superuser: ALTER LARGE OBJECT {oid} OWNER TO …;"
+            )
 
 
 def count_large_objects(connection: psycopg.Connection[Any]) -> int:

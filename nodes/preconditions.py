@@ -27,7 +27,7 @@ from cutline.nodes.connections import (
     lacking_at_start,
     name_pooler,
 )
-from cutline.nodes.encodings import RAW, UTF8, encoding_of, find_inconvertible
+from cutline.nodes.encodings import RAW, UTF8, can_name_database, encoding_of, find_inconvertible
 from cutline.nodes.other_databases import FILLING, SUFFIX_LENGTH
 from cutline.nodes.problems import (
     STANDBY_FUNCTIONS,
@@ -215,13 +215,29 @@ def find_fillings(sessions: Sessions) -> list[NodeProblem]:
 
 
 def check_names(sessions: Sessions) -> None:
-    """Raise NodeUnfitError naming objects whose names can't be converted to UTF-8, so commits can't store them."""
-    problems: list[NodeProblem] = []
+    """Raise NodeUnfitError naming objects whose names can't be converted to UTF-8, so commits can't store them.
+
+    It also names the databases whose encodings can't represent their own names.
+    """
+    problems = [
+        NodeProblem(
+            node,
+            f"database {name} has encoding {encoding}, and a name that is not ASCII: PostgreSQL keeps it in UTF-8, so"
+            " sessions in the database can't name it",
+            "rename it, in a session in another database: ALTER DATABASE … RENAME TO …; then change its dsn",
+        )
+        for node, (name, encoding) in sessions.ask_primaries(_name_and_encoding).items()
+        if not can_name_database(name, encoding)
+    ]
     for node, labels in sessions.ask_primaries(_find_unwritable_names).items():
         if labels:
             what = f"names that can't be written in UTF-8: {list_some(labels, NAMES_SHOWN_MAX)}"
             problems.append(NodeProblem(node, what, "rename them: ALTER … RENAME TO …"))
     refuse_unfit(problems)
+
+
+def _name_and_encoding(connection: psycopg.Connection[Any]) -> tuple[str, str]:
+    return connection.info.dbname, encoding_of(connection)
 
 
 def _find_unwritable_names(connection: psycopg.Connection[Any]) -> list[str]:

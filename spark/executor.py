@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from cutline.fleet.own_process import is_unnamed_user
 from cutline.spark.java import find_java
-from cutline.spark.settings import files_options, is_unnamed_user
+from cutline.spark.settings import files_options
 from cutline.storage.errors import SnapshotError, UsageError
 
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cutline.spark.driver_session import runs_in_driver
+from cutline.storage.process_limits import NoSpaceError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# The JVM writes its files in pieces of up to this size.
+ROOM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,18 @@ def broadcast(session: SparkSession, value: Any) -> Any:
     Tasks in the driver get the value itself.
 
     pickle passes the memory of Arrow tables, and of numpy arrays of 64 KiB or more, as PickleBuffers. With
-    spark.io.encryption.enabled, as on every cluster, pyspark can send only bytes.
+    spark.io.encryption.enabled, as on every cluster, pyspark can send only bytes. The JVM then writes them to a file,
+    and if it can't, pyspark reports only that the JVM reads no more of them. Raises NoSpaceError if there is no room.
     """
-    return InDriver(value) if runs_in_driver(session) else session.sparkContext.broadcast(_Packed(value))
+    if runs_in_driver(session):
+        return InDriver(value)
+    context = session.sparkContext
+    try:
+        return context.broadcast(_Packed(value))
+    except pickle.PicklingError as error:
+        if shutil.disk_usage(context._temp_dir).free < ROOM_BYTES:
+            raise NoSpaceError("Spark could not write a value for its tasks") from error
+        raise
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import locale
 import os
-import pwd
 import re
 import secrets
 import shlex
@@ -27,6 +26,7 @@ import cutline
 from cutline.columns import allocator
 from cutline.fleet.config import JAVA_OPTIONS, has_executors, runs_on_this_machine, secrets_in_options
 from cutline.fleet.cores import cores_of
+from cutline.fleet.own_process import is_unnamed_user
 from cutline.spark.java import Java
 from cutline.storage.errors import UsageError, remember_secret
 
@@ -326,15 +326,6 @@ def jvm_options(temporary: Path, *, runs_tasks: bool, is_brief: bool) -> list[st
     if not runs_tasks:
         return options
     return [*options, "-XX:+UseParallelGC", *([BRIEF] if is_brief else [])]
-
-
-def is_unnamed_user() -> bool:
-    """Whether the system has no name for this process's user, as in a container that runs under an arbitrary uid."""
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        return True
-    return False
 
 
 def files_options(temporary: Path) -> list[str]:

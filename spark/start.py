@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from cutline.fleet.config import has_executors, runs_on_this_machine
 from cutline.fleet.own_files import cache_folder
-from cutline.fleet.own_process import check_working_directory
+from cutline.fleet.own_process import check_working_directory, is_unnamed_user
 from cutline.spark.class_archive import archive_options, is_recording
 from cutline.spark.deferred_session import DeferredSession
 from cutline.spark.java import Java, find_java
@@ -40,7 +40,6 @@ from cutline.spark.settings import (
     check_protection,
     drop_foreign_variables,
     in_private_file,
-    is_unnamed_user,
     jvm_options,
     session_settings,
     set_environment,

@@ -32,10 +32,7 @@ def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[st
     for link in _links(error):
         if isinstance(link, OSError) and link.errno in numbers:
             return True
-        text = link.message if isinstance(link, SnapshotError) else ""
-        # The text of a Java exception is read from the JVM, which may have ended.
-        with suppress(Exception):
-            text = text or str(link)
+        text = link.message if isinstance(link, SnapshotError) else _text_of(link)
         if isinstance(link, MemoryError):
             text = f"{type(link).__name__}: {text}"
         # A server's errors have an SQLSTATE and those of its client library don't, so the direct cause shows where the
@@ -44,6 +41,16 @@ def is_behind(error: BaseException, numbers: Collection[int], says: Callable[[st
         if not is_server and not OF_SERVER.search(text) and says(text):
             return True
     return False
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the error's text. That of a Java exception is read from the JVM or, once that has ended, from its notes.
+
+    spark/start.py adds the notes.
+    """
+    with suppress(Exception):
+        return str(error)
+    return "\n".join(getattr(error, "__notes__", []))
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:
@@ -161,17 +168,22 @@ def is_used_up(error: BaseException) -> bool:
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 # Spark and libraries report these errors as text.
 FULL_TEXTS = tuple(os.strerror(number).lower() for number in FULL_DISK)
-SPACE_HINT = (
-    "free space in the folder for temporary files ($TMPDIR, else /tmp), or set TMPDIR to a folder with more space (for"
-    " executors, local.dir in [spark] of fleet.toml); then repeat the command"
-)
+
+
+def space_hint(folder: str) -> str:
+    """Return what to do if the `folder` for temporary files is full."""
+    return (
+        f"free space in {folder}, or set TMPDIR to a folder with more space (for executors, local.dir in [spark] of"
+        " fleet.toml); then repeat the command"
+    )
 
 
 class NoSpaceError(UnreachableError):
     """There is no space left for temporary files. Stores and files that a user names have errors of their own."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"no space is left for temporary files: {reason}", hint=SPACE_HINT)
+        hint = space_hint("the folder for temporary files ($TMPDIR, else /tmp)")
+        super().__init__(f"no space is left for temporary files: {reason}", hint=hint)
 
 
 def lacks_space(error: BaseException) -> bool:
@@ -201,11 +213,8 @@ def find_used_up(error: BaseException) -> UnreachableError | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the line about a full disk, without the stack of a Java exception; "" if the JVM with the text is gone."""
-    text = ""
-    with suppress(Exception):
-        text = str(error)
-    lines = text.splitlines()
+    """Return the line about a full disk, without the stack of a Java exception."""
+    lines = _text_of(error).splitlines()
     return next((line.strip() for line in lines if says_full_disk(line)), "".join(lines[:1]))
 
 

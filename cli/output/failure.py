@@ -24,7 +24,7 @@ from cutline.cli.process.streams import unwritten
 from cutline.fleet.own_process import FolderGoneError, check_working_directory
 from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import SnapshotError, StoppedError, find_behind, redact
-from cutline.storage.process_limits import OPEN_FILES_HINT, find_used_up, is_used_up
+from cutline.storage.process_limits import OPEN_FILES_HINT, NoSpaceError, find_used_up, is_used_up, space_hint
 
 DONE = 0
 CONFLICTS = 1
@@ -114,8 +114,9 @@ def classify(error: BaseException) -> CommandFailure | None:
     if (found := find_used_up(error)) is not None:
         return _failure(found)
     if isinstance(error, SnapshotError):
-        hint = "; ".join(filter(None, [error.hint, OPEN_FILES_HINT])) if is_used_up(error) else error.hint
-        return replace(_failure(error), hint=hint)
+        failure = _failure(error)
+        hints = [failure.hint, OPEN_FILES_HINT] if is_used_up(error) else [failure.hint]
+        return replace(failure, hint="; ".join(filter(None, hints)))
     if isinstance(error, FileNotFoundError):
         try:
             check_working_directory()
@@ -136,7 +137,8 @@ def unexpected(error: BaseException) -> CommandFailure:
 
 
 def _failure(error: SnapshotError) -> CommandFailure:
-    return CommandFailure(error.exit_code, error.slug, error.message, error.hint, error.details)
+    hint = space_hint(lasting_folder()) if isinstance(error, NoSpaceError) else error.hint
+    return CommandFailure(error.exit_code, error.slug, error.message, hint, error.details)
 
 
 def _interrupted(interrupt: KeyboardInterrupt, stopped: StoppedError | None) -> CommandFailure:

@@ -28,18 +28,20 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.folder import read_state
 from cutline.embedded.sandbox import Confinement, SandboxedServer, UnconfinedError, find_confinement, start_sandboxed
-from cutline.embedded.server import EmbeddedNode, stop_server
+from cutline.embedded.server import EmbeddedNode, ServerFailedError, stop_server
 from cutline.fleet.config import DrillTable, Fleet, Node, remember_secrets_of
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import MAINTENANCE_DATABASE, connect
-from cutline.nodes.programs import check_programs_folder
+from cutline.nodes.programs import ProgramFailedError, check_programs_folder
 from cutline.restore.ddl.ddl import SchemaLoadError
 from cutline.restore.drill.assertions import Reader
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.targets.obstacles import ObstaclesError, TargetLacksError
 from cutline.restore.targets.requirements import DRILL_WITHOUT
 from cutline.restore.targets.target import Superusers, Target, TargetUnfitError, mark_role, suffix_of, target_of
+from cutline.spark.session_folder import lasting_folder
 from cutline.storage.errors import RefusedError, SnapshotError, remember_secret
+from cutline.storage.process_limits import says_full_disk
 
 # Contrib modules that are not marked as trusted, but don't give unprivileged roles access to files, programs or
 # connections.
@@ -155,12 +157,29 @@ def drill_servers(
     try:
         confinement = check_confinement(folder / "probe", rules, progress)
         ids = [target.node.id for target in plan.targets]
-        made = start_sandboxed(place, ids, confinement, programs, SETTINGS, [source.path])
+        with _naming_full_disk(place):
+            made = start_sandboxed(place, ids, confinement, programs, SETTINGS, [source.path])
         yield _place(plan, made, extensions)
     finally:
         if read_state(place) is not None:
             stop_fleet(place, delete=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _naming_full_disk(place: Path) -> Iterator[None]:
+    """If servers can't be created because the disk is full that has their data, name their folder in the hint."""
+    try:
+        yield
+    except (ProgramFailedError, ServerFailedError) as error:
+        state = read_state(place)
+        if state is not None and says_full_disk(f"{error.details}"):
+            # Servers that root starts have their data where their account may enter.
+            is_temporary = place in state.places.nodes.parents
+            where = lasting_folder() if is_temporary else str(state.places.nodes.parent)
+            other = ", or set TMPDIR to a folder with more space" * is_temporary
+            error.hint = f"free space in {where}, where the drill's servers have their data{other}"
+        raise
 
 
 def check_confinement(folder: Path, rules: DrillTable, progress: Progress) -> Confinement:

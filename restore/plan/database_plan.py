@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -16,7 +16,14 @@ from cutline.nodes.problems import INHERIT_OPTION_VERSION, Role, quote, read_rol
 from cutline.restore.ddl.database_ddl import DatabaseDdl, change_roles
 from cutline.restore.ddl.server_roles import parameter_statement
 from cutline.restore.plan.plan import RestorePlan
-from cutline.restore.plan.roles import check_memberships, find_reserved_settings, name_bytes
+from cutline.restore.plan.roles import (
+    check_memberships,
+    find_existing_roles,
+    find_reserved_settings,
+    name_bytes,
+    read_our_shown_name,
+    roles_of,
+)
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.databases import without_record
 from cutline.restore.targets.target import Target
@@ -24,7 +31,6 @@ from cutline.snapshots.ddl.database_facts import SEARCH_PATH
 from cutline.snapshots.records.commit import DatabaseProperties, DatabaseSetting
 from cutline.snapshots.records.server_globals import ParameterPrivilege
 
-NAMES_QUERY = "SELECT rolname FROM pg_roles"
 # Since PostgreSQL 16, each membership says whether the member may act as the role.
 ABLE_QUERY = "SELECT pg_has_role(oid, %s) FROM pg_roles WHERE rolname = %s"
 
@@ -54,14 +60,18 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
     if properties is None or scope.data_only or scope.no_database_settings:
         return PlannedDatabase()
     ours = read_role(target.node, connection)
-    known = frozenset(name for (name,) in connection.execute(NAMES_QUERY))
-    changes = RoleChanges(dict(scope.role_map), scope.no_owner, ours.name, known)
+    encoding = plan.chain.baseline[target.source].encoding
+    our_name = ours.name if ours.name.isascii() else read_our_shown_name(target, connection, encoding)
+    changes = RoleChanges(dict(scope.role_map), scope.no_owner, our_name)
+    if scope.no_owner:
+        named = {changes.of(role) for role in roles_of(properties)}
+        changes = replace(changes, known=frozenset(find_existing_roles(target, connection, named, encoding)))
     changed, left_out = change_roles(properties, changes)
     changed, records = without_record(changed)
     left_out += records
     if plan.request.is_drill:
         settings = find_free_settings(connection, changed)
-        return PlannedDatabase(DatabaseDdl(target.database, DatabaseProperties(owner="", settings=settings), ours.name))
+        return PlannedDatabase(DatabaseDdl(target.database, DatabaseProperties(owner="", settings=settings), our_name))
     owner = "" if scope.no_owner else changed.owner
     if owner and not ours.is_super:
         able = connection.execute(ABLE_QUERY, (_membership(connection), owner)).fetchone()
@@ -69,7 +79,7 @@ def plan_database(plan: RestorePlan, target: Target, connection: psycopg.Connect
         if able == (False,):
             left_out.append(f"owner {owner} of the database: role {ours.name} can't transfer ownership to that role")
             owner = ""
-    ddl = DatabaseDdl(target.database, changed, ours.name, owner, loads=ours.is_super)
+    ddl = DatabaseDdl(target.database, changed, our_name, owner, loads=ours.is_super)
     return PlannedDatabase(ddl, tuple(f"{line} ({target.shard})" for line in left_out))
 
 

@@ -37,6 +37,7 @@ from cutline.restore.ddl.unprivileged import PUBLIC_OWNER
 from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.scope.scope import RoleChanges
 from cutline.restore.targets.target import MARK, Superusers, Target, TargetUnfitError, find_marked, mark_role
+from cutline.snapshots.records.commit import DatabaseProperties, count_by_node, is_no_role
 from cutline.snapshots.records.server_globals import ParameterPrivilege, ServerGlobals
 from cutline.storage.errors import UsageError
 
@@ -119,6 +120,7 @@ KNOWN_QUERY = "SELECT namesend(rolname) FROM pg_roles"
 BYTES_QUERY = """
 SELECT convert(name, 'UTF8', %s) FROM unnest(%s::bytea[]) WITH ORDINALITY AS given (name, n) ORDER BY n
 """
+SHOWN_QUERY = "SELECT convert(%s, %s, 'UTF8')"
 RESERVED_QUERY = "SELECT name FROM pg_settings WHERE context <> 'user'"
 ANYBODYS_QUERY = "SELECT name FROM pg_settings WHERE context = 'user'"
 # An extension's settings have its name as a prefix; a session doesn't recognize them until it loads the library.
@@ -210,6 +212,24 @@ def name_bytes(connection: psycopg.Connection[Any], roles: Iterable[str], encodi
         ) from error
 
 
+def read_our_shown_name(target: Target, connection: psycopg.Connection[Any], encoding: str) -> str:
+    """Return the name of the restoring role as a database of this encoding shows it.
+
+    Raises TargetUnfitError if it can't, in which case the server does not let the role connect to such a database.
+    """
+    try:
+        name = raw_bytes(read_our_name(target))
+        ((shown,),) = connection.execute(SHOWN_QUERY, (name, encoding)).fetchall()
+    except psycopg.DataError as error:
+        raise TargetUnfitError(
+            f"node {target.node.id}: role {connection.info.user} can't connect to a database of encoding {encoding}:"
+            f" {shorten_message(error)}",
+            hint="restore as a role whose name is ASCII",
+            details={"node": target.node.id},
+        ) from error
+    return bytes(shown).decode()
+
+
 def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan: RestorePlan) -> RoleChanges:
     """Return the role substitutions to make in the target's DDL (raw text)."""
     scope, encoding = plan.request.scope, plan.chain.baseline[target.source].encoding
@@ -224,8 +244,17 @@ def find_role_changes(target: Target, connection: psycopg.Connection[Any], plan:
 
 def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
     """Raise UsageError if --role-map names a role that is not in the snapshot; `met` are the roles in its DDL."""
-    known = {role for target in plan.targets for role in (*plan.roles(target), *_roles_of_database(plan, target))}
-    if unknown := sorted(role for role, _ in plan.request.scope.role_map if role not in known and role not in met):
+    known = {
+        role
+        for target in plan.targets
+        for role in (*plan.roles(target), *roles_of(plan.chain.database_properties(target.source)))
+    }
+    mapped = {role for role, _ in plan.request.scope.role_map}
+    if count_by_node(plan.chain.full):
+        # Large objects are restored as of the full snapshot, and may name roles that the server has lost since.
+        known |= {role for roles in plan.chain.full.roles.values() for role in roles}
+        mapped = {role for role in mapped if not is_no_role(role)}
+    if unknown := sorted(role for role in mapped if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
             hint=f"its roles are: {', '.join(sorted(known))}",
@@ -233,8 +262,9 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
         )
 
 
-def _roles_of_database(plan: RestorePlan, target: Target) -> Iterator[str]:
-    if (properties := plan.chain.database_properties(target.source)) is None:
+def roles_of(properties: DatabaseProperties | None) -> Iterator[str]:
+    """Yield the roles that a database's own properties name."""
+    if properties is None:
         return
     yield properties.owner
     for privilege in properties.privileges or ():

@@ -7,8 +7,8 @@ table is limited.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -19,7 +19,7 @@ from cutline.fleet.config import Node, restore_limit
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.nodes.large_objects import count_large_objects
-from cutline.restore.rows.load import LoadError, LoadReport, LoadTarget, load_error
+from cutline.restore.rows.load import LoadError, LoadTarget, load_error
 from cutline.restore.scope.scope import UNCHANGED, RoleChanges
 from cutline.snapshots.base_copy.large_objects import PartOrder, StoredPart, read_definitions, read_parts
 from cutline.snapshots.records.commit import (
@@ -76,11 +76,12 @@ def load_large_objects(
     store: StoreLocation,
     progress: Progress,
     roles: RoleChanges = UNCHANGED,
-) -> None:
-    """Load the large objects of a full snapshot into the targets of their shards.
+) -> list[str]:
+    """Load the large objects of a full snapshot into the targets of their shards; return lines about missing roles.
 
-    Objects whose shard has no target were loaded earlier. The names in `roles` are text. Raises the first error of any
-    task, or LoadError if a target ends up with the wrong number of large objects.
+    Objects whose shard has no target were loaded earlier. The names in `roles` are text. Only the stored objects name
+    all their roles, so a target may lack some. Raises the first error of any task, or LoadError if a target ends up
+    with the wrong number of large objects.
     """
     sessions = {load_target.node.id: load_target.task_sessions for load_target in targets.values()}
     limited, share = share_rate(session, sessions, restore_limit(one.node for one in targets.values()))
@@ -103,6 +104,31 @@ def load_large_objects(
                     hint="check whether something else writes to the restored database, then repeat the command",
                     details={"node": target.node.id},
                 )
+    return _describe_lacking(tasks, reports)
+
+
+def _describe_lacking(tasks: Iterable[LargeLoadTask], reports: Iterable[LargeLoadReport]) -> list[str]:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for task, report in zip(tasks, reports, strict=True):
+        for role, (oid, count) in report.lacking.items():
+            first, others = found.get((task.node.id, role), (oid, 0))
+            found[task.node.id, role] = (min(oid, first), count + others)
+    return [
+        f"node {node}: there is no role {role}, which large objects name ({count}, such as {oid}): those that it owned"
+        " belong to the restoring role, and its privileges are left out; --role-map puts another role in its place"
+        for (node, role), (oid, count) in sorted(found.items())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LargeLoadReport:
+    """What a load task found: the roles that its server lacks, each with the oid of an object and the number of them.
+
+    `problem` is the error that ended the task.
+    """
+
+    lacking: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    problem: ErrorReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +186,9 @@ def read_actors(task: ActorsTask) -> ActorsReport:
         return ActorsReport(shard, {}, report_of(error))
 
 
-def load_large(task: LargeLoadTask) -> LoadReport:
+def load_large(task: LargeLoadTask) -> LargeLoadReport:
     """Load the task's objects; report an error instead of raising it."""
-    order, pace = PartOrder(), RateLimit(task.bytes_per_second)
+    order, pace, lacking = PartOrder(), RateLimit(task.bytes_per_second), dict[str, tuple[int, int]]()
     try:
         store = task.store.open()
         with connect(task.node) as connection:
@@ -171,66 +197,90 @@ def load_large(task: LargeLoadTask) -> LoadReport:
                 body = read_listed(store, stored.node, stored.key, (stored.size, stored.digest))
                 for number, parts in enumerate(read_parts(stored, body, order)):
                     pace.spend(sum(len(part.data) for part in parts))
-                    _load_parts(connection, task, f"{stored.key} {number}", parts)
-        return LoadReport()
+                    for oid, role in _load_parts(connection, task, f"{stored.key} {number}", parts):
+                        first, count = lacking.get(role, (oid, 0))
+                        lacking[role] = (first, count + 1)
+        return LargeLoadReport(lacking)
     except SnapshotError as error:
-        return LoadReport(problem=report_of(error))
+        return LargeLoadReport(problem=report_of(error))
     except psycopg.Error as error:
-        return LoadReport(problem=report_of(load_error(task.node, error)))
+        return LargeLoadReport(problem=report_of(load_error(task.node, error)))
 
 
-def _load_parts(connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]) -> None:
+def _load_parts(
+    connection: psycopg.Connection[Any], task: LargeLoadTask, name: str, parts: list[StoredPart]
+) -> list[tuple[int, str]]:
+    """Load the parts unless the ledger has them; return the roles that the server lacks, with the objects' oids."""
     entry = f"INSERT INTO {task.ledger} VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"
     defined = [(part, part.definition) for part in parts if part.definition]
     with connection.transaction(), connection.cursor() as cursor:
         if cursor.execute(entry.encode(), (name,)).rowcount == 0:
-            return
+            return []
         created = [(part.oid, part.data) for part, _ in defined]
         added = [(part.oid, part.offset, part.data) for part in parts if not part.definition]
         cursor.executemany("SELECT lo_from_bytea(%s::oid, %b)", created)
         cursor.executemany("SELECT lo_put(%s::oid, %s::bigint, %b)", added)
-        roles = _with_known(cursor, task.roles, [definition for _, definition in defined])
+        lacking = _find_lacking(cursor, task.roles, [definition for _, definition in defined])
         for part, definition in defined:
-            for statement in definition_statements(part.oid, definition, connection.info.user, roles):
+            for statement in definition_statements(part.oid, definition, connection.info.user, task.roles, lacking):
                 cursor.execute(statement)
+    # With --no-owner, privileges of missing roles are left out without notice.
+    named = [] if task.roles.no_owner else defined
+    return [(part.oid, role) for part, definition in named for role in sorted(roles_named(definition) & lacking)]
 
 
-def _with_known(
+def roles_named(definition: LargeObjectDefinition) -> set[str]:
+    """Return the owner, grantors and grantees of a large object."""
+    grants = definition.grants or ()
+    return {definition.owner} | {role for grant in grants for role in (grant.grantor, grant.grantee)} - {""}
+
+
+def _find_lacking(
     cursor: psycopg.Cursor[Any], roles: RoleChanges, definitions: Iterable[LargeObjectDefinition]
-) -> RoleChanges:
-    """If grants to missing roles are left out, add the grantees that exist on the server to the changes."""
-    if not roles.no_owner:
-        return roles
-    grantees = {roles.of(grant.grantee) for definition in definitions for grant in definition.grants or ()}
-    known = cursor.execute(KNOWN_QUERY, (list(grantees),)).fetchall()
-    return replace(roles, known=frozenset(role for (role,) in known))
+) -> set[str]:
+    """Return the named roles that have no role in their place on the server."""
+    names = {role for definition in definitions for role in roles_named(definition)}
+    rows = cursor.execute(KNOWN_QUERY, ([roles.of(role) for role in names],)).fetchall() if names else []
+    known = {role for (role,) in rows}
+    return {role for role in names if roles.of(role) not in known}
 
 
 def definition_statements(
-    oid: int, definition: LargeObjectDefinition, user: str, roles: RoleChanges = UNCHANGED
+    oid: int,
+    definition: LargeObjectDefinition,
+    user: str,
+    roles: RoleChanges = UNCHANGED,
+    lacking: Set[str] = frozenset(),
 ) -> list[sql.Composed]:
-    """Return the statements that restore the comment, owner and grants of a large object created by `user`."""
+    """Return the statements that restore the comment, owner and grants of a large object created by `user`.
+
+    The server has no roles in the place of the `lacking` ones: `user` owns their objects and grants their grants.
+    """
     which = sql.SQL("LARGE OBJECT {}").format(sql.Literal(oid))
-    owner = user if roles.no_owner else roles.of(definition.owner)
+    is_ours = roles.no_owner or definition.owner in lacking
+    owner = user if is_ours else roles.of(definition.owner)
     statements: list[sql.Composed] = []
     if definition.comment is not None:
         statements.append(sql.SQL("COMMENT ON {} IS {}").format(which, sql.Literal(definition.comment)))
     if owner != user:
         statements.append(sql.SQL("ALTER {} OWNER TO {}").format(which, sql.Identifier(owner)))
     if definition.grants is not None:
-        if not roles.no_owner:
+        if not is_ours:
             statements.append(sql.SQL("REVOKE ALL ON {} FROM {}").format(which, sql.Identifier(owner)))
-        grants = (_change_grant(grant, definition.owner, owner, roles) for grant in definition.grants)
+        kept = (
+            grant
+            for grant in definition.grants
+            if grant.grantee not in lacking and not (is_ours and grant.grantee == definition.owner)
+        )
+        grants = (_change_grant(grant, owner, roles, lacking) for grant in kept)
         statements += [_grant_statement(which, owner, grant) for grant in grants if grant]
     return statements
 
 
-def _change_grant(grant: Grant, previous: str, owner: str, roles: RoleChanges) -> Grant | None:
-    """Replace the roles in a grant; return None if it becomes meaningless. `previous` was the owner."""
-    if roles.no_owner and (grant.grantee == previous or (grant.grantee and roles.lacks(grant.grantee))):
-        return None
+def _change_grant(grant: Grant, owner: str, roles: RoleChanges, lacking: Set[str]) -> Grant | None:
+    """Replace the roles in a grant; return None if it becomes meaningless."""
     grantee = roles.of(grant.grantee) if grant.grantee else ""
-    grantor = owner if roles.no_owner else roles.of(grant.grantor)
+    grantor = owner if roles.no_owner or grant.grantor in lacking else roles.of(grant.grantor)
     if grantee == grantor and grant.grantee != grant.grantor and grantor != owner:
         return None
     return structs.replace(grant, grantee=grantee, grantor=grantor)

@@ -630,7 +630,7 @@ def load_databases(
     if count_by_node(plan.chain.full) and plan.request.is_with_all_rows:
         scope = plan.request.scope
         roles = RoleChanges(dict(scope.role_map), scope.no_owner)
-        load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
+        run.report.warnings += load_large_objects(session, plan.chain.full, databases, plan.store, run.progress, roles)
 
 
 def _choose_early(run: RestoreRun, sessions: Mapping[str, int]) -> list[Target]:

@@ -240,10 +240,15 @@ def record_text(record: DatabaseRecord) -> str:
 def write_record(
     connection: psycopg.Connection[Any], database: str, record: DatabaseRecord, **changes: Any
 ) -> DatabaseRecord:
-    """Write the record, with `changes`, to a database's comment; return the changed record."""
+    """Write the record, with `changes`, to a database's comment; return the changed record.
+
+    The session may be raw (nodes.encodings).
+    """
     changed = structs.replace(record, **changes)
     comment = sql.SQL("COMMENT ON DATABASE {} IS {}")
-    connection.execute(comment.format(sql.Identifier(database), sql.Literal(record_text(changed))))
+    statement = comment.format(sql.Identifier(database), sql.Literal(record_text(changed)))
+    # Without a connection psycopg composes the statement in UTF-8: in a raw session it would allow only ASCII.
+    connection.execute(statement.as_bytes())
     return changed
 
 
@@ -279,7 +284,10 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
         why = shorten_message(error)
-        return f"database {database} was not altered: {why}; to alter it: BEGIN; {statements}; COMMIT;"
+        # A role's name may be one only in a session with the encoding of this database.
+        return (
+            f"database {database} was not altered: {why}; to alter it, in a session in it: BEGIN; {statements}; COMMIT;"
+        )
     return ""
 
 

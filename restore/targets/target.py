@@ -32,7 +32,7 @@ from cutline.nodes.connections import (
     unreachable_error,
     with_database,
 )
-from cutline.nodes.encodings import RAW, raw_bytes
+from cutline.nodes.encodings import RAW, can_name_database, encoding_of, raw_bytes
 from cutline.nodes.groups import Group
 from cutline.nodes.lock import take_lock
 from cutline.nodes.other_databases import ASIDE, LOADING, name_beside
@@ -387,6 +387,17 @@ def check_target(
         what = f"role {connection.info.user} may not create databases"
         hint = f'ALTER ROLE "{connection.info.user}" CREATEDB;'
         obstacles.add(TargetUnfitError(f"node {node}: {what}", hint=hint), node)
+    encodings = {"it": source.encoding, f"the server's database {MAINTENANCE_DATABASE}": encoding_of(connection)}
+    for what, encoding in encodings.items():
+        if not can_name_database(target.database, encoding):
+            error = TargetUnfitError(
+                f"node {node}: database {target.database} can't be restored under this name: {what} has encoding"
+                f" {encoding}, and only in UTF8 may the name be other than ASCII",
+                hint="in the target's fleet file, give the database a name in ASCII; ALTER DATABASE … RENAME TO … can"
+                " change it later",
+                details={"node": node, "database": target.database},
+            )
+            obstacles.add(error, node)
     exists = target.database in databases(connection)
     if exists and replace:
         with obstacles.collecting(node):

@@ -30,7 +30,12 @@ from cutline.nodes.collation_versions import note_collation_versions
 from cutline.nodes.connections import CopyError
 from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import Group, Table, list_names
-from cutline.nodes.large_objects import check_readable, count_large_objects, measure_large_objects
+from cutline.nodes.large_objects import (
+    check_readable,
+    count_large_objects,
+    measure_large_objects,
+    note_ownerless,
+)
 from cutline.nodes.left_out import LeftOut, mark_large_objects, read_left_out, standby_copies
 from cutline.nodes.preconditions import find_fillings, find_node_problems
 from cutline.nodes.privileges import find_table_problems
@@ -220,6 +225,7 @@ def plan_full(
     left_out, large_object_bytes = read_left_out(sessions.primaries, selection.rules, groups), 0
     if request.large_objects:
         check_readable(sessions)
+        note_ownerless(sessions, progress)
         counts = sessions.ask_primaries(count_large_objects)
         left_out = mark_large_objects(left_out, {node: (count, "this") for node, count in counts.items() if count})
         large_object_bytes = sum(sessions.ask_primaries(measure_large_objects).values())

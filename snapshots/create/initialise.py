@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.own_process import own_label
@@ -349,8 +349,9 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
         lines, roles = list[str](), set[str]()
         messages = cast("list[str]", error.details.get("messages", [error.message]))
         addresses = addresses_of(fleet.primaries)
+        default = next((one.val or b"" for one in Conninfo.get_defaults() if one.keyword == b"user"), b"").decode()
         for node in fleet.primaries:
-            role = str(conninfo_to_dict(node.dsn).get("user") or getpass.getuser())
+            role = str(conninfo_to_dict(node.dsn).get("user") or default)
             signs = (f'role "{role}" does not exist', f'authentication failed for user "{role}"')
             if not any(f"node {node.id}: " in part and sign in part for part in messages for sign in signs):
                 continue

@@ -147,7 +147,7 @@ SETTINGS_QUERY = """
 SELECT split_part(s.setting, '=', 1), substr(s.setting, strpos(s.setting, '=') + 1), coalesce(r.rolname, '')
   FROM pg_db_role_setting g JOIN pg_database d ON d.oid = g.setdatabase AND d.datname = current_database()
  CROSS JOIN unnest(g.setconfig) WITH ORDINALITY AS s (setting, number) LEFT JOIN pg_roles r ON r.oid = g.setrole
- ORDER BY g.setrole <> 0, 3, s.number
+ WHERE g.setrole = 0 OR r.oid IS NOT NULL ORDER BY g.setrole <> 0, 3, s.number
 """
 LABELS_QUERY = """
 SELECT l.provider, l.label FROM pg_shseclabel l

@@ -280,6 +280,18 @@ SELECT 'EXTENSION plpgsql', 'DROP EXTENSION "plpgsql";'
 """
 
 
+# pg_dump's message for an object whose owner does not exist, which PostgreSQL prevents unless its catalogs are damaged.
+NO_OWNER = re.compile(r"role with OID ([0-9]+) does not exist")
+FIND_OWNED = (
+    "to find what belongs to this role, which does not exist: SELECT oid::regclass::text FROM pg_class WHERE relowner ="
+    " {owner} UNION ALL SELECT oid::regprocedure::text FROM pg_proc WHERE proowner = {owner} UNION ALL SELECT"
+    " oid::regtype::text FROM pg_type WHERE typowner = {owner} AND typrelid = 0 AND typelem = 0 UNION ALL"
+    " SELECT oid::regnamespace::text FROM pg_namespace WHERE nspowner = {owner} UNION ALL SELECT datname FROM"
+    " pg_database WHERE datdba = {owner} ORDER BY 1;"
+)
+GIVE_OWNER = "then, as a superuser: ALTER … OWNER TO …;"
+
+
 class ArchiveUnknownError(RefusedError):
     """pg_dump wrote an archive in a format that Cutline can't read."""
 
@@ -363,9 +375,12 @@ def _dump(
                 ended_by=ending,
             )
         except ProgramFailedError as error:
-            if not locks.found:
-                raise
-            raise locked_error(node, "reading the DDL", locks.found) from error
+            if locks.found:
+                raise locked_error(node, "reading the DDL", locks.found) from error
+            error.message = f"node {node.id}: {error.message}"
+            if match := NO_OWNER.search(error.message):
+                error.hint = "\n".join([FIND_OWNED.format(owner=match[1]), GIVE_OWNER])
+            raise
         first = [NewEntry(DROP, name, f"{statement}\n") for name, statement in connection.execute(DROPPED_QUERY)]
         if (search_path := read_search_path(connection)) is not None:
             first.append(NewEntry(PATH_ENTRY, search_path))

@@ -11,6 +11,7 @@ a restore turns the definition into SQL, it is parsed strictly, in one place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -649,12 +650,20 @@ class Grant(Record, frozen=True, array_like=True, forbid_unknown_fields=True):
     may_grant: bool
 
 
+NO_ROLE = re.compile(r"unknown \(OID=[0-9]+\)")
+
+
 class LargeObjectDefinition(Record, frozen=True):
     """The owner, comment and grants of a large object. `grants` is None for the default privileges."""
 
     owner: RoleName
     comment: Text | None
     grants: tuple[Grant, ...] | None
+
+
+def is_no_role(name: str) -> bool:
+    """Whether this is the name that PostgreSQL shows for a role that does not exist (pg_get_userbyid)."""
+    return NO_ROLE.fullmatch(name) is not None
 
 
 def parse_definition(text: str) -> LargeObjectDefinition:

@@ -18,6 +18,7 @@ import cutline.restore.ddl.ddl
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Node
 from cutline.nodes.connections import NodeDisruptedError, connect, raising_unreachable, with_database
+from cutline.nodes.server_errors import remedy_of
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.ddl.ddl import DdlEntry, refresh_views, set_sequences
 from cutline.restore.ddl.running import DdlRun
@@ -93,6 +94,18 @@ def test_what_the_server_lacks_is_no_refusal_in_any_section(target: Target) -> N
         with pytest.raises(NodeDisruptedError, match=r"INDEX public\.i: cannot now") as raised:
             DdlRun(node, side_by_side, watch).after_rows(make_ledger(node))
     assert (raised.value.exit_code, raised.value.hint) == (6, ROOM_HINT)
+
+
+def test_a_limit_that_ends_a_statement_is_to_be_raised_for_the_role_or_the_server(target: Target) -> None:
+    """As for the sort of an index: not more of a resource is needed, but a higher setting."""
+    lowered = "SELECT set_config('temp_file_limit', '64kB', false), set_config('work_mem', '64kB', false)"
+    sorting = "SELECT max(n) FROM (SELECT generate_series(1, 99999) AS n ORDER BY n DESC OFFSET 1) AS numbers"
+    error = error_of(target.loaded, f"{lowered}; {sorting}")
+    assert isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
+    assert "temp_file_limit" in str(error)
+    assert remedy_of(error) == (
+        "raise the setting that the message names: on the server, or for the role, by ALTER ROLE … SET …"
+    )
 
 
 def test_nothing_else_that_a_restore_runs_takes_it_for_a_refusal(

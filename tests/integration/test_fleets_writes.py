@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -16,11 +17,15 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.connections import connect
 from cutline.snapshots.create.initialise import initialise
 from cutline.storage.errors import SnapshotError
-from tests.integration.own_database import own_database
+from tests.commands.snapshot_runs import Ready, Runs
+from tests.integration.own_database import own_database, restore_target
 from tests.integration.refusing import create, execute, publication_name, refused
 from tests.servers.dealt import NEWEST
 from tests.servers.fleets import SharedFleets
 from tests.servers.installed import require_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # The DDL of the table kept.t, and whether kept.t is admissible.
 TABLES = {
@@ -263,7 +268,7 @@ def test_other_publications_reject_the_same_writes_as_before(fleet: Fleet, optio
 
 
 def test_a_published_table_can_be_made_unlogged_once_it_is_removed_from_the_publication(fleet: Fleet) -> None:
-    """SET UNLOGGED is the only statement other than a write that PostgreSQL rejects for published tables."""
+    """Before 18, SET UNLOGGED is the only statement other than a write that PostgreSQL rejects for published tables."""
     (node,) = fleet.nodes
     execute(node.dsn, TABLES["key"][0])
     initialise(with_rules(fleet), Silent())
@@ -272,3 +277,43 @@ def test_a_published_table_can_be_made_unlogged_once_it_is_removed_from_the_publ
     execute(
         node.dsn, f"ALTER PUBLICATION {publication_name(fleet)} DROP TABLE kept.t", "ALTER TABLE kept.t SET UNLOGGED"
     )
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        # In one transaction, so that no change of the table can be missed.
+        "ALTER PUBLICATION {} DROP TABLE kept.t; ALTER TABLE kept.t ALTER g SET EXPRESSION AS (id * 3);"
+        " ALTER PUBLICATION {} ADD TABLE kept.t",
+        "ALTER TABLE kept.t DROP g, ADD g int GENERATED ALWAYS AS (id * 3) VIRTUAL",
+    ],
+    ids=["unpublished", "added-again"],
+)
+def test_the_expression_of_a_virtual_column_is_changed_in_two_ways(
+    fleet: Fleet, spark: SparkSession, statements: str
+) -> None:
+    """PostgreSQL 18 and newer reject SET EXPRESSION for such a column of a published table."""
+    (node,) = fleet.nodes
+    with psycopg.connect(node.dsn) as connection:
+        if connection.info.server_version < GENERATED_VERSION:
+            pytest.skip("virtual columns came with 18")
+    execute(
+        node.dsn, "CREATE TABLE kept.t (id int PRIMARY KEY, v text, g int GENERATED ALWAYS AS (id * 2) VIRTUAL)",
+        "INSERT INTO kept.t SELECT n, 'x' FROM generate_series(1, 9) AS n",
+    )  # fmt: skip
+    initialise(with_rules(fleet), Silent())
+    publication = publication_name(fleet)
+    with pytest.raises(psycopg.errors.FeatureNotSupported, match="part of a publication"):
+        execute(node.dsn, "ALTER TABLE kept.t ALTER g SET EXPRESSION AS (id * 3)")
+    runs, name = Runs(fleet, Ready(spark)), f"virtual-{len(statements)}"
+    runs.full(name)
+    execute(node.dsn, "UPDATE kept.t SET v = 'y' WHERE id = 1", statements.replace("{}", publication))
+    execute(node.dsn, "UPDATE kept.t SET v = 'z' WHERE id = 2")
+    runs.increment(name)
+    runs.restore(name, restore_target(fleet))
+    query = "SELECT id, v, g FROM kept.t ORDER BY id"
+    (source,), (target,) = fleet.nodes, restore_target(fleet).nodes
+    with psycopg.connect(source.dsn) as ours, psycopg.connect(target.dsn) as theirs:
+        rows = ours.execute(query).fetchall()
+        assert rows[:3] == [(1, "y", 3), (2, "z", 6), (3, "x", 9)]
+        assert theirs.execute(query).fetchall() == rows

@@ -274,6 +274,35 @@ def test_a_full_folder_for_temporary_files_is_named(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("6 no-space\n", "")
 
 
+# Sends a value that the folder for temporary files has no room for, and prints how the command would end.
+TOO_LARGE = """
+from cutline.cli.output.failure import failure_of
+from cutline.spark.sent_values import broadcast
+from cutline.spark.session_folder import session_folder
+from cutline.spark.start import start_spark_at
+
+with session_folder():
+    try:
+        with start_spark_at("local[1]", {"spark.io.encryption.enabled": "true"}, "test") as start:
+            broadcast(start.session(), bytes(16 << 20))
+    except Exception as error:
+        failure = failure_of(error)
+        print(failure.code, failure.slug)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small file system")
+def test_a_value_that_does_not_fit_into_the_folder_for_temporary_files_is_no_bug(tmp_path: Path) -> None:
+    """If tasks get it encrypted, the JVM writes it, and the driver notices only that the JVM reads no more of it."""
+    mount = 'mount -t tmpfs -o size=4m none "$1" && shift && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, "-c", TOO_LARGE]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=START_SECONDS_MAX, check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path), "XDG_CACHE_HOME": os.devnull},
+    )  # fmt: skip
+    assert done.stdout == "6 no-space\n", done.stderr
+
+
 # Prints how the JVM of a session that has done its work ended, its process, and its folder.
 END = """
 import json, sys

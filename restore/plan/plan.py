@@ -37,6 +37,7 @@ from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.listing.exact_point import ExactPoint, check_same_definitions, digest_at, find_exact_point
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
+from cutline.snapshots.operations.leases import naming_removed
 from cutline.snapshots.operations.object_damage import find_listed_damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import (
@@ -60,7 +61,7 @@ from cutline.snapshots.records.proven_chains import (
     next_cut_time,
     safe_time,
 )
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import SnapshotDeletedError
 from cutline.spark.amount import Amount, is_for_command
 from cutline.storage.errors import UsageError
@@ -313,11 +314,22 @@ def plan_restore(
     divide the rows.
 
     Raises UsageError if such rows have no route, no group matches, or --replace would leave tables empty; also
-    SourcesDifferError, LargeObjectsUnroutedError, and any error of read_chain, check_archive and find_ddl; for an exact
-    time, any error of find_exact_point and check_same_definitions.
+    SourcesDifferError, LargeObjectsUnroutedError, and any error of read_chain, check_not_removed, check_archive and
+    find_ddl; for an exact time, any error of find_exact_point and check_same_definitions.
     """
     store = source.store.open()
     identity = read_identity(store, source)
+    with naming_removed(store, request.name, request.increment or 0) as check:
+        plan = _plan_restore(source, target, request, resumed, identity)
+        if plan.damage is not None:
+            check()
+    return plan
+
+
+def _plan_restore(
+    source: Fleet, target: Fleet, request: RestoreRequest, resumed: DatabaseRecord | None, identity: StoreIdentity
+) -> RestorePlan:
+    store = source.store.open()
     own = resumed.operation if resumed else None
     documents = document_names(store)
     operations = read_open_operations(store, request.name, documents=documents)

@@ -21,14 +21,18 @@ from cutline.restore.targets.databases import DatabaseRecord, Phase, clear_recor
 from cutline.restore.targets.swap import open_databases
 from cutline.restore.targets.target import Connections, Target, naming_lost_nodes
 from cutline.restore.unfinished.unfinished import UnfinishedRestore
-from cutline.snapshots.operations.leases import HeldLease
+from cutline.snapshots.operations.leases import BeginningGivenUpError, HeldLease
 from cutline.snapshots.operations.operation import record_outcome
 from cutline.snapshots.records.operation_records import DONE, read_intent
+from cutline.snapshots.records.proven_chains import SnapshotMissingError
+from cutline.snapshots.records.tombstones import SnapshotDeletedError
 from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, StoppedError, UnreachableError
 from cutline.storage.store import ObjectStore
 
 RESUMABLE = (UnreachableError, IndeterminateError, TablesInUseError, DdlRefusedError)
-ALL_RESTORED = "all databases are restored"
+# What the restore reads was removed by others.
+REMOVED_BY_OTHERS = (SnapshotDeletedError, SnapshotMissingError, BeginningGivenUpError)
+ALL_RESTORED, ALL_REMOVED = "all databases are restored", "everything that the restore created was removed"
 NAMED_MAX = 5
 
 
@@ -79,7 +83,9 @@ def undoing(run: RestoreRun, lease: HeldLease, *, is_resumed: bool) -> Iterator[
         elif run.undo_created():
             lease.stays_open = False
             if isinstance(error, KeyboardInterrupt):
-                raise StoppedError("everything that the restore created was removed") from error
+                raise StoppedError(ALL_REMOVED) from error
+            if isinstance(error, REMOVED_BY_OTHERS):
+                error.message = f"{error.message}; {ALL_REMOVED}"
         else:
             say_open(run, error)
         raise

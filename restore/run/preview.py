@@ -83,6 +83,7 @@ from cutline.restore.unfinished.unfinished import (
 )
 from cutline.snapshots.ddl.ddl_archive import ArchiveEntry
 from cutline.snapshots.ddl.server_globals_object import read_globals, read_stored_globals
+from cutline.snapshots.operations.leases import naming_removed
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.commit import count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals
@@ -254,8 +255,15 @@ def check_restore(
 ) -> RestorePreview:
     """Check that the store contains the parts to restore and that every target can take them; change nothing.
 
-    `begun` is keyed by shard. Raises all obstacles, including earlier ones, as one error (Obstacles.raise_found).
+    `begun` is keyed by shard. Raises all obstacles, including earlier ones, as one error (Obstacles.raise_found), and
+    the errors of check_not_removed.
     """
+    chain = locked.plan.chain
+    with naming_removed(locked.plan.store.open(), chain.name, chain.last.increment, chain.full.increment):
+        return _check_restore(locked, targets, begun)
+
+
+def _check_restore(locked: LockedTargets, targets: Iterable[Target], begun: Mapping[str, BegunShard]) -> RestorePreview:
     plan, connections, obstacles = locked.plan, locked.connections, locked.obstacles
     targets = [target for target in targets if target.shard in connections]
     if plan.damage is not None:

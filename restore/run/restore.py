@@ -59,7 +59,7 @@ from cutline.restore.unfinished.unfinished import (
     find_resumable,
     settle_recorded,
 )
-from cutline.snapshots.operations.leases import HeldLease, hold_lease
+from cutline.snapshots.operations.leases import HeldLease, hold_lease, naming_removal
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
@@ -183,7 +183,8 @@ def _restore(
         run.progress.reached(RestoreCrashPoint.INTENT_STORED)
         with undoing(run, lease, is_resumed=is_resumed):
             run.report.left_out, run.report.role_differences = preview.left_out, preview.role_differences
-            with naming_lost_rows(run), naming_commands(run):
+            removal = naming_removal(store, intent, begins_at, is_stored=run.in_store)
+            with naming_lost_rows(run), naming_commands(run), removal:
                 if plan.request.use_backup_copies and not is_resumed:
                     choose_verified_copies(run, spark)
                 load_all(run, preview.ddl, preview.roles_missing, preview.server_globals, spark)

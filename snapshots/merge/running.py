@@ -28,7 +28,14 @@ from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.rewriting import copy_objects, write_base
 from cutline.snapshots.operations.committing import check_stored, put_merge
-from cutline.snapshots.operations.leases import HeldLease, hold_lease, in_use_error, read_lease
+from cutline.snapshots.operations.leases import (
+    HeldLease,
+    check_not_removed,
+    hold_lease,
+    in_use_error,
+    naming_removed,
+    read_lease,
+)
 from cutline.snapshots.operations.object_damage import (
     Damage,
     VerifyTask,
@@ -58,7 +65,7 @@ from cutline.snapshots.records.merged_chain import begin_with, merged_copy, need
 from cutline.snapshots.records.operation_records import MERGE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import check_has_rows, check_name, check_not_pruned, read_part_at
 from cutline.snapshots.records.repaired_chain import with_repairs
-from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
+from cutline.snapshots.records.store_identity import StoreIdentity, check_of_fleet, read_identity
 from cutline.snapshots.records.tombstones import check_not_deleted
 from cutline.snapshots.repair.work import Work
 from cutline.spark.needs import ExecutorNeeds
@@ -148,6 +155,11 @@ def plan_merge(fleet: Fleet, name: str, increment: int | None, progress: Progres
     check_not_pruned(store, name)
     if increment == 0:
         raise UsageError("--to 0 is the full snapshot, which is a base already", hint="name an increment: --to N")
+    with naming_removed(store, name, increment or 0):
+        return _plan(store, identity, name, increment)
+
+
+def _plan(store: ObjectStore, identity: StoreIdentity, name: str, increment: int | None) -> MergePlan:
     chain = read_from_merge(store, name, increment)
     check_of_fleet(chain, identity)
     check_has_rows(chain, f"there is nothing to merge: snapshot show {name}")
@@ -246,6 +258,8 @@ def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, pro
     check_not_pruned(store, chain.name)
     held.is_committing = True
     put_merge(store, merge, intent.turn)
+    # After a suspension, others may have removed the snapshot after it was looked for.
+    check_not_removed(store, chain.name, merge.increment, merge.increment)
     held.is_done = True
     held.volumes = {name: merge.counts[name] for name in ("rows", "objects", "bytes")}
     progress.reached(MergeCrashPoint.COMMITTED)

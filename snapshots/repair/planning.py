@@ -11,6 +11,7 @@ from typing import TypeAlias
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
+from cutline.snapshots.operations.leases import naming_removed
 from cutline.snapshots.operations.object_damage import (
     Damage,
     VerifyTask,
@@ -180,6 +181,14 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
     identity = read_identity(store, fleet)
     other = SecondStore.of(fleet, request.other) if request.other else None
     progress.step(f"read {request.name}")
+    with naming_removed(store, request.name):
+        return _plan_repair(fleet, request, Work(fleet.store, spark, progress), identity, other)
+
+
+def _plan_repair(
+    fleet: Fleet, request: RepairRequest, work: Work, identity: StoreIdentity, other: SecondStore | None
+) -> RepairPlan:
+    store = fleet.store.open()
     try:
         chain = read_from_merge(store, request.name)
     except SnapshotMissingError:
@@ -190,7 +199,6 @@ def plan_repair(fleet: Fleet, request: RepairRequest, spark: SparkSource, progre
     if other is not None and (plan := _plan_commits(fleet, store, identity, request, other)).commits:
         return plan
     chain = read_chain_lists(store, chain)
-    work = Work(fleet.store, spark, progress)
     damages = find_damage(chain, request, work)
     planner = _Planner(chain, store, damages, other)
     planner.plan()

@@ -23,7 +23,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.committing import check_stored, put_repair
-from cutline.snapshots.operations.leases import HeldLease, hold_lease
+from cutline.snapshots.operations.leases import HeldLease, check_not_removed, hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
@@ -160,6 +160,8 @@ def _carry_out(work: Work, plan: RepairPlan, intent: Intent, report: RepairRepor
             check_not_deleted(store, plan.request.name)
             held.is_committing = True
             put_repair(store, repair)
+            # After a suspension, others may have removed the snapshot after it was looked for.
+            check_not_removed(store, chain.name, chain.last.increment, chain.last.increment)
             report.number = repair.number
             progress.reached(RepairCrashPoint.COMMITTED)
     held.is_done = True

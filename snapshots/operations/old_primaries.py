@@ -36,6 +36,8 @@ def check_not_replaced(sessions: Sessions, primary: Node, was: int, when: str) -
     # Also standbys that the command does not use.
     standbys = (node for node in sessions.fleet.nodes if node.backup_of == primary.id)
     absent = [node for node in standbys if node.id not in sessions.connections]
+    if not absent:
+        return
     itself = identify(primary, sessions.connections[primary.id])
     found = ask_nodes(absent)
     same = [node for node, answer in found.items() if answer.is_server_of(itself)]

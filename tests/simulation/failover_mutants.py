@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -65,13 +66,14 @@ def slot_may_be_ahead() -> AbstractContextManager[object]:
     """Continue from a slot that is ahead of the archive."""
     stack = ExitStack()
     for module in (draining, continuable):
-        real = module.check_slot
-
-        def broken(node: str, name: str, state: SlotState | None, archived: int, check: Any = real) -> SlotState:
-            return check(node, name, state, max(archived, state.confirmed if state else 0))
-
-        stack.enter_context(patch.object(module, "check_slot", broken))
+        stack.enter_context(patch.object(module, "check_slot", partial(_check_lost_slot, module.check_slot)))
     return stack
+
+
+def _check_lost_slot(
+    check: Callable[..., SlotState], node: str, name: str, state: SlotState | None, archived: int, how: str = ""
+) -> SlotState:
+    return check(node, name, state, max(archived, state.confirmed if state else 0), how)
 
 
 def prepared_are_not_awaited() -> AbstractContextManager[object]:

@@ -19,7 +19,7 @@ from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.fleet.units import size_text
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
-from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, open_leases
+from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, naming_removed, open_leases
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.operation_records import DELETE, PRUNE
@@ -408,7 +408,9 @@ def increments_removal(mark: Mark, operation: str) -> Removal:
 
 def increments_of(store: ObjectStore, snapshot: str) -> list[Listed]:
     """Return the objects in a chain that its full snapshot does not need, whether or not an increment lists them."""
-    is_of_increments = of_increments(read_commit(store, snapshot, 0), read_repairs(store, snapshot))
+    # If the lock was lost, another command may have deleted the snapshot.
+    with naming_removed(store, snapshot, begins_at=0):
+        is_of_increments = of_increments(read_commit(store, snapshot, 0), read_repairs(store, snapshot))
     listed = [entry for part in CHAIN_FOLDERS for entry in store.inventory(f"snapshots/{snapshot}/{part}")]
     return [entry for entry in listed if is_of_increments(entry.key)]
 

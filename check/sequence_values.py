@@ -150,7 +150,9 @@ def _may_be_restarted(chain: Chain, shard: str, increment: int) -> bool:
     commit = chain.commit_of(increment)
     changes = commit.definition_changes
     has_new_ddl = changes is not None and shard in changes.fingerprints
-    return has_new_ddl or any(segment.truncates for segment in commit.segments.get(shard, ()))
+    # The WAL before a new copy of a table, which may have a TRUNCATE, is not archived.
+    is_copied = changes is not None and bool(changes.copied.get(shard))
+    return has_new_ddl or is_copied or any(segment.truncates for segment in commit.segments.get(shard, ()))
 
 
 def keys_of(table: pa.Table | pa.RecordBatch) -> pa.Array:

@@ -898,7 +898,9 @@ def on_each_host(node: Node) -> list[Node]:
 def host_of(node: Node) -> str:
     """Return the host (or socket folder) and the port of a dsn that names one host."""
     given = conninfo_to_dict(node.dsn)
-    return ":".join(str(part) for part in (given.get("host") or given.get("hostaddr"), given.get("port")) if part)
+    # Several addresses may have one name, for their certificates.
+    names = dict.fromkeys(str(given[name]) for name in ("host", "hostaddr") if given.get(name))
+    return ":".join(filter(None, ("/".join(names), str(given.get("port") or ""))))
 
 
 def _is_over_socket(connection: psycopg.Connection[Any]) -> bool:

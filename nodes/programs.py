@@ -196,8 +196,8 @@ def check_user_name() -> None:
             f"initdb can't create a server as user id {uid}, for which the system has no name",
             hint=[
                 f"give it one, by a line in /etc/passwd: cutline:x:{uid}:{gid}::/tmp:/bin/false",
-                "or run the command, or the container, as a user that has a name; a drill can also use servers that you"
-                " have started: --to FILE",
+                "or run the command, or the container, as a user that has a name; a drill can use running servers"
+                " instead: drill NAME --to FILE",
             ],
         )
 

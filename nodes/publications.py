@@ -343,20 +343,24 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
 
 
 def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> None:
-    """Add tables that are in none of the fleet's publications; repair the options of both publications.
+    """Add tables that are not in the publication of their kind, and remove them from the other; repair the options.
 
-    If it raises NotOwnerError or EventTriggerError, it has changed nothing.
+    PostgreSQL rejects updates of a table without a replica identity as long as the publication for updates has it. If
+    it raises NotOwnerError or EventTriggerError, it has changed nothing.
     """
-    wanted: dict[str, list[Table]] = {name: [] for name in publication_names(fleet_id)}
-    for table in tables:
-        wanted[publication_of(table.group, fleet_id)].append(table)
+    listed = list(tables)
     try:
         with connection.transaction():
             options = _options(connection, fleet_id)
-            _check_owned(connection, [table for of_name in wanted.values() for table in of_name])
+            members = _members(connection, fleet_id, [table.oid for table in listed])
+            _check_owned(connection, listed)
             for name, operations in operations_of(fleet_id).items():
                 _ensure_options(connection, name, operations, options)
-                _alter(connection, name, "ADD TABLE", wanted[name])
+                present = members.get(name, {})
+                others = [table for table in listed if publication_of(table.group, fleet_id) != name]
+                _alter(connection, name, "DROP TABLE", [table for table in others if table.group.name in present])
+                own = [table for table in listed if publication_of(table.group, fleet_id) == name]
+                _alter(connection, name, "ADD TABLE", own)
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
 

@@ -90,7 +90,7 @@ def locked_error(
         " node has committed its part, otherwise with ROLLBACK PREPARED); then repeat the command"
     )
     if any(AWAITS_STANDBYS in holder for holder in holders):
-        hint = f"{END_STANDBYS_WAIT}, or wait until the lock is released; then repeat the command"
+        hint = f"for sessions that wait for synchronous standbys: {END_STANDBYS_WAIT}; for others: {hint}"
     return RelationLockedError(
         f"node {node.id}: {what} waited {LOCK_SECONDS_MAX if seconds is None else seconds:.0f} s for a lock; "
         + (f"held now: {', '.join(holders)}" if holders else "the lock has since been released"),

@@ -371,7 +371,7 @@ def with_current_roles(fleet: Fleet) -> Fleet:
 def _check_hosts(nodes: Iterable[Node], found: Mapping[str, FoundNode]) -> None:
     """Raise FleetTopologyError if another host of a primary's dsn accepts writes, too, besides the server `found`.
 
-    Hosts that can't be reached within HOST_SECONDS_MAX count as stopped.
+    Hosts that don't answer within HOST_SECONDS_MAX, or refuse the role, count as stopped.
     """
     primaries = [node for node in nodes if node.backup_of is None and node.id in found]
     hosts = [(node, host) for node in primaries if len(named := on_each_host(node)) > 1 for host in named]
@@ -390,7 +390,7 @@ def _find_host(host: Node) -> FoundNode | None:
     try:
         with connect(replace(host, server=None), connect_timeout=HOST_SECONDS_MAX) as connection:
             return identify(host, connection)
-    except SnapshotError:
+    except (SnapshotError, psycopg.Error):
         return None
 
 

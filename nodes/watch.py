@@ -108,6 +108,8 @@ STOP_SECONDS_MAX = 2.0
 CONNECTING_SECONDS_MAX = 0.5
 # The database's owner may have put objects in front of PostgreSQL's own.
 SET_PATH = "SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)"
+# The classes of errors in a statement itself: not of a session that was ended, nor of a lack of resources.
+REFUSED_QUESTION = ("0A", "22", "42")
 REACHABLE = "check that the server is running and can be reached"
 
 
@@ -359,8 +361,8 @@ class _Probe:
             cursor = await session.execute(question.query.encode(), question.parameters(self.node.id))
             rows = await cursor.fetchall()
         except psycopg.Error as error:
-            # The server refuses the question: the node is watched without it.
-            self.may_ask = error.sqlstate is None
+            # If the server refuses the question itself, the node is watched without it.
+            self.may_ask = not (error.sqlstate or "").startswith(REFUSED_QUESTION)
             raise
         # Whatever happens to a report, the node is watched.
         with suppress(Exception):

@@ -168,7 +168,8 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
         if monotonic() > deadline:
             who = _who(pid for _, pid in writers)
             raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
-        text = f"up to {WRITERS_SECONDS_MAX} s: {_who(pid for _, pid in writers)} wrote to tables of the restore"
+        who = _who(pid for _, pid in writers)
+        text = f"up to {WRITERS_SECONDS_MAX} s for the open transactions of {who}, which wrote to its tables"
         notes.report(frozenset(writers), text)
         sleep(POLL_SECONDS)
 
@@ -176,7 +177,9 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
 def _who(pids: Iterable[int]) -> str:
     """Name the sessions; a prepared transaction has pid 0."""
     sessions = sorted(pid for pid in pids if pid)
-    return f"sessions {', '.join(map(str, sessions))}" if sessions else "prepared transactions (see pg_prepared_xacts)"
+    if not sessions:
+        return "prepared transactions (see pg_prepared_xacts)"
+    return f"session{'s' if len(sessions) > 1 else ''} {', '.join(map(str, sessions))}"
 
 
 def in_use(node: Node, database: str, why: str) -> TablesInUseError:

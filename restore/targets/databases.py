@@ -284,10 +284,8 @@ def clear_record(connection: psycopg.Connection[Any], database: str, record: Dat
         connection.execute(sql.SQL("COMMENT ON DATABASE {} IS NULL").format(name))
         statements = "; ".join(composed.as_string(connection) for composed in (comment, *rest))
         why = shorten_message(error)
-        # A role's name may be one only in a session with the encoding of this database.
-        return (
-            f"database {database} was not altered: {why}; to alter it, in a session in it: BEGIN; {statements}; COMMIT;"
-        )
+        # Only sessions with this database's encoding may know the role under this name.
+        return f"database {database} was not altered: {why}; to alter it, run in it: BEGIN; {statements}; COMMIT;"
     return ""
 
 

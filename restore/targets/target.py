@@ -392,9 +392,9 @@ def check_target(
         if not can_name_database(target.database, encoding):
             error = TargetUnfitError(
                 f"node {node}: database {target.database} can't be restored under this name: {what} has encoding"
-                f" {encoding}, and only in UTF8 may the name be other than ASCII",
-                hint="in the target's fleet file, give the database a name in ASCII; ALTER DATABASE … RENAME TO … can"
-                " change it later",
+                f" {encoding}, and only UTF8 and SQL_ASCII allow characters other than ASCII in it",
+                hint="name the database in ASCII in the target's fleet file; it can be renamed after the restore:"
+                " ALTER DATABASE … RENAME TO …",
                 details={"node": node, "database": target.database},
             )
             obstacles.add(error, node)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.errors import Diagnostic
 
-from cutline.fleet.messages import join_some
+from cutline.fleet.messages import END_STANDBYS_WAIT, join_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import CANCEL_SECONDS_MAX, PROCESS_QUERY, NodeDisruptedError, raising_unreachable
 from cutline.nodes.encodings import readable
@@ -138,7 +138,9 @@ class Wait:
         named = self.blockers[:NAMED_MAX]
         lines: list[str] = []
         if committing := [blocker for blocker in named if blocker.is_committing]:
-            what = "start the synchronous standby, or end these waits: the transactions stay committed here"
+            what = (
+                f"{END_STANDBYS_WAIT}, or cancel these waits: the transactions are then committed on this server only"
+            )
             lines += [comment(f"on node {self.node}, {what}:"), *(blocker.remedy() for blocker in committing)]
         if others := [blocker for blocker in named if blocker.pid and not blocker.is_committing]:
             what = "to end them; if that does not, end their processes on the server's machine"
@@ -177,6 +179,7 @@ class TargetWaits:
         self._notes: dict[_WaitKey, WaitNotes] = {}
         self._seconds_max = math.inf
         self._given_up: dict[str, tuple[Wait, float]] = {}
+        self._cancelled: set[_WaitKey] = set()
 
     def bound(self, target: Target, session: psycopg.Connection[Any], seconds_max: float | None = None) -> None:
         """Give up a statement in this session that waits longer: by default than WAIT_SECONDS_MAX.
@@ -222,8 +225,9 @@ class TargetWaits:
 
     def _take(self, node: str, rows: Answer) -> None:
         waits = {_WaitKey(node, process, wait.statement): wait for process, wait in _waits_of(node, rows)}
-        for over in [key for key in self._notes if key.node == node and key not in waits]:
-            del self._notes[over]
+        for ended in [key for key in self._notes if key.node == node and key not in waits]:
+            del self._notes[ended]
+            self._cancelled.discard(ended)
         waiting = {key.process for key in waits}
         for (place, process), one in list(self._own.items()):
             if place == node and process not in waiting:
@@ -238,13 +242,16 @@ class TargetWaits:
             own = self._own.get((node, key.process))
             if own is None or wait.event in CHECKPOINTS:
                 continue
-            if notes.waited_seconds >= min(own.seconds_max, self._seconds_max):
-                self._give_up(own, wait, notes.waited_seconds)
+            # A cancel request must not reach the session's next statement.
+            is_late = notes.waited_seconds >= min(own.seconds_max, self._seconds_max)
+            if is_late and key not in self._cancelled:
+                self._cancelled.add(key)
+                self._give_up(own, wait, notes.waited_seconds, partial(self._cancelled.discard, key))
 
-    def _give_up(self, own: _Own, wait: Wait, seconds: float) -> None:
+    def _give_up(self, own: _Own, wait: Wait, seconds: float, failed: Callable[[], object]) -> None:
         self._given_up[own.node] = wait, seconds
         # The watch must not wait for the server's answer.
-        threading.Thread(target=_cancel, args=(own.session,), name="cancel", daemon=True).start()
+        threading.Thread(target=_cancel, args=(own.session, failed), name="cancel", daemon=True).start()
 
 
 def _names_of(target: Target) -> list[str]:
@@ -261,9 +268,12 @@ def _hear(own: _Own, said: Diagnostic) -> None:
         own.heard.add(int(number[0]))
 
 
-def _cancel(session: psycopg.Connection[Any]) -> None:
-    with suppress(psycopg.Error):
+def _cancel(session: psycopg.Connection[Any], failed: Callable[[], object]) -> None:
+    """Cancel the session's statement; call `failed` if the request did not reach the server."""
+    try:
         session.cancel_safe(timeout=CANCEL_SECONDS_MAX)
+    except psycopg.Error:
+        failed()
 
 
 def _waits_of(node: str, rows: Answer) -> Iterator[tuple[int, Wait]]:
@@ -283,8 +293,11 @@ def show_beginning(query: str) -> str:
 
 
 def _note_text(wait: Wait) -> str:
-    remedies = [blocker.remedy() for blocker in wait.blockers[:NAMED_MAX] if blocker.pid]
-    return f"{wait.text}; to end that: {' '.join(remedies)}" if remedies else wait.text
+    named = wait.blockers[:NAMED_MAX]
+    remedies = [blocker.remedy() for blocker in named if blocker.pid and not blocker.is_committing]
+    if any(blocker.is_committing for blocker in named):
+        remedies.insert(0, END_STANDBYS_WAIT)
+    return f"{wait.text}; to end the wait: {' '.join(remedies)}" if remedies else wait.text
 
 
 def blocked_error(wait: Wait, seconds: float, then: str = "") -> TargetBlockedError:

@@ -288,23 +288,23 @@ def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node
         check_slot(node.id, slot, state, listed)
         return
     end, how = _archive_end(store, chain, node.id, listed), ADVANCED
-    if state.confirmed > end and (standby := _find_archived(store, sessions, chain, node, state.confirmed)):
-        how = f"in a failover, a command that failed archived WAL of standby {standby} up to there"
+    if state.confirmed > end and (standby := _find_promoted_standby(store, sessions, chain, node, state.confirmed)):
+        how = f"a command that failed during a failover had archived the WAL of standby {standby} up to there"
     check_slot(node.id, slot, state, end, how)
 
 
-def _find_archived(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> str:
+def _find_promoted_standby(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> str:
     """Return a standby that may be the primary now and whose WAL is archived up to the position; "" if there is none.
 
     A command that fails in a failover may have archived WAL of a standby only, and so have advanced the slot of the
     server that is the primary now.
     """
-    is_other = sessions.identities[node.id].timeline != chain.baseline[node.id].timeline
-    if node.backup_of is not None or not is_other:
+    has_new_timeline = sessions.identities[node.id].timeline != chain.baseline[node.id].timeline
+    if node.backup_of is not None or not has_new_timeline:
         return ""
-    promoted = sessions.promoted.get(node.id)
+    promoted = sessions.promoted.get(node.listed_id)
     for standby, primary in chain.parts.items():
-        if primary == node.id and promoted in (None, standby):
+        if primary == node.id and promoted in (None, chain.listed_id(standby)):
             segments = chain.newest_segments(standby)
             listed = segments[-1].through if segments else chain.bases[standby]
             # This only finds the cause: whether the standby's archive is damaged matters elsewhere.

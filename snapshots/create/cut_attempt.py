@@ -35,7 +35,13 @@ from cutline.snapshots.create.prepare_tables import PreparedTables, prepare_tabl
 from cutline.snapshots.create.prepared_transactions import await_included_ddl, await_lockers
 from cutline.snapshots.create.printed_values import find_outdated, new_forms
 from cutline.snapshots.create.rewritten_tables import find_incomplete, rewritten_text
-from cutline.snapshots.create.sequences import SequenceReading, find_restarted, latest_sequences, read_sequences
+from cutline.snapshots.create.sequences import (
+    NAMED_MAX,
+    SequenceReading,
+    find_restarted,
+    latest_sequences,
+    read_sequences,
+)
 from cutline.snapshots.ddl.attempts import ChangedError, invalidate_if, retry_until_unchanged
 from cutline.snapshots.ddl.database_facts import read_facts
 from cutline.snapshots.ddl.dump import read_roles
@@ -54,7 +60,6 @@ from cutline.wal.segments.archive import Definition
 # Ends all writes to the fleet; returns the WAL positions after which nothing may be written, keyed by primary. The
 # argument is the source of the Spark session that archives the WAL afterwards, or None if this process does.
 EndWrites: TypeAlias = Callable[[SparkSource | None], Mapping[str, Lsn]]
-SEQUENCES_NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +160,8 @@ def _sequences_at_cut(
     """Return the sequences by shard; raise ChangedError if any was restarted between the two readings."""
     for shard, reading in after.items():
         if restarted := find_restarted(before[shard], reading):
-            names = list_some(sorted(restarted), SEQUENCES_NAMED_MAX)
-            verb = "was" if len(restarted) == 1 else "were"
-            raise ChangedError(f"node {shard}: {names} {verb} restarted during the cut", {shard: set()})
+            names = list_some(sorted(restarted), NAMED_MAX)
+            raise ChangedError(f"node {shard}: restarted or altered during the cut: {names}", {shard: set()})
     return {shard: latest_sequences(before[shard], reading) for shard, reading in after.items()}
 
 

@@ -41,8 +41,8 @@ def collect_definition_changes(
 ) -> DefinitionChanges | None:
     """Return the differences from the last commit (`known`), if any; dump the DDL of the shards where it changed.
 
-    `pending` are the transactions whose changes the copies lack, as in the result, and `roles` those that each shard's
-    DDL names. Raises ChangedError if the dump may not show the catalogs that the cut's tables are from.
+    `pending` are the transactions whose changes the copies lack, as in the result. `roles` are the roles that each
+    shard's DDL names. Raises ChangedError if the catalogs changed, so that the dump may differ from them at the cut.
     """
     sessions, plan = context.sessions, prepared.plan
     dumped = [

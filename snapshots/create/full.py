@@ -365,10 +365,10 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
         number += 1
         if number > 1:
             drop_copy_slots(sessions.nodes, slot, progress)
-        seen = read_current_tables(sessions, plan.selection, plan.node_tables)
+        seen = dict(read_current_tables(sessions, plan.selection, plan.node_tables))
+        publish_new_tables(sessions, seen, plan.selection, context.request.wait_seconds, progress)
         # Standbys may have been left out since.
         now = replace(plan, nodes=sessions.nodes, readers=choose_readers(sessions), node_tables=seen)
-        now = _publish_new_tables(sessions, now, context.request.wait_seconds, progress)
         try:
             with (
                 invalidate_if(lambda: find_change(sessions, now.node_tables, now.selection)),
@@ -551,13 +551,6 @@ def _unfinished_base(
         fingerprints=plan.fingerprints,
         objects=(),
     )
-
-
-def _publish_new_tables(sessions: Sessions, plan: FullPlan, wait_seconds: float, progress: Progress) -> FullPlan:
-    """Publish the tables that were created since `init`."""
-    seen = dict(plan.node_tables)
-    publish_new_tables(sessions, seen, plan.selection, wait_seconds, progress)
-    return replace(plan, node_tables=seen)
 
 
 @dataclass(frozen=True, slots=True)

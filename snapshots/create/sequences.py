@@ -59,7 +59,7 @@ class SequenceUnreadableError(RefusedError):
 class SequenceReading:
     """The permanent sequences of a database with their values, ordered by name.
 
-    `versions` has, by name, the version of each one's row in pg_class while its value was read.
+    `versions` has, by name, the xmin of each sequence's row in pg_class when its value was read.
     """
 
     sequences: tuple[Sequence, ...]
@@ -173,8 +173,11 @@ def _uncalled_values(
 
 
 def find_restarted(before: SequenceReading, after: SequenceReading) -> list[str]:
-    """Return the names of the sequences that may have been restarted between the two readings."""
-    return [name for name, version in after.versions.items() if before.versions.get(name, version) != version]
+    """Return the names of the sequences that may have been restarted between the two readings.
+
+    A sequence without its name in the first reading is new or was renamed: either makes the attempt invalid, too.
+    """
+    return [name for name, version in after.versions.items() if before.versions.get(name) != version]
 
 
 def latest_sequences(before: SequenceReading, after: SequenceReading) -> tuple[Sequence, ...]:

@@ -16,8 +16,8 @@ Within a session, a *moment* is cheaper still: while the same transactions are v
 others have ended, but none of the visible rows is theirs, and there are as many as before, all are the same.
 
 While a dump runs, objects may be added: a dump of an exported snapshot does not show them, and those that it shows are
-the same as long as none of their rows has changed. This is seen from the hash of the objects without the rows that the
-snapshot does not show.
+the same as long as none of their rows has changed. To check this, the hash of the objects is computed over only the
+rows that the snapshot shows.
 
 Rows that were inserted and deleted again leave no trace in the hash of all rows either. So it shows that nothing has
 changed since a reading, but not that everything else that was recorded since then still holds.
@@ -203,8 +203,10 @@ NEW_ROWS = "count(*) FILTER (WHERE {table}.xmin = ANY (%(xids)s::xid[]))"
 # Rows that a snapshot shows: those of transactions before the first one that was running then, and of those that had
 # ended. A snapshot has no ids of subtransactions, so some of their rows may be taken for such rows. Then the hash
 # differs, as after a change.
+# The ids of frozen rows stay, so 2^31 transactions later their ages are negative. The ages of rows that were written
+# since the statement began are negative, too, but small.
 SHOWN = """
-(age({table}.xmin) > age(%(first)s::xid)
+(age({table}.xmin) < -1000000 OR age({table}.xmin) > age(%(first)s::xid)
  OR (age({table}.xmin) > age(%(end)s::xid) AND {table}.xmin <> ALL (%(running)s::xid[])))
 """
 # A relation's own row may have a new version although it is the same object: the columns in the hash decide that.
@@ -371,7 +373,7 @@ def is_unchanged(connection: psycopg.Connection[Any], was: Moment, now: Moment) 
 
 
 def has_only_added(connection: psycopg.Connection[Any], was: str, visible: str) -> bool:
-    """Whether all objects of the fingerprint `was` are still the same; others may have been added since.
+    """Whether DDL since the fingerprint `was` has only added objects.
 
     `visible` are the transactions that its snapshot showed (Moment), in the same run of the server.
     """

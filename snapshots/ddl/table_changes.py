@@ -279,8 +279,8 @@ PARTITION_ROWS = 1 << 18
 # Each of up to ALONE_MAX tables has a line of its own; of more, only TABLES_NAMED_MAX are named, in one line.
 ALONE_MAX, TABLES_NAMED_MAX = 20, 5
 LOCK_SECONDS_MIN = 5.0
-# How often an attempt publishes tables.
-PUBLISHED_MAX = 4
+# An attempt publishes tables at most this often, while others create more.
+PUBLISHING_ROUNDS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -730,7 +730,7 @@ def publish_new_tables(
     Tables that others create meanwhile are added as well. Raises RelationLockedError if a table stays locked, and
     ChangedError if concurrent DDL drops or replaces a table, or does not stop to create tables.
     """
-    for _ in range(PUBLISHED_MAX):
+    for _ in range(PUBLISHING_ROUNDS_MAX):
         if not (names := list_unpublished(seen)):
             return
         _publish(sessions, seen, names, selection, wait_seconds, progress)
@@ -748,7 +748,7 @@ def _publish(
     wait_seconds: float,
     progress: Progress,
 ) -> None:
-    done = set[str]()
+    done: dict[str, list[str]] = {}
 
     def publish(node: str) -> None:
         connection, states = sessions.connections[node], seen[node].states
@@ -764,13 +764,13 @@ def _publish(
             raise locked_error(sessions.fleet.node(node), what, chosen, seconds, modes=PUBLISHING) from error
         except DDL_RACE_ERRORS as error:
             raise ChangedError(f"node {node}: new tables can't be published: {' '.join(str(error).split())}") from error
-        done.add(node)
+        done[node] = [table.group.name for table in tables]
 
     try:
         in_parallel(publish, names)
     finally:
-        for node in (name for name in names if name in done):
-            progress.note(News(f"node {node}: new tables were published: {', '.join(names[node])}"))
+        for node in (name for name in names if done.get(name)):
+            progress.note(News(f"node {node}: new tables were published: {', '.join(done[node])}"))
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:

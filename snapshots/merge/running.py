@@ -258,8 +258,10 @@ def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, pro
     check_not_pruned(store, chain.name)
     held.is_committing = True
     put_merge(store, merge, intent.turn)
-    # After a suspension, others may have removed the snapshot after it was looked for.
-    check_not_removed(store, chain.name, merge.increment, merge.increment)
+    # After a suspension, others may have removed the snapshot after it was looked for. If the store does not answer,
+    # the merge is stored all the same.
+    with suppress(UnreachableError):
+        check_not_removed(store, chain.name, merge.increment, merge.increment)
     held.is_done = True
     held.volumes = {name: merge.counts[name] for name in ("rows", "objects", "bytes")}
     progress.reached(MergeCrashPoint.COMMITTED)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -160,8 +161,10 @@ def _carry_out(work: Work, plan: RepairPlan, intent: Intent, report: RepairRepor
             check_not_deleted(store, plan.request.name)
             held.is_committing = True
             put_repair(store, repair)
-            # After a suspension, others may have removed the snapshot after it was looked for.
-            check_not_removed(store, chain.name, chain.last.increment, chain.last.increment)
+            # After a suspension, others may have removed the snapshot after it was looked for. If the store does not
+            # answer, the repair is stored all the same.
+            with suppress(UnreachableError):
+                check_not_removed(store, chain.name, chain.last.increment, chain.last.increment)
             report.number = repair.number
             progress.reached(RepairCrashPoint.COMMITTED)
     held.is_done = True

@@ -8,7 +8,12 @@ import pytest
 from cutline.fleet.config import GroupRules
 from cutline.nodes.connections import connect
 from cutline.nodes.groups import Table, read_tables
-from cutline.nodes.publications import TableNotAdmissibleError, check_admissible, ensure_publications
+from cutline.nodes.publications import (
+    TableNotAdmissibleError,
+    add_to_publications,
+    check_admissible,
+    ensure_publications,
+)
 from tests.integration.wal_place import Place, place
 
 __all__ = ["place"]  # the fixture
@@ -50,6 +55,17 @@ def test_the_statement_that_a_refusal_names_admits_the_table(place: Place) -> No
     with connect(place.primary) as connection:
         ensure_publications(connection, "test", tables_of(place).values())
     assert all(takes_updates(place, name) for name in tables_of(place))
+
+
+def test_a_table_that_becomes_append_only_without_a_key_takes_updates(place: Place) -> None:
+    """As long as the publication for updates has it, PostgreSQL rejects them."""
+    place.connection.execute("CREATE TABLE log (id int PRIMARY KEY, v int)")
+    with connect(place.primary) as connection:
+        ensure_publications(connection, "test", tables_of(place).values())
+        place.connection.execute("ALTER TABLE log DROP CONSTRAINT log_pkey")
+        assert not takes_updates(place, "log")
+        add_to_publications(connection, "test", read_tables(connection, GroupRules(append_only=("public.log",))))
+    assert takes_updates(place, "log")
 
 
 def test_rows_that_nothing_has_counted_are_not_known(place: Place) -> None:

@@ -339,7 +339,7 @@ def test_a_failover_in_a_create_is_named_as_the_cause_of_the_gap(place: Changing
     place.states[2] = place.live_state()
     assert isinstance(commit, Increment)
     assert commit.renewed.keys() == {PRIMARY}
-    cause = f"in a failover, a command that failed archived WAL of standby {STANDBY} up to there"
+    cause = f"a command that failed during a failover had archived the WAL of standby {STANDBY} up to there"
     (warning,) = [note for note in progress.notes if f"primary {PRIMARY} is copied again" in note]
     assert warning.endswith(f": {cause}; no time between increment 1 and this increment can be restored")
     assert not place.check().conflicts

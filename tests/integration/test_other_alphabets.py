@@ -179,7 +179,7 @@ def test_a_database_whose_encoding_does_not_have_its_name_is_refused(
                     f"{node}: database {LATIN} can't be restored under this name: it has encoding {encoding}"
                     in (document["message"])
                 )
-            assert "name in ASCII" in document["hint"]
+            assert "database in ASCII" in document["hint"]
 
 
 def test_roles_of_the_database_itself_have_the_names_of_its_encoding(
@@ -208,7 +208,7 @@ def test_roles_of_the_database_itself_have_the_names_of_its_encoding(
             assert code == 0, document
             for source, node, warning in zip(fleet.primaries, target.primaries, document["warnings"], strict=True):
                 # Only a session in the database itself can name its owner.
-                said, _, script = warning.partition("; to alter it, in a session in it: ")
+                said, _, script = warning.partition("; to alter it, run in it: ")
                 assert said == f'node {node.id}: database back was not altered: role "rü" does not exist'
                 execute(make_conninfo(node.dsn, client_encoding="UTF8"), script)
                 with session(source.dsn) as ours, session(node.dsn) as theirs:

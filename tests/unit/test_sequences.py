@@ -43,4 +43,4 @@ def test_new_sequences_are_kept_and_dropped_ones_are_not() -> None:
 def test_a_sequence_with_a_new_version_was_restarted() -> None:
     before = SequenceReading((), {"s.same": "700", "s.restarted": "700", "s.gone": "700"})
     after = SequenceReading((), {"s.same": "700", "s.restarted": "701", "s.new": "701"})
-    assert find_restarted(before, after) == ["s.restarted"]
+    assert find_restarted(before, after) == ["s.restarted", "s.new"]

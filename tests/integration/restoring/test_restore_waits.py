@@ -115,7 +115,7 @@ def test_a_restore_that_is_stopped_while_it_waits_ends_within_seconds(place: Pla
             finally:
                 command.kill()
             notes = [line["note"] for line in map(json.loads, err.splitlines()) if "note" in line]
-            assert_named(notes, process, "DROP DATABASE", COMMITTING, f"SELECT pg_cancel_backend({process});")
+            assert_named(notes, process, "DROP DATABASE", COMMITTING, "to end the wait: bring the standbys back")
             error = json.loads(out.splitlines()[-1])
             assert command.returncode == error["code"] == (8 if number == signal.SIGTERM else 130)
             assert error["message"].endswith("the restore was left unfinished")

@@ -22,7 +22,12 @@ from msgspec import UNSET, UnsetType, structs
 from cutline.fleet.own_process import own_label, own_process, read_label
 from cutline.fleet.progress import Progress, Reading
 from cutline.fleet.record import Time
-from cutline.snapshots.operations.committing import decide, operation_settled_error
+from cutline.snapshots.operations.committing import (
+    OperationSettledError,
+    decide,
+    has_committed,
+    operation_settled_error,
+)
 from cutline.snapshots.operations.open_operations import RESTORE, is_open, read_open_intents
 from cutline.snapshots.operations.operation import OutcomeDetails, begin, code_of, reason_of, record_outcome
 from cutline.snapshots.records.documents import ManifestError, checking
@@ -205,8 +210,8 @@ def hold_lease(
 def naming_removal(store: ObjectStore, intent: Intent, begins_at: int, *, is_stored: bool = True) -> Iterator[None]:
     """If the block fails because of what others have done, as after a long suspension, raise the error that says so.
 
-    See check_not_removed. Raises OperationSettledError if another command has settled the operation as dead, or
-    continued it; it is recorded in the store, unless `is_stored` is false.
+    See check_not_removed. Raises OperationSettledError if another command has settled the operation, which seemed dead,
+    or has continued and completed it; it is recorded in the store, unless `is_stored` is false.
     """
     try:
         yield
@@ -243,13 +248,19 @@ def naming_removed(
 def _find_removal(store: ObjectStore, intent: Intent, begins_at: int, *, is_stored: bool) -> SnapshotError | None:
     """Return the error for what others have done meanwhile; None for nothing, or if the store does not tell."""
     try:
+        is_settled = is_stored and not (is_open(store, intent.id) and store.exists(operation_key(intent.id, "intent")))
+        if is_settled and has_committed(store, intent):
+            return OperationSettledError(
+                f"another process has continued operation {intent.id}, which seemed dead, and has completed it",
+                hint=f"nothing is left to do; see: snapshot show {intent.snapshot}",
+                details={"operation": intent.id},
+            )
         check_not_removed(store, intent.snapshot, intent.increment, begins_at)
-        is_ours = is_open(store, intent.id) and store.exists(operation_key(intent.id, "intent"))
     except (UnreachableError, IndeterminateError, ManifestError):
         return None
     except SnapshotError as error:
         return error
-    return operation_settled_error(intent.id) if is_stored and not is_ours else None
+    return operation_settled_error(intent.id) if is_settled else None
 
 
 def check_not_removed(store: ObjectStore, name: str, increment: int, begins_at: int) -> None:

@@ -40,6 +40,7 @@ GC = ("gc", "--grace", "0s", "--yes")
 OTHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "gc": (GC,),
     "the same merge": (("merge", NAME, "--to", "3"),),
+    "the same merge, all of it": (("merge", NAME, "--to", "3", "--drop-earlier", "--yes"), GC),
     "a later merge": (("merge", NAME, "--to", "4", "--drop-earlier", "--yes"), GC),
     "an earlier merge": (("merge", NAME, "--to", "2", "--drop-earlier", "--yes"), GC),
     "delete": (("delete", NAME, "--yes"), GC),
@@ -198,12 +199,21 @@ BEGINS_LATER: Ends = {
     [
         ("gc", {**SETTLED, **DONE}),
         ("the same merge", {**DONE, (7, "merge-superseded"): "operation "}),
+        (
+            "the same merge, all of it",
+            {
+                **DONE,
+                (7, "operation-settled"): "another process has continued operation ",
+                (7, "merge-superseded"): "operation ",
+                (7, "beginning-given-up"): f"the restore points of {NAME} before increment 3 were given up while this",
+            },
+        ),
         ("a later merge", {**GIVEN_UP, **SETTLED}),
         ("an earlier merge", {**BEGINS_LATER, **SETTLED, **DONE}),
         ("delete", DELETED),
         ("prune", PRUNED),
     ],
-    ids=["gc", "same", "later", "earlier", "delete", "prune"],
+    ids=["gc", "same", "whole", "later", "earlier", "delete", "prune"],
 )
 @pytest.mark.parametrize("step", STEPS)
 def test_a_suspended_merge_says_what_others_have_done(

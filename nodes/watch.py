@@ -304,7 +304,7 @@ class _Probe:
 
     node: Node
     name: str
-    question: Callable[[], Question | None]
+    question: Callable[[], Question | None] = lambda: None
     may_ask: bool = True
     session: psycopg.AsyncConnection[Any] | None = None
     query: asyncio.Task[bool] | None = None

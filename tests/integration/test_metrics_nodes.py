@@ -17,12 +17,14 @@ import pytest
 
 import cutline.wal.drain.lags as module
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet
+from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
+from cutline.nodes.publications import publication_names, read_own_names
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
 from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.store_identity import read_identity
 from cutline.wal.drain.lags import LagsQuery, NodeLags
 from tests.commands.in_process import run_here, run_with_stderr
 from tests.commands.snapshot_runs import Runs, command_line, runs_on, slots_of
@@ -157,6 +159,7 @@ def test_what_another_store_has_left_on_the_nodes_is_named_until_the_statements_
     )
     primaries = runs.fleet.primaries
     for node in primaries:
+        drop_other_publications(runs.fleet, node)
         for name in lost:
             execute(node.dsn, f"CREATE PUBLICATION {name}")
     execute(primaries[0].dsn, f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)")
@@ -191,6 +194,15 @@ def test_what_another_store_has_left_on_the_nodes_is_named_until_the_statements_
             execute(node.dsn, f"DROP PUBLICATION IF EXISTS {', '.join(lost)}")
         if slot in slots_of(primaries[0].dsn):
             execute(primaries[0].dsn, f"SELECT pg_drop_replication_slot('{slot}')")
+
+
+def drop_other_publications(fleet: Fleet, node: Node) -> None:
+    """Drop what stores of other tests have left in the database."""
+    own = publication_names(read_identity(fleet.store.open(), fleet).fleet_id)
+    with psycopg.connect(node.dsn) as connection:
+        names = [name for name in read_own_names(connection) if name not in own]
+    if names:
+        execute(node.dsn, f"DROP PUBLICATION {', '.join(names)}")
 
 
 def test_the_newest_cut_says_when_nodes_last_committed(runs: Runs) -> None:

@@ -13,12 +13,11 @@ from cutline.fleet.config import Retention
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.copies import standbys_of
-from cutline.snapshots.operations.leases import hold_lease
+from cutline.snapshots.operations.leases import BeginningGivenUpError, hold_lease
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.operations.settling import _read_chain_slot
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.merged_chain import MergedAwayError
 from cutline.snapshots.records.proven_chains import commit_key, read_continued, read_full
 from cutline.snapshots.records.tombstones import is_only_full
 from cutline.snapshots.removal.earlier_objects import DropPlan, drop_earlier_objects
@@ -126,7 +125,7 @@ def test_a_restore_that_was_planned_before_what_it_reads_was_given_up_says_so(be
     store, _ = new_store()
     give_up(store)
     with (
-        pytest.raises(MergedAwayError),
+        pytest.raises(BeginningGivenUpError),
         hold_lease(store, new_operation("restore", "old", 3, ("a",)), Silent(), begins_at),
     ):
         pytest.fail("it has begun to read")

@@ -43,7 +43,7 @@ def test_a_create_names_the_open_restore_into_its_databases(place: Place, monkey
         restore_left(place, RestoreCrashPoint.CREATED, SHARDS)
         noting = Noting(Silent())
         create_full(place.fleet, CreateRequest("beside"), Ready(place.spark), noting)
-        assert not [one for one in noting.notes if "restore" in one]
+        assert not [one for one in noting.notes if f" of {NAME} into " in one]
         abandon(place)
 
 

@@ -8,10 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 # safe.
 NEXT_COPIES = "take the next increment: it copies the node again"
 NEW_CHAIN = "run: snapshot init   then take a new full snapshot under another name: snapshot create NAME"
-# What is said of a session whose transaction has ended on its server but not on its synchronous standbys, so that its
-# changes and locks stay, and what ends the wait. Ending the session would, too, but its client relies on the standbys.
-AWAITS_STANDBYS = "which waits for synchronous standbys"
-END_STANDBYS_WAIT = "bring the standbys back, change synchronous_standby_names"
 FREE_SLOTS = "raise max_replication_slots, or drop slots that are no longer used"
 # While a restore swaps databases, a database is renamed or accepts no connections.
 UNFINISHED_RESTORE = (

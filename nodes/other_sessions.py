@@ -17,11 +17,11 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.messages import join_some
 from cutline.fleet.progress import News, Progress
+from cutline.fleet.wait_notes import NOTE_SECONDS
 from cutline.nodes.encodings import readable
 from cutline.storage.errors import RefusedError
 
 POLL_SECONDS = 0.05
-NOTE_SECONDS = 2.0
 NAMED_MAX = 5
 # Excluded: WAL senders write nothing, parallel workers end with their query, and autovacuum changes no rows.
 OTHERS = f"""

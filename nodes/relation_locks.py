@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
-from cutline.fleet.messages import AWAITS_STANDBYS, END_STANDBYS_WAIT
 from cutline.nodes.connections import connect
 from cutline.nodes.encodings import readable
+from cutline.nodes.synchronous_standbys import AWAITS_STANDBYS, END_STANDBYS_WAIT, SYNC_REP
 from cutline.storage.errors import RefusedError
 
 LOCK_SECONDS_MAX = 60.0
@@ -32,7 +32,7 @@ SELECT DISTINCT format('%%s (%%s)', l.relation::regclass, CASE
          WHEN a.backend_type = 'startup' THEN 'a transaction of its primary'
          ELSE concat('session ', l.pid, ' of ' || {readable("a.usename::text")},
                      CASE WHEN NOT l.granted THEN ', which is waiting itself'
-                          WHEN a.wait_event = 'SyncRep' THEN ', {AWAITS_STANDBYS}' END)
+                          WHEN a.wait_event = '{SYNC_REP}' THEN ', {AWAITS_STANDBYS}' END)
        END)
   FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
  WHERE l.locktype = 'relation' AND l.mode = ANY (%s)

@@ -32,17 +32,11 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.connections import connect, raising_unreachable
 from cutline.storage.errors import RefusedError
 from cutline.wal.cut.markers import FLUSHING_MESSAGE_VERSION
-from cutline.wal.drain.waiting import (
-    NOT_RECEIVING,
-    REPLAY_POLL_SECONDS,
-    ReplayState,
-    WaitNotes,
-    read_replay,
-    report_replay,
-)
+from cutline.wal.drain.replay import NOT_RECEIVING, REPLAY_POLL_SECONDS, ReplayState, read_replay, report_replay
 
 PREFIX = "cutline.live"
 REPLAY_SECONDS_MAX = 60.0

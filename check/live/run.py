@@ -86,7 +86,7 @@ from cutline.spark.spark_jobs import (
     start_session,
 )
 from cutline.storage.errors import ErrorReport, RefusedError
-from cutline.wal.drain.waiting import ReplayState
+from cutline.wal.drain.replay import ReplayState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,6 +17,7 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Progress
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.connections import connect
 from cutline.nodes.groups import Group, qualify
 from cutline.restore.rows.filled_tables import TablesUnfitError, oids_of
@@ -24,7 +25,6 @@ from cutline.restore.rows.jobs import find_roots
 from cutline.restore.rows.load import TablesInUseError
 from cutline.restore.rows.references import LOCK_SECONDS_MAX, find_connected
 from cutline.storage.errors import SnapshotError
-from cutline.wal.drain.waiting import WaitNotes
 
 WRITERS_SECONDS_MAX = 60
 # Give waiting sessions this much time, because they may give up on their own, such as a migration with a lock_timeout.

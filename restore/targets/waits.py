@@ -27,16 +27,17 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.errors import Diagnostic
 
-from cutline.fleet.messages import END_STANDBYS_WAIT, join_some
+from cutline.fleet.messages import join_some
 from cutline.fleet.progress import Progress
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.connections import CANCEL_SECONDS_MAX, PROCESS_QUERY, NodeDisruptedError, raising_unreachable
 from cutline.nodes.encodings import readable
 from cutline.nodes.other_databases import REHEARSING, name_beside
 from cutline.nodes.problems import comment
+from cutline.nodes.synchronous_standbys import END_STANDBYS_WAIT, SYNC_REP
 from cutline.nodes.watch import Answer, Question, Watch
 from cutline.restore.targets.target import Connections, Target
 from cutline.storage.errors import SnapshotError, find_behind
-from cutline.wal.drain.waiting import WaitNotes
 
 LOOK_SECONDS = 2.0
 # How long a statement about a database may wait for others, and how long after the command was stopped.
@@ -60,14 +61,14 @@ WITH own AS MATERIALIZED (
   SELECT pid, {readable("query")} AS query, wait_event,
          CASE WHEN wait_event_type = 'Lock' THEN pg_blocking_pids(pid)
               WHEN wait_event = '{BARRIER}'
-              THEN %(heard)s::int[] || ARRAY(SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep')
+              THEN %(heard)s::int[] || ARRAY(SELECT pid FROM pg_stat_activity WHERE wait_event = '{SYNC_REP}')
           END AS blockers
     FROM own WHERE wait_event_type = 'Lock' OR wait_event IN {(BARRIER, *CHECKPOINTS)}
 )
 SELECT w.pid, w.query, w.wait_event, b.pid, coalesce({readable("a.usename::text")}, ''),
        coalesce({readable("a.datname::text")}, ''),
        coalesce(nullif({readable("a.application_name")}, ''), a.backend_type, ''), coalesce(a.state, ''),
-       extract(epoch FROM clock_timestamp() - a.xact_start)::float8, coalesce(a.wait_event = 'SyncRep', false)
+       extract(epoch FROM clock_timestamp() - a.xact_start)::float8, coalesce(a.wait_event = '{SYNC_REP}', false)
   FROM waiting w LEFT JOIN LATERAL (
        SELECT DISTINCT pid FROM unnest(w.blockers) AS blocker (pid)
         WHERE pid NOT IN (SELECT pid FROM own)

@@ -26,6 +26,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import name_nodes, unlisted_text, without_node
 from cutline.fleet.progress import News, Progress
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
@@ -42,17 +43,9 @@ from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionCha
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
+from cutline.wal.drain.open_transactions import SlotSnapshotError
+from cutline.wal.drain.replay import ReplayLagError, ReplayState, read_replay, replay_error, replay_state, report_replay
 from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, slot_name
-from cutline.wal.drain.waiting import (
-    ReplayLagError,
-    ReplayState,
-    SlotSnapshotError,
-    WaitNotes,
-    read_replay,
-    replay_error,
-    replay_state,
-    report_replay,
-)
 from cutline.wal.segments.archive import SegmentDamagedError
 
 Result = TypeVar("Result")

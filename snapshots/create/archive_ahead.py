@@ -106,7 +106,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.cut.markers import Marker, write_markers
     from cutline.wal.decoding.known_definitions import SchemaMovedError
     from cutline.wal.drain.drain import drain
-    from cutline.wal.drain.waiting import await_standbys
+    from cutline.wal.drain.replay import await_standbys
 
     sessions, store = context.sessions, context.store
     continuable = check_continuable(store, sessions, chain)

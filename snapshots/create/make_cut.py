@@ -42,7 +42,7 @@ from cutline.wal.drain.drain import drain
 from cutline.wal.drain.drain_task import DrainReport, DrainTask
 from cutline.wal.drain.lags import drain_rounds
 from cutline.wal.drain.lineage import KnownMarker, check_markers, diverged_error, markers_of_events
-from cutline.wal.drain.waiting import ReplayLagError, await_standbys
+from cutline.wal.drain.replay import ReplayLagError, await_standbys
 from cutline.wal.segments.archive import ArchivedSegment, Segment
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
 

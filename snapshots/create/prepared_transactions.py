@@ -20,12 +20,13 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.progress import Progress
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.relation_locks import PUBLISHING
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.commit import CutRecord
 from cutline.wal.cut.in_doubt import included_and_prepared
+from cutline.wal.drain.open_transactions import Awaited, prepared_transactions, report_transactions, wait_error
 from cutline.wal.drain.prepare_record import changes_catalogs
-from cutline.wal.drain.waiting import Awaited, WaitNotes, prepared_transactions, wait_error
 
 POLL_SECONDS = 0.1
 # Locks for changing rows or large objects (pg_largeobject, its metadata and their indexes) are not a sign of DDL. DDL
@@ -113,7 +114,7 @@ def _await(sessions: Sessions, seconds_max: float, progress: Progress, what: str
     while left:
         if notes.waited_seconds > seconds_max:
             raise wait_error(what, notes.waited_seconds, left)
-        notes.report_transactions(left)
+        report_transactions(notes, left)
         time.sleep(POLL_SECONDS)
         now = {one.key: one for one in _on_primaries(sessions, _list_prepared)}
         # They have grown older.

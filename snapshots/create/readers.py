@@ -17,8 +17,8 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import export_snapshots
 from cutline.snapshots.create.context import CreateContext
+from cutline.wal.drain.replay import await_standbys
 from cutline.wal.drain.slots import ExportedSlot, copy_slot_name, log_standby_snapshot
-from cutline.wal.drain.waiting import await_standbys
 
 
 def choose_readers(sessions: Sessions) -> dict[str, Node]:

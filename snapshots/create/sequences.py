@@ -21,11 +21,11 @@ from psycopg import sql
 from cutline.fleet.config import Node
 from cutline.fleet.messages import list_some
 from cutline.fleet.table_names import quote_identifier
+from cutline.fleet.wait_notes import NOTE_SECONDS
 from cutline.nodes.connections import refuse_views
 from cutline.nodes.relation_locks import bound_lock_waits, locked_error
 from cutline.snapshots.records.commit import Sequence
 from cutline.storage.errors import RefusedError
-from cutline.wal.drain.waiting import NOTE_SECONDS
 
 # A statement locks all sequences that it reads until it ends, and a server has room for only a few thousand locks.
 READ_AT_ONCE = 200

@@ -25,7 +25,7 @@ from cutline.snapshots.fold.fold import fold
 from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import RefusedError, SnapshotError
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.open_transactions import SlotWaitError
 from tests.chains.folded_rows import FoldedRow, driver_folds, rows_at_cut, spark_folds
 from tests.commands.snapshot_runs import Runs
 from tests.fuzz.databases import drop_databases

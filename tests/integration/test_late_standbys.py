@@ -23,7 +23,7 @@ from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError
-from cutline.wal.drain.waiting import ReplayLagError
+from cutline.wal.drain.replay import ReplayLagError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_fleet
 

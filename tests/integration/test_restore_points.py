@@ -28,7 +28,7 @@ from cutline.snapshots.listing.recovery_plan import plan_recovery
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.proven_chains import OnlyCutError
 from cutline.snapshots.removal.pruning import preview_prune
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.open_transactions import SlotWaitError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import configure_fleet, dropping_slots, removing_new_transfers, run_command, slots_of
 from tests.integration.refusing import execute, take_increment

@@ -23,7 +23,7 @@ from cutline.nodes.connections import with_database
 from cutline.nodes.relation_locks import locked_error
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.prepared_transactions import await_prepared
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.open_transactions import SlotWaitError
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.integration.refusing import execute
 from tests.servers.dealt import start_fleet

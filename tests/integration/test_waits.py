@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-import cutline.wal.drain.waiting as waiting
+import cutline.fleet.wait_notes as wait_notes
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, Node, load_fleet
 from cutline.fleet.progress import Progress, Silent
@@ -25,8 +25,8 @@ from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.storage.errors import SnapshotError
+from cutline.wal.drain.open_transactions import SlotSnapshotError, SlotWaitError, too_large_error
 from cutline.wal.drain.slots import create_exported_slot, drop_slot
-from cutline.wal.drain.waiting import SlotSnapshotError, SlotWaitError, too_large_error
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
 
@@ -54,7 +54,7 @@ class Notes(Silent):
 
 @pytest.fixture(autouse=True)
 def early_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "NOTE_SECONDS", 0.3)
+    monkeypatch.setattr(wait_notes, "NOTE_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Progress, Silent
 from cutline.snapshots.base_copy.copy_slots import export_snapshots
+from cutline.wal.drain.open_transactions import SlotWaitError, wait_error
 from cutline.wal.drain.slots import ExportedSlot
-from cutline.wal.drain.waiting import SlotWaitError, wait_error
 
 SECONDS_MAX = 20.0
 NODES = tuple(Node(name, f"host={name}") for name in ("a", "b", "c"))

@@ -49,9 +49,9 @@ from cutline.wal.drain.lineage import (
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
 from cutline.wal.drain.peek import SlotInUseError, WalRemovedError, peek, reads_with_psycopg, slot_in_use
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
+from cutline.wal.drain.replay import check_replayed
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
 from cutline.wal.drain.unprintable import find_unprintable
-from cutline.wal.drain.waiting import check_replayed
 from cutline.wal.segments.archive import (
     ArchivedSegment,
     OpenTransaction,

@@ -21,23 +21,21 @@ from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import FREE_SLOTS, NEXT_COPIES
 from cutline.fleet.progress import News, Progress, Silent
+from cutline.fleet.wait_notes import WaitNotes
 from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.storage.errors import RefusedError, SnapshotError
-from cutline.wal.drain.waiting import (
+from cutline.wal.drain.open_transactions import (
     TOO_LARGE,
     Awaited,
-    ReplayState,
     SlotSnapshotError,
-    WaitNotes,
     open_transactions,
-    read_replay,
-    replay_error,
-    report_replay,
+    report_transactions,
     too_large_error,
     wait_error,
 )
+from cutline.wal.drain.replay import ReplayState, read_replay, replay_error, report_replay
 
 PLUGIN = "pgoutput"
 # The end of the reason if a slot is past the end of its archive.
@@ -310,7 +308,7 @@ class _SlotWait:
             self.awaited = transactions
             self._round = {transaction.xid for transaction in transactions}
         if self.behind is None:
-            self.notes.report_transactions(self.awaited)
+            report_transactions(self.notes, self.awaited)
 
     def _look_at_replay(self, standby: psycopg.Connection[Any]) -> None:
         self.behind = read_replay(self._node.id, standby, self._needed) if self._needed is not None else None

@@ -31,7 +31,7 @@ from cutline.snapshots.create.full import preview_full
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.ddl.database_facts import read_properties
 from cutline.snapshots.records.commit import DatabaseSetting
-from cutline.wal.drain.waiting import prepared_transactions
+from cutline.wal.drain.open_transactions import prepared_transactions
 from tests.chains.mixed_databases import (
     await_standbys,
     change,

@@ -24,7 +24,7 @@ from cutline.snapshots.listing.name_templates import new_name, newest_name
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.proven_chains import SnapshotExistsError, read_chain
 from cutline.storage.errors import SnapshotError, StoppedError
-from cutline.wal.drain.waiting import SlotWaitError
+from cutline.wal.drain.open_transactions import SlotWaitError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, names_of_snapshots, runs_on, sorted_copies
 from tests.commands.watching import Reached, Watching

@@ -16,13 +16,7 @@ from cutline.fleet.record import Time
 from cutline.fleet.table_names import is_matching, is_schema_named, similar_names
 from cutline.nodes.groups import Group
 from cutline.nodes.left_out import LeftOut, LeftOutKind
-from cutline.restore.plan.copies import (
-    CopyChoice,
-    Wanted,
-    check_chosen,
-    count_bytes,
-    settle_copies,
-)
+from cutline.restore.plan.copies import CopyChoice, Wanted, check_chosen, count_bytes, settle_copies
 from cutline.restore.plan.report import BorrowedRows, NodeReport, RestoreReport
 from cutline.restore.plan.request import RestoreRequest, check_routable
 from cutline.restore.plan.topology import Topology, check_large_objects_routed, compare_sources, plan_topology
@@ -37,7 +31,6 @@ from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.listing.exact_point import ExactPoint, check_same_definitions, digest_at, find_exact_point
 from cutline.snapshots.listing.listing import find_doubts, read_restorable
 from cutline.snapshots.listing.recovery_plan import in_doubt_transactions
-from cutline.snapshots.operations.leases import naming_removed
 from cutline.snapshots.operations.object_damage import find_listed_damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import (
@@ -47,6 +40,7 @@ from cutline.snapshots.operations.open_operations import (
     read_open_operations,
 )
 from cutline.snapshots.operations.operation import current_time, list_decided, new_operation
+from cutline.snapshots.operations.removed_chains import naming_removed
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Sequence
 from cutline.snapshots.records.merged_chain import MergedAwayError, before_beginning_error, read_from_merge

@@ -21,8 +21,9 @@ from cutline.restore.targets.databases import DatabaseRecord, Phase, clear_recor
 from cutline.restore.targets.swap import open_databases
 from cutline.restore.targets.target import Connections, Target, naming_lost_nodes
 from cutline.restore.unfinished.unfinished import UnfinishedRestore
-from cutline.snapshots.operations.leases import BeginningGivenUpError, HeldLease
+from cutline.snapshots.operations.leases import HeldLease
 from cutline.snapshots.operations.operation import record_outcome
+from cutline.snapshots.operations.removed_chains import BeginningGivenUpError
 from cutline.snapshots.records.operation_records import DONE, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError
 from cutline.snapshots.records.tombstones import SnapshotDeletedError

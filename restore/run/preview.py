@@ -83,7 +83,7 @@ from cutline.restore.unfinished.unfinished import (
 )
 from cutline.snapshots.ddl.ddl_archive import ArchiveEntry
 from cutline.snapshots.ddl.server_globals_object import read_globals, read_stored_globals
-from cutline.snapshots.operations.leases import naming_removed
+from cutline.snapshots.operations.removed_chains import naming_removed
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.commit import count_by_node
 from cutline.snapshots.records.server_globals import ServerGlobals

@@ -53,14 +53,10 @@ from cutline.restore.targets.target import (
     provisional_targets,
 )
 from cutline.restore.targets.waits import bounding_waits
-from cutline.restore.unfinished.unfinished import (
-    check_no_unfinished,
-    check_whole,
-    find_resumable,
-    settle_recorded,
-)
-from cutline.snapshots.operations.leases import HeldLease, hold_lease, naming_removal
+from cutline.restore.unfinished.unfinished import check_no_unfinished, check_whole, find_resumable, settle_recorded
+from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.operation import PUBLISH, decide_restore
+from cutline.snapshots.operations.removed_chains import naming_removal
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
 

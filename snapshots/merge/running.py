@@ -28,14 +28,7 @@ from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.rewriting import copy_objects, write_base
 from cutline.snapshots.operations.committing import check_stored, put_merge
-from cutline.snapshots.operations.leases import (
-    HeldLease,
-    check_not_removed,
-    hold_lease,
-    in_use_error,
-    naming_removed,
-    read_lease,
-)
+from cutline.snapshots.operations.leases import HeldLease, hold_lease, in_use_error, read_lease
 from cutline.snapshots.operations.object_damage import (
     Damage,
     VerifyTask,
@@ -46,6 +39,7 @@ from cutline.snapshots.operations.object_damage import (
 from cutline.snapshots.operations.object_lists import lost_list_error, read_chain_lists, store_lists_above
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.removed_chains import check_not_removed, naming_removed
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (

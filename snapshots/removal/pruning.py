@@ -19,9 +19,10 @@ from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.fleet.units import size_text
 from cutline.snapshots.operations.ended_operations import REMOVAL_READ_MAX, NewestChecks, read_checks, standing_check
-from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, naming_removed, open_leases
+from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_use_error, open_leases
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.removed_chains import naming_removed
 from cutline.snapshots.records.operation_records import DELETE, PRUNE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names

@@ -11,7 +11,6 @@ from typing import TypeAlias
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.leases import naming_removed
 from cutline.snapshots.operations.object_damage import (
     Damage,
     VerifyTask,
@@ -22,6 +21,7 @@ from cutline.snapshots.operations.object_damage import (
 )
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_recorded_commits
+from cutline.snapshots.operations.removed_chains import naming_removed
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
     BASE,

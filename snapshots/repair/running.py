@@ -24,10 +24,11 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress
 from cutline.snapshots.operations.committing import check_stored, put_repair
-from cutline.snapshots.operations.leases import HeldLease, check_not_removed, hold_lease
+from cutline.snapshots.operations.leases import HeldLease, hold_lease
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import current_time, new_operation
+from cutline.snapshots.operations.removed_chains import check_not_removed
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import ObjectList, StoredObject

@@ -13,8 +13,9 @@ from cutline.fleet.config import Retention
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.restore.plan.copies import standbys_of
-from cutline.snapshots.operations.leases import BeginningGivenUpError, hold_lease
+from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import new_operation
+from cutline.snapshots.operations.removed_chains import BeginningGivenUpError
 from cutline.snapshots.operations.settling import _read_chain_slot
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.merge_records import first_increment

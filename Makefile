@@ -36,9 +36,9 @@ demo: $(INSTALLED)  ## run the demo on an embedded fleet, in about a minute
 	@$(BIN)/snapshot demo
 
 # Most containers set PYTHONDONTWRITEBYTECODE. Then each of the tests' thousand short processes would compile every
-# module that it imports.
-test all rest quick oldest newest stores soak fuzz: export PYTHONDONTWRITEBYTECODE =
-test all rest quick stores soak fuzz: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
+# module that it imports, and benches would measure that, too: pip compiles them at users.
+test all rest quick oldest newest stores soak fuzz bench growth shards: export PYTHONDONTWRITEBYTECODE =
+test all rest quick stores soak fuzz bench growth shards: export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/bytecode
 oldest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.oldest-venv/bytecode
 newest: export PYTHONPYCACHEPREFIX = $(CURDIR)/.newest-venv/bytecode
 

@@ -6,7 +6,6 @@ A command's module is imported only when the command runs, so that `--help` and 
 
 from __future__ import annotations
 
-import gc
 import math
 import signal
 import sys
@@ -78,9 +77,6 @@ INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, NUDGE)
 # timeout(1) sends its signal both to the command and to the command's process group, so a signal that follows another
 # within this time counts as a repetition. However often Ctrl-C is pressed, it interrupts at most once a second.
 SAME_SECONDS = 1.0
-# A command's records contain no cycles. With thousands of tables, Python's default (700 new objects) made it search
-# them for cycles again and again, which took a tenth of its processor time.
-GARBAGE_OBJECTS = 100_000
 _signalled_at = -math.inf
 SHARED_FLAGS = ("--json", "--quiet", "--verbose")
 SHARED_NOTE = f"Every command also takes {FLEET_OPTION} FILE, {', '.join(SHARED_FLAGS)}: see {PROGRAM} --help"
@@ -382,7 +378,6 @@ def main() -> None:
     secure_streams()
     raise_limit()
     choose_allocator()
-    gc.set_threshold(GARBAGE_OBJECTS)
     limit_thread_starts()
     find_starter()
     arguments = sys.argv[1:]

@@ -195,11 +195,12 @@ def exact_keys(table: pa.Table) -> ChangedKeys:
     The `place` column is optional: without it, no line is a stand-in.
     """
     is_problem = pc.equal(table["group"], PROBLEM)
-    sets = overlays(table.filter(pc.invert(is_problem)))
+    has_problems = bool(pc.any(is_problem).as_py())
+    sets = overlays(table.filter(pc.invert(is_problem)) if has_problems else table)
     ops = frozenset(np.unique(to_numpy(table["op"])).tolist())
     keys: dict[int, dict[int, Keys]] = {node: dict(of_groups) for node, of_groups in sets.items()}
     is_long = pc.not_equal(table["place"], NO_PLACE) if "place" in table.column_names else pa.array([False])
-    has_problems, has_long_lines = (bool(pc.any(flags).as_py()) for flags in (is_problem, is_long))
+    has_long_lines = bool(pc.any(is_long).as_py())
     return ChangedKeys(keys, len(table), ops, has_problems=has_problems, has_long_lines=has_long_lines)
 
 

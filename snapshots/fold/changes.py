@@ -79,13 +79,16 @@ def _order_by_key(groups: Ints, keys: BytesColumn, lsn: Ints, seq: Ints) -> tupl
     order = np.argsort(hashes)
     ordered = hashes[order]
     is_last = np.concatenate([ordered[1:] != ordered[:-1], [True]])
-    if not is_last.all():
-        of_others = np.flatnonzero(~is_last | ~np.concatenate([[True], is_last[:-1]]))
-        rows = np.sort(order[of_others])
-        order[of_others] = rows[np.lexsort((seq[rows], lsn[rows], hashes[rows]))]
-    ends = np.flatnonzero(is_last)
-    lasts = np.repeat(order[ends], np.diff(np.concatenate([[-1], ends])))
-    same = (groups[order] == groups[lasts]) & keys.take(order).equals(keys.take(lasts))
+    if is_last.all():
+        return order, is_last
+    of_others = np.flatnonzero(~is_last | ~np.concatenate([[True], is_last[:-1]]))
+    rows = np.sort(order[of_others])
+    rows = rows[np.lexsort((seq[rows], lsn[rows], hashes[rows]))]
+    order[of_others] = rows
+    # Compare each row with the last one of the same hash.
+    ends = np.flatnonzero(is_last[of_others])
+    lasts = np.repeat(rows[ends], np.diff(ends, prepend=-1))
+    same = (groups[rows] == groups[lasts]) & keys.take(rows).equals(keys.take(lasts))
     return (order, is_last) if same.all() else None
 
 

@@ -27,7 +27,7 @@ from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.left_out import LeftOut
 from cutline.snapshots.create.archive_ahead import archive_ahead
-from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.context import WAIT_SECONDS, CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.name_templates import full_name, new_name
 from cutline.snapshots.listing.spans import traced
@@ -116,7 +116,7 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
         Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,
     ):
         noting = Noting(shown)
-        commit = create_increment(fleet, CreateRequest(name), spark, noting)
+        commit = create_increment(fleet, CreateRequest(name, ddl_seconds=WAIT_SECONDS), spark, noting)
         run.result = commit_document.document_of(commit) | {"warnings": noting.notes}
     counts = commit.counts
     text = (

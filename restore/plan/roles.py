@@ -47,7 +47,7 @@ SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_
 """
 # In a raw session the server sends the stored bytes without conversion.
 OURS_QUERY = b"SELECT namesend(current_user)"
-NAMED_MAX = 5
+NAMED_MAX, KNOWN_NAMED_MAX = 5, 20
 # The usual name of a server's first superuser.
 BOOTSTRAP = "postgres"
 
@@ -257,7 +257,7 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
     if unknown := sorted(role for role in mapped if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
-            hint=f"its roles are: {', '.join(sorted(known))}",
+            hint=f"its roles are: {list_some(sorted(known), KNOWN_NAMED_MAX)}",
             details={"roles": unknown},
         )
 

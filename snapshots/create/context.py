@@ -58,7 +58,8 @@ class CreateRequest:
 
     `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
-    which has no rows. `replaced` are the shards whose servers or databases were replaced by others: an increment copies
+    which has no rows. Attempts that DDL invalidates are retried beyond `retries` until `ddl_seconds` have passed.
+    `replaced` are the shards whose servers or databases were replaced by others: an increment copies
     them again.
     """
 
@@ -73,6 +74,7 @@ class CreateRequest:
     large_objects: bool = False
     only_cut: bool = False
     replaced: tuple[str, ...] = ()
+    ddl_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -770,7 +770,8 @@ def _publish(
         in_parallel(publish, names)
     finally:
         for node in (name for name in names if done.get(name)):
-            progress.note(News(f"node {node}: new tables were published: {', '.join(done[node])}"))
+            some = list_some(done[node], ALONE_MAX)
+            progress.note(News(f"node {node}: new tables were published: {some}"))
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:

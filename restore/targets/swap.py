@@ -191,8 +191,8 @@ def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) ->
             time.sleep(END_POLL_SECONDS)
             continue
         raise TargetUnfitError(
-            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} could not be"
-            " terminated",
+            f"node {target.node.id}: these sessions in database {target.database} could not be terminated:"
+            f" {', '.join(map(str, left))}",
             hint="end their processes on the server's machine, then repeat the command",
             details={"node": target.node.id, "database": target.database, "sessions": left},
         )

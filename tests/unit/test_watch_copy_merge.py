@@ -377,7 +377,7 @@ def run_increment(watched: Watched, monkeypatch: pytest.MonkeyPatch, create: Cal
     watcher = watched.watcher
     watcher._settle(
         watcher.tasks[TaskKind.INCREMENT],
-        lambda: work.take_increment(watcher.source.fleet, NAME, watcher.log)[1],
+        lambda: work.take_increment(watcher.source.fleet, NAME, watcher.log, watcher.log)[1],
     )
 
 

@@ -144,7 +144,8 @@ def take_increment(
 def take_full(source: FleetSource, note: Callable[[str], None], *, gives_up: bool = False) -> TaskResult:
     """Repair the publications, and take a full snapshot: resume an interrupted one, or begin one under a new name.
 
-    `note` gets the notes of the snapshot as soon as there are any, from another thread. If `gives_up`, an interrupted snapshot that fleet.toml does not fit any more is given up.
+    `note` gets the notes of the snapshot as soon as there are any, from another thread. If `gives_up`, an interrupted
+    snapshot that fleet.toml does not fit any more is given up.
     """
     _run(source, ["init"])
     name, noted = full_name(source.fleet, source.rules.name), list[str]()

@@ -63,7 +63,7 @@ from cutline.restore.targets.requirements import (
     find_data_directory,
     is_data_directory_hidden,
 )
-from cutline.restore.targets.swap import check_swappable, is_restored
+from cutline.restore.targets.swap import END_PREPARED, check_swappable, is_restored, prepared_text
 from cutline.restore.targets.target import (
     Target,
     check_target,
@@ -498,6 +498,11 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} will be set aside as {target.aside}")
+        if prepared := prepared_text(target, connection):
+            lines.append(
+                f"{target.node.id}: database {target.database} has {prepared}: before it can be set aside,"
+                f" {END_PREPARED}"
+            )
         (place,) = connection.execute(PLACE_QUERY, (target.database,)).fetchone() or ("",)
         if (shard := shards.get(place, target.shard)) not in (target.shard, *target.sources):
             lines.append(

@@ -399,8 +399,8 @@ def note_retired(fleet: Fleet, chain: Chain, retired: Collection[str], progress:
         # Other chains of the store may still have the shard, so nothing drops them.
         progress.note(
             f"Cutline's publications stay on shard {shard}, where PostgreSQL rejects updates of a table in them that"
-            f" loses its replica identity; once no chain gets increments of the shard, and if its server still runs, run"
-            f" there: DROP PUBLICATION {', '.join(publication_names(chain.full.fleet_id))}"
+            f" loses its replica identity; once no chain gets increments of the shard, and if its server still runs,"
+            f" run there: DROP PUBLICATION {', '.join(publication_names(chain.full.fleet_id))}"
         )
         unlisted = [node for node, primary in chain.parts.items() if shard in (node, primary) and node not in listed]
         if unlisted:

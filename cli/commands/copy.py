@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
@@ -85,7 +86,7 @@ def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) 
     if (name is None) != everything:
         raise UsageError(
             "name a snapshot, or copy all snapshots with --all, but not both",
-            hint="to copy all snapshots: snapshot copy --all",
+            hint=f"to copy all snapshots: snapshot copy --all{f' --to {shlex.quote(to)}' if to else ''}",
         )
     if name is not None:
         check_name(name)

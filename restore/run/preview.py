@@ -294,7 +294,7 @@ def _check_restore(locked: LockedTargets, targets: Iterable[Target], begun: Mapp
         ddl=checked.ddl,
         left_out=[*rows_left, *checked.left_out],
         untried=[target.node.id for target in with_ddl],
-        warnings=obstacles.warnings,
+        warnings=[*obstacles.warnings, *_find_prepared(locked, targets)],
         refused=lost,
         servers=servers,
         volumes=volumes,
@@ -306,6 +306,18 @@ def _check_restore(locked: LockedTargets, targets: Iterable[Target], begun: Mapp
         counted={**checked.counted, **rows_left},
         rows_left=frozenset(rows_left),
     )
+
+
+def _find_prepared(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
+    """List the databases that can't be set aside as long as their prepared transactions are not decided."""
+    if not locked.plan.request.replace:
+        return []
+    found = {target: prepared_text(target, locked.connections[target.shard]) for target in targets}
+    return [
+        f"node {target.node.id}: database {target.database} has {prepared}; before it can be set aside, {END_PREPARED}"
+        for target, prepared in found.items()
+        if prepared
+    ]
 
 
 def find_globals(locked: LockedTargets, targets: Iterable[Target]) -> tuple[dict[str, ServerGlobals], list[str]]:
@@ -498,11 +510,6 @@ def find_replaced(locked: LockedTargets, targets: Iterable[Target]) -> list[str]
         if plan.request.scope.data_only or target.database not in list_databases(connection):
             continue
         lines.append(f"{target.node.id}: database {target.database} will be set aside as {target.aside}")
-        if prepared := prepared_text(target, connection):
-            lines.append(
-                f"{target.node.id}: database {target.database} has {prepared}: before it can be set aside,"
-                f" {END_PREPARED}"
-            )
         (place,) = connection.execute(PLACE_QUERY, (target.database,)).fetchone() or ("",)
         if (shard := shards.get(place, target.shard)) not in (target.shard, *target.sources):
             lines.append(

@@ -246,7 +246,9 @@ def _result_of_gc(ended: CommandResult) -> TaskResult:
         # The reason names the store and the object.
         notes.append(f"gc left {count} that the store refuses to delete; the first: {document['refused'][0]['reason']}")
     removed = f"{quantity_text(document['objects'], 'objects')}, {size_text(document['bytes'])}"
-    return TaskResult(f"gc removed {removed if document['objects'] else 'nothing'}", tuple(notes))
+    if document["objects"]:
+        return TaskResult(f"gc removed {removed}", tuple(notes))
+    return TaskResult("" if notes else "gc removed nothing", tuple(notes))
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:

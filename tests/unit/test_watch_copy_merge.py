@@ -228,7 +228,8 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
     assert text_of(TaskKind.MERGE, NOT_NEW) == text_of(TaskKind.MERGE, NOTHING) == ""
     assert text_of(TaskKind.COPY, COPIED) == "copy of a: 4 restore points, 5.0 MiB"
     assert text_of(TaskKind.GC, COLLECTED) == "gc removed 3 objects, 2.0 MiB"
-    assert text_of(TaskKind.GC, NO_GARBAGE) == "gc removed nothing"
+    assert text_of(TaskKind.GC, NO_GARBAGE) == ""
+    assert text_of(TaskKind.GC, CommandResult(0, NO_GARBAGE.document | {"unsettled": None})) == "gc removed nothing"
 
 
 def test_what_gc_could_not_do_is_a_note(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -381,7 +381,8 @@ def _give_what_they_had(
             continue
         if withheld := withheld_attributes(role):
             statement = attributes_statement(role, withheld)
-            yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
+            them = "it" if len(withheld) == 1 else "them"
+            yield f"role {role.name} was created without {', '.join(withheld)}; to grant {them}: {statement}"
         if MARK.fullmatch(role.comment or ""):
             yield f"role {role.name} was created without its comment, which looks like the mark of a drill's role"
         elif role.comment is not None:

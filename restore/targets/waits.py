@@ -81,7 +81,7 @@ SELECT w.pid, w.query, w.wait_event, b.pid, coalesce({readable("a.usename::text"
 
 
 class TargetBlockedError(NodeDisruptedError):
-    """A statement about a target's database has waited too long for another session or process."""
+    """A statement about a target's database has waited too long for another session or process, or would wait."""
 
 
 @dataclass(frozen=True, slots=True)

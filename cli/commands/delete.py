@@ -28,6 +28,8 @@ from cutline.storage.errors import RefusedError, SnapshotError
 
 SCHEMA = "cutline/delete/1"
 LAST_RESTORABLE = "warning: this is the last restorable snapshot: afterwards nothing can be restored"
+# A chain that gets increments every five minutes has thousands of restore points.
+POINTS_MAX, POINTS_AT_ENDS = 20, 3
 NEXT_INIT = "before the next full snapshot, publish the tables again: snapshot init   then: snapshot create NAME"
 
 
@@ -205,12 +207,16 @@ def slot_lines(mark: Mark, slots: Iterable[str], left_behind: Mapping[str, str])
 
 
 def point_lines(mark: Mark) -> list[str]:
-    """Return the restore points that will be lost, one per line."""
-    return [
+    """Return the restore points that will be lost, one per line; of many, only the first and the last ones."""
+    lines = [
         f"lost: {f'increment {point.increment}' if point.increment else 'full snapshot'} of"
         f" {point.cut_at[:19].replace('T', ' ')} UTC"
         for point in mark.points
     ]
+    if len(lines) <= POINTS_MAX:
+        return lines
+    between = f"lost: {len(lines) - 2 * POINTS_AT_ENDS:,} restore points between these"
+    return [*lines[:POINTS_AT_ENDS], between, *lines[-POINTS_AT_ENDS:]]
 
 
 def requester_text(mark: Mark) -> str:

@@ -64,6 +64,22 @@ def test_the_plan_of_a_deletion_lists_what_is_lost_what_is_freed_and_what_stays(
     assert not document["drops_publications"]
 
 
+def test_of_many_restore_points_a_plan_names_the_first_and_the_last() -> None:
+    store = memory()
+    store_chain(store, "old", *(f"2020-01-{day:02}T10:00:00Z" for day in range(1, 22)))
+    lines = plan_lines(plan_deletion(store, FLEET, "old", force=True))
+    assert lines[1:8] == [
+        "lost: full snapshot of 2020-01-01 10:00:01 UTC",
+        "lost: increment 1 of 2020-01-02 10:00:01 UTC",
+        "lost: increment 2 of 2020-01-03 10:00:01 UTC",
+        "lost: 15 restore points between these",
+        "lost: increment 18 of 2020-01-19 10:00:01 UTC",
+        "lost: increment 19 of 2020-01-20 10:00:01 UTC",
+        "lost: increment 20 of 2020-01-21 10:00:01 UTC",
+    ]
+    assert not [line for line in lines[8:] if line.startswith("lost: ")]
+
+
 def test_a_snapshot_that_is_taken_meanwhile_changes_no_confirmed_loss() -> None:
     store, _ = new_store_of_two_chains()
     deletion = plan_deletion(store, FLEET, "old", force=False)

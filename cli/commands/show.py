@@ -319,8 +319,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         *shared_base_lines(chain.full),
         *_renewals(chain),
         *_repairs(chain),
-        "",
-        *left_out_lines(chain.left_out),
+        *(["", *left_out] if (left_out := left_out_lines(chain.left_out)) else []),
     ]
 
 

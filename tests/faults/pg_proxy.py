@@ -40,7 +40,8 @@ class PgProxy:
     """A running proxy; its mode can be set from any thread.
 
     It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request. In
-    a server's answers it replaces the first text of `replaces` by the second, which is as long.
+    a server's answers it replaces the first text of `replaces` by the second, which is as long. As a pooler may, it has
+    the second database of `alias` under the first name, which is as long.
     """
 
     target: EmbeddedNode
@@ -48,6 +49,7 @@ class PgProxy:
     mode: Mode = Mode.PASS
     stall_after: bytes = b""
     replaces: tuple[bytes, bytes] | None = None
+    alias: tuple[str, str] | None = None
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -102,8 +104,13 @@ class PgProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_asking: bool = False
     ) -> None:
         with contextlib.suppress(ConnectionError):
+            is_first = is_asking
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
+                if is_first and self.alias is not None:
+                    # The startup message has its parameters as names and values, each of which ends with a zero byte.
+                    alias, database = (f"database\0{name}\0".encode() for name in self.alias)
+                    data, is_first = data.replace(alias, database), alias not in data
                 writer.write(data if is_asking or self.replaces is None else data.replace(*self.replaces))
                 if is_asking and self.stall_after and self.stall_after in data:
                     await self._set(Mode.STALL)
@@ -153,11 +160,16 @@ def pg_proxies(servers: EmbeddedFleet) -> Iterator[Mapping[str, PgProxy]]:
 
 
 def route_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
-    """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it."""
+    """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it.
+
+    A DSN has the proxy's alias of the database.
+    """
     text = fleet.path.read_text()
     for node in fleet.nodes:
         if node.id in proxies:
             place = f"{SUPERUSER}@{HOST}:{proxies[node.id].port}"
-            text = text.replace(f'"{node.dsn}"', f'"postgresql://{place}/{database_name(node.dsn)}"')
+            alias = proxies[node.id].alias
+            name = alias[0] if alias else database_name(node.dsn)
+            text = text.replace(f'"{node.dsn}"', f'"postgresql://{place}/{name}"')
     path.write_text(text)
     return load_fleet(path)

@@ -153,9 +153,9 @@ def lock_targets(
     """Yield sessions in the maintenance databases, keyed by shard, which lock out other restores of the same databases.
 
     Raises NodeUnreachableError naming all unreachable nodes, and TargetUnfitError naming nodes that are the same
-    database, or whose dsn has an alias of a pooler. If `obstacles` is given, these errors are added there instead, and the remaining sessions are yielded.
-    Raises FleetBusyError naming the holder of a lock, TargetUnfitError if our role lacks a privilege in the block, and
-    NodeUnreachableError naming the node if a session is lost.
+    database, or whose dsn has an alias of a pooler. If `obstacles` is given, these errors are added there instead, and
+    the remaining sessions are yielded. Raises FleetBusyError naming the holder of a lock, TargetUnfitError if our role
+    lacks a privilege in the block, and NodeUnreachableError naming the node if a session is lost.
     """
     targets = sorted(targets, key=lambda target: target.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles

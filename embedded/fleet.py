@@ -23,12 +23,12 @@ from cutline.embedded.folder import (
     NodePlaces,
     State,
     check_directory,
+    claim_folder,
     describe,
     lock_folder,
     place_for_nodes,
     read_state,
     refuse_foreign_files,
-    refuse_foreign_folder,
     shape_of,
     write_state,
 )
@@ -127,8 +127,7 @@ def start_fleet(
     """
     shape = shape_of(shards, backups)
     directory = check_directory(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    refuse_foreign_folder(directory)
+    claim_folder(directory)
     with lock_folder(directory):
         if not is_fleet(directory):
             return _new_fleet(directory, shape, (settings or {}, programs or {}), schema=schema)

@@ -111,6 +111,18 @@ def _read_own(path: Path) -> str:
     return path.read_text()
 
 
+def claim_folder(directory: Path) -> None:
+    """Create the folder of a fleet if needed; raise FolderTakenError if it is another's, or can't contain a fleet."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        refuse_foreign_folder(directory)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        # For example, the file system is mounted read-only.
+        raise FolderTakenError(f"{directory}: {error.strerror}", hint="choose a different folder") from error
+
+
 def refuse_foreign_folder(directory: Path) -> None:
     """Raise FolderTakenError if another user owns the folder: they could add links that even root would follow."""
     if not is_own(real_path(directory)):

@@ -13,7 +13,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Record, fields_of
 from cutline.nodes.clocks import ClockReading, time_of_epoch
-from cutline.nodes.encodings import RAW, readable
+from cutline.nodes.encodings import DATABASE_NAME
 from cutline.storage.clock import machine_now
 from cutline.storage.errors import ChainEnd, RefusedError
 
@@ -34,7 +34,7 @@ SELECT (pg_control_system()).system_identifier::text,
        END,
        d.oid::bigint,
        -- The database's encoding may not have its name, which create refuses (nodes/preconditions.py).
-       CASE getdatabaseencoding() WHEN '{RAW}' THEN d.datname::text ELSE {readable("d.datname::text")} END,
+       {DATABASE_NAME},
        current_setting('server_version_num')::int,
        pg_encoding_to_char(d.encoding),
        d.datcollate,

@@ -62,6 +62,19 @@ def readable(expression: str) -> str:
     )
 
 
+# The name of the session's database. A dsn may have another: poolers have aliases.
+DATABASE_NAME = (
+    f"CASE getdatabaseencoding() WHEN '{RAW}' THEN current_database()::text"
+    f" ELSE {readable('current_database()::text')} END"
+)
+
+
+def database_of(connection: psycopg.Connection[Any]) -> str:
+    """Return the name that the server has for the session's database."""
+    (name,) = connection.execute(f"SELECT {DATABASE_NAME}".encode()).fetchone() or ("",)
+    return str(name)
+
+
 def can_name_database(name: str, encoding: str) -> bool:
     """Whether statements in a database of this encoding can contain the name of a database.
 

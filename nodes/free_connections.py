@@ -12,6 +12,7 @@ import psycopg
 from cutline.fleet.config import CONNECTIONS_MIN, Node
 from cutline.fleet.messages import list_some
 from cutline.nodes.connections import raise_limit, raising_unreachable
+from cutline.nodes.encodings import database_of
 from cutline.nodes.sessions import in_parallel
 from cutline.storage.errors import RefusedError
 
@@ -62,7 +63,7 @@ class _Free(NamedTuple):
         if self.of_role == self.connections:
             return raise_limit("role", connection.info.user)
         if self.of_database == self.connections:
-            return raise_limit("database", connection.info.dbname)
+            return raise_limit("database", database_of(connection))
         return f"raise max_connections of node {node.id}"
 
 

@@ -31,6 +31,7 @@ from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Record, Time, fields_of, from_json
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.encodings import database_of
 from cutline.nodes.lock import take_lock
 from cutline.nodes.open_sessions import shut_down_after
 from cutline.nodes.other_sessions import (
@@ -160,7 +161,7 @@ def read_record(node: Node, connection: psycopg.Connection[Any]) -> Frozen | Non
     try:
         frozen: Frozen = from_json(comment, Frozen)
     except msgspec.MsgspecError as error:
-        database = quote_identifier(connection.info.dbname)
+        database = quote_identifier(database_of(connection))
         raise FreezeRecordError(
             f"node {node.id}: the comment on publication {publication} is not a record of a terminal snapshot that this"
             f" version can read: {error}",
@@ -231,8 +232,7 @@ def _undo(connection: psycopg.Connection[Any], frozen: Frozen) -> None:
 
 
 def _set(connection: psycopg.Connection[Any], setting: ReadOnlySetting) -> None:
-    (name,) = connection.execute("SELECT current_database()").fetchone() or ("",)
-    database = sql.Identifier(name)
+    database = sql.Identifier(database_of(connection))
     where = sql.SQL("DATABASE {}").format(database)
     if setting.role is not None:
         where = sql.SQL("ROLE {} IN DATABASE {}").format(sql.Identifier(setting.role), database)
@@ -334,7 +334,7 @@ def _administer(role: Role, other: str) -> Iterator[str]:
 
 def _find_obstacles(node: Node, connection: psycopg.Connection[Any]) -> Iterator[NodeProblem]:
     """Yield other writers: superusers' sessions that our role may not end, and subscriptions."""
-    role, database = read_role(node, connection), connection.info.dbname
+    role, database = read_role(node, connection), database_of(connection)
     others = [] if role.is_super else other_sessions(node.id, connection, SessionFilter())
     if protected := [session for session in others if session.is_superuser]:
         yield NodeProblem(

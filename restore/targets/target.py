@@ -27,11 +27,12 @@ from cutline.nodes.connections import (
     connect_with_path,
     database_name,
     disrupted_error,
+    is_pooled,
     raising_unreachable,
     unreachable_error,
     with_database,
 )
-from cutline.nodes.encodings import RAW, can_name_database, encoding_of, raw_bytes
+from cutline.nodes.encodings import RAW, can_name_database, database_of, encoding_of, raw_bytes
 from cutline.nodes.groups import Group
 from cutline.nodes.lock import take_lock
 from cutline.nodes.open_sessions import shut_down
@@ -50,13 +51,15 @@ from cutline.restore.targets.requirements import WITHOUT, find_lacking_tablespac
 from cutline.restore.targets.tablespaces import create_tablespaces, grant_tablespaces
 from cutline.snapshots.ddl.database_facts import DEFAULT
 from cutline.snapshots.operations.operation import new_operation
-from cutline.storage.errors import RefusedError, UsageError
+from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 
 LOCK_NAME = "restore"
 # The sessions in the maintenance databases that hold the targets' locks, keyed by shard.
 Connections = Mapping[str, psycopg.Connection[Any]]
 
 START_QUERY = "SELECT pg_postmaster_start_time()::text"
+OID_QUERY = "SELECT oid FROM pg_database WHERE datname = %s"
+OWN_OID_QUERY = "SELECT oid FROM pg_database WHERE datname = current_database()"
 SYSTEM_QUERY = "SELECT system_identifier::text FROM pg_control_system()"
 # The sessions that must end before a database is renamed. Sessions without a user belong to autovacuum: only superusers
 # may end them, and PostgreSQL ends them itself if necessary.
@@ -151,9 +154,9 @@ def lock_targets(
     """Yield sessions in the maintenance databases, keyed by shard, which lock out other restores of the same databases.
 
     Raises NodeUnreachableError naming all unreachable nodes, and TargetUnfitError naming nodes that are the same
-    database. If `obstacles` is given, these errors are added there instead, and the remaining sessions are yielded.
-    Raises FleetBusyError naming the holder of a lock, TargetUnfitError if our role lacks a privilege in the block, and
-    NodeUnreachableError naming the node if a session is lost.
+    database, or whose dsn has an alias of a pooler. If `obstacles` is given, these errors are added there instead, and
+    the remaining sessions are yielded. Raises FleetBusyError naming the holder of a lock, TargetUnfitError if our role
+    lacks a privilege in the block, and NodeUnreachableError naming the node if a session is lost.
     """
     targets = sorted(targets, key=lambda target: target.node.id)
     unreachable = Obstacles() if obstacles is None else obstacles
@@ -163,7 +166,13 @@ def lock_targets(
 
         def open_session(target: Target) -> None:
             with unreachable.collecting(target.node.id):
-                connections[target.shard] = connect(target.maintenance)
+                session = connect(target.maintenance)
+                try:
+                    _check_alias(target, session)
+                except BaseException:
+                    session.close()
+                    raise
+                connections[target.shard] = session
 
         stack.callback(close_all, connections)
         in_parallel(open_session, targets)
@@ -225,6 +234,30 @@ def _find_apart(targets: Iterable[Target], connections: Connections, obstacles: 
             )
             obstacles.add(error, target.node.id)
     return list(apart.values())
+
+
+def _check_alias(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Raise TargetUnfitError if a pooler leads sessions to another database than that of the target's name.
+
+    The restore would create one of this name on the server, and the pooler's clients would not see it.
+    """
+    if not is_pooled(connection):
+        return
+    try:
+        # While the session is open, the database keeps its name.
+        with connect(target.node) as session:
+            own, name = session.execute(OWN_OID_QUERY).fetchone(), database_of(session)
+            is_alias = own != connection.execute(OID_QUERY, (target.database,)).fetchone()
+    except (psycopg.Error, SnapshotError):
+        # Usually, there is no database of this name yet.
+        return
+    if is_alias:
+        raise TargetUnfitError(
+            f"node {target.node.id}: its dsn names database {target.database}, but sessions come to database {name}: a"
+            " pooler has it under another name",
+            hint="point the dsn at the server itself, and let dbname be the name that the database has there",
+            details={"node": target.node.id, "database": target.database},
+        )
 
 
 def place_of(target: Target, connection: psycopg.Connection[Any]) -> str:

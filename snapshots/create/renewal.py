@@ -63,6 +63,8 @@ class NewCopies:
     `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
     the slots had been created; it is empty unless a primary is among the nodes.
     `rewritten` lists, by standby, the tables whose rows may be incomplete (snapshots/create/rewritten_tables.py).
+    `without_rows` has the numbers, by shard, of the groups that these copies lack: the increment copies such a table on
+    all nodes, or it is gone.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class NewCopies:
     copied_shards: frozenset[str] = frozenset()
     slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
     rewritten: Mapping[str, tuple[Table, ...]] = field(default_factory=dict)
+    without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def of(self, chain: Chain, sessions: Sessions) -> dict[str, Renewal]:
         """Return the renewals for the next commit of the chain, without standbys that have been left out since."""
@@ -113,6 +116,7 @@ class NewCopies:
                 state.known,
                 lost=self.copied_shards | shards,
                 fingerprints={**state.known.fingerprints, **dict.fromkeys(shards, "")},
+                without_rows=_merged(state.known.without_rows, self.without_rows),
             ),
             base={**state.base, **self.positions},
             segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
@@ -238,7 +242,7 @@ def _begin_standbys(
             if changed := [node for node in left if node.shard in plan.changed]:
                 for node in changed:
                     if sessions.may_leave_out(node):
-                        _do_without(sessions, node, _changed_error(f"tables of {node.shard} have changed since then"))
+                        _do_without(sessions, node, _changed_error(f"columns of tables of {node.shard} have changed"))
                     else:
                         state = replace(state, known=replace(state.known, lost=state.known.lost | {node.shard}))
                 continue
@@ -289,24 +293,32 @@ def _do_without(sessions: Sessions, node: Node, error: SnapshotError) -> None:
 class _CopyPlan:
     """The tables to copy from standbys, by shard, under their numbers in the chain, and the catalogs' fingerprints.
 
-    `changed` are the shards whose tables have changed since the last commit. Shards that the increment copies anyway
-    have no tables here.
+    `changed` are the shards with tables whose rows the increment converts to new definitions: they can't be copied
+    under those of the last commit. `without_rows` has the numbers, by shard, of groups whose tables are gone or are
+    copied by the increment. Shards that the increment copies anyway have no tables here.
     """
 
     tables: Mapping[str, list[Table]]
     fingerprints: Mapping[str, str]
     changed: frozenset[str]
+    without_rows: Mapping[str, frozenset[int]]
 
 
 def _plan_copies(sessions: Sessions, state: ChainState, shards: set[str]) -> _CopyPlan:
     seen = read_current_tables(sessions, state.selection, {})
     plan, wanted = plan_ddl(seen, state.known, {}, {}), shards - state.known.lost
-    changed = frozenset(shard for shard in wanted if plan.shards[shard].changed or plan.shards[shard].gone)
+    changed = frozenset(shard for shard in wanted if plan.shards[shard].successions)
     tables: dict[str, list[Table]] = {}
     for shard in wanted - changed:
-        known = {group.name: group for group in state.known.groups[shard]}
-        tables[shard] = [replace(table, group=known[table.group.name]) for table in seen[shard].tables]
-    return _CopyPlan(tables, plan.fingerprints, changed)
+        same = {group.name: group for group in plan.shards[shard].unchanged}
+        named = ((table, same.get(table.group.name)) for table in seen[shard].tables)
+        tables[shard] = [replace(table, group=group) for table, group in named if group is not None]
+    without_rows = {shard: frozenset(plan.shards[shard].gone) for shard in tables}
+    return _CopyPlan(tables, plan.fingerprints, changed, without_rows)
+
+
+def _merged(one: Mapping[str, frozenset[int]], other: Mapping[str, frozenset[int]]) -> Mapping[str, frozenset[int]]:
+    return {shard: one.get(shard, frozenset()) | other.get(shard, frozenset()) for shard in one.keys() | other.keys()}
 
 
 def _copy_standbys(
@@ -342,4 +354,11 @@ def _copy_standbys(
     }
     for entry in entries:
         copied[entry.node].update(entry.rows)
-    return replace(new, positions={**new.positions, **positions}, entries=entries, copied=copied, rewritten=rewritten)
+    return replace(
+        new,
+        positions={**new.positions, **positions},
+        entries=entries,
+        copied=copied,
+        rewritten=rewritten,
+        without_rows=plan.without_rows,
+    )

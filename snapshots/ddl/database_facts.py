@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import table_name
 from cutline.nodes.connections import connect_plainly, raising_unreachable
-from cutline.nodes.encodings import fetch_texts, readable
+from cutline.nodes.encodings import database_of, fetch_texts, readable
 from cutline.nodes.groups import MEASURED_RELATIONS_MAX
 from cutline.nodes.read_only import FreezeRecordError, is_on, read_record
 from cutline.snapshots.records.commit import (
@@ -198,7 +198,7 @@ def read_facts(node: Node, connection: psycopg.Connection[Any], same: DatabaseFa
     )
     lz4_columns = same.lz4_columns if same else _read_lz4_columns(connection)
     properties = read_properties(node, connection)
-    name, settings = connection.info.dbname, read_session_settings(node, connection)
+    name, settings = database_of(connection), read_session_settings(node, connection)
     return DatabaseFacts(size, extensions, tuple(collations), lz4_columns, properties, name, settings)
 
 

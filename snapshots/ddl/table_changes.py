@@ -200,15 +200,15 @@ def check_publication(node: str, before: TableState, after: TableState) -> None:
 
 def _why_copy(was: TableBefore, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool) -> str:
     """Return the reason why the table needs a new base copy, or "" if it does not need one."""
-    if was.why_lost:
-        return was.why_lost
+    if was.why_lost == LOST_WAL:
+        return LOST_WAL
     if is_moved:
         return "it was rewritten, or rows were written while its columns or labels of its types were different"
     if any(before.is_copied or before.group.definition() != table.group.definition() for before in tried):
         return "a failed attempt archived it under a different definition"
     if was.state is None:
         return "its state at the last commit is unknown"
-    return _why_state(was.state, state) or _why_columns(was.group, was.state, table.group)
+    return _why_state(was.state, state) or _why_columns(was.group, was.state, table.group) or was.why_lost
 
 
 def _why_state(before: TableState, after: TableState) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 import threading
@@ -24,6 +25,11 @@ from tests.faults.ports import HOST, free_ports
 CHUNK_BYTES = 1 << 16
 ANSWER_SECONDS_MAX = 10
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+# CancelRequest and BackendKeyData (PostgreSQL manual, "Message Formats"): length, code, process id, key; and the id.
+CANCEL, CANCEL_BEGINS = struct.Struct("!iiii"), (16, 80877102)
+PROCESS, KEY_DATA = struct.Struct("!i"), re.compile(rb"K\0\0\0\x0c(.{4}).{4}Z", re.DOTALL)
+# What a pooler adds to process ids.
+MADE_UP = 1 << 24
 
 
 class Mode(StrEnum):
@@ -40,7 +46,8 @@ class PgProxy:
     """A running proxy; its mode can be set from any thread.
 
     It stalls by itself once a client has sent data that contains `stall_after`; the server still gets that request. In
-    a server's answers it replaces the first text of `replaces` by the second, which is as long.
+    a server's answers it replaces the first text of `replaces` by the second, which is as long. As a pooler may, it has
+    the second database of `alias` under the first name, which is as long; then it also makes up process ids.
     """
 
     target: EmbeddedNode
@@ -48,6 +55,7 @@ class PgProxy:
     mode: Mode = Mode.PASS
     stall_after: bytes = b""
     replaces: tuple[bytes, bytes] | None = None
+    alias: tuple[str, str] | None = None
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _flowing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -102,8 +110,12 @@ class PgProxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_asking: bool = False
     ) -> None:
         with contextlib.suppress(ConnectionError):
+            is_first = self.alias is not None
             while data := await reader.read(CHUNK_BYTES):
                 await self._flowing.wait()
+                if is_first and self.alias is not None:
+                    changed = as_client(data, *self.alias) if is_asking else as_pooler(data)
+                    data, is_first = changed, changed == data
                 writer.write(data if is_asking or self.replaces is None else data.replace(*self.replaces))
                 if is_asking and self.stall_after and self.stall_after in data:
                     await self._set(Mode.STALL)
@@ -120,6 +132,23 @@ class PgProxy:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def as_client(data: bytes, alias: str, database: str) -> bytes:
+    """Return the first message of a session, or a request to cancel a query, as the server has to get it."""
+    if len(data) == CANCEL.size and CANCEL.unpack(data)[:2] == CANCEL_BEGINS:
+        *begin, process, key = CANCEL.unpack(data)
+        return CANCEL.pack(*begin, process - MADE_UP, key)
+    # The startup message has its parameters as names and values, each of which ends with a zero byte.
+    return data.replace(f"database\0{alias}\0".encode(), f"database\0{database}\0".encode())
+
+
+def as_pooler(data: bytes) -> bytes:
+    """Return a server's first messages with another process id."""
+    if not (found := KEY_DATA.search(data)):
+        return data
+    (process,) = PROCESS.unpack(found[1])
+    return data[: found.start(1)] + PROCESS.pack(process + MADE_UP) + data[found.end(1) :]
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
@@ -153,11 +182,16 @@ def pg_proxies(servers: EmbeddedFleet) -> Iterator[Mapping[str, PgProxy]]:
 
 
 def route_through(proxies: Mapping[str, PgProxy], fleet: Fleet, path: Path) -> Fleet:
-    """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it."""
+    """Write the fleet's configuration to `path`, with every DSN pointing to the node's proxy, and load it.
+
+    A DSN has the proxy's alias of the database.
+    """
     text = fleet.path.read_text()
     for node in fleet.nodes:
         if node.id in proxies:
             place = f"{SUPERUSER}@{HOST}:{proxies[node.id].port}"
-            text = text.replace(f'"{node.dsn}"', f'"postgresql://{place}/{database_name(node.dsn)}"')
+            alias = proxies[node.id].alias
+            name = alias[0] if alias else database_name(node.dsn)
+            text = text.replace(f'"{node.dsn}"', f'"postgresql://{place}/{name}"')
     path.write_text(text)
     return load_fleet(path)

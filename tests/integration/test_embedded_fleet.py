@@ -217,6 +217,14 @@ def test_a_fleet_that_can_not_be_started_leaves_nothing_behind(tmp_path: Path) -
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["/proc/fleet", "/sys/fleet", "/sys/kernel"])
+def test_a_folder_in_which_nothing_can_be_created_is_named(folder: str) -> None:
+    """Not even root can create files there."""
+    with pytest.raises(FolderTakenError, match=f"^{folder}: ") as raised:
+        start_fleet(Path(folder), shards=1, backups=0)
+    assert "different folder" in raised.value.hint
+
+
 def test_foreign_files_are_not_overwritten(tmp_path: Path) -> None:
     theirs = tmp_path / "fleet.toml"
     theirs.write_text("name = 'production'\n")

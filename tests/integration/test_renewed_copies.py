@@ -162,7 +162,8 @@ def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> No
     assert second.renewed.keys() == {"s1", STANDBY}
     place.execute("s1", "ALTER TABLE seen ADD COLUMN more int DEFAULT 7", "CREATE TABLE later (id int PRIMARY KEY)")
     next_increment(place)
-    place.execute("s1", "DROP TABLE later")
+    # Its rows are converted, which a copy made under the new definition can't be.
+    place.execute("s1", "ALTER TABLE later ADD COLUMN more int")
     drop_slot(place, STANDBY)
     fourth = next_increment(place)
     assert fourth.absent.keys() == {STANDBY}
@@ -300,6 +301,51 @@ def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place:
             read_chain(store, "chain").check_archive()
     path.write_bytes(before)
     read_chain(store, "chain").check_archive()
+
+
+# DDL after which a table is copied again, is gone, or is another table of the same name.
+CHANGES = {
+    "new": ("CREATE TABLE added (id int PRIMARY KEY)", "INSERT INTO added VALUES (1), (2)"),
+    "dropped": ("DROP TABLE empty",),
+    "rewritten": ("ALTER TABLE seen ADD code int NOT NULL DEFAULT 7", "ALTER TABLE seen ALTER code TYPE bigint"),
+    "created again": ("DROP TABLE empty", "CREATE TABLE empty (id int PRIMARY KEY)", "INSERT INTO empty VALUES (3)"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_standby_is_copied_again_although_tables_have_changed(place: ChangingFleet, change: str) -> None:
+    """Its shard may have DDL in each increment: tables that are copied on all nodes anyway are not in its way."""
+    place.runs.full("chain")
+    drop_slot(place, STANDBY)
+    place.execute("s1", *CHANGES[change])
+    place.await_replay(STANDBY)
+    first = next_increment(place)
+    assert (first.renewed.keys(), dict(first.absent)) == ({STANDBY}, {})
+    assert not next_increment(place).renewed
+    assert place.check(1).result == place.check().result == VALID
+    place.check_restores(1, 2)
+    place.check_restores_without("s1", 1, 2)
+
+
+def test_a_table_that_is_as_it_was_before_the_cut_is_copied_with_the_standby(place: ChangingFleet) -> None:
+    """The copy of the standby did not have it, because it seemed to need a new base copy."""
+    place.runs.full("chain")
+    drop_slot(place, STANDBY)
+    place.execute("s1", "ALTER TABLE seen REPLICA IDENTITY FULL")
+    place.await_replay(STANDBY)
+    place.write()
+
+    def then(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.SNAPSHOTS_RELEASED, 1):
+            place.execute("s1", "ALTER TABLE seen REPLICA IDENTITY DEFAULT")
+
+    commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, Watching(then))
+    assert isinstance(commit, Increment)
+    place.states[1] = place.live_state()
+    assert commit.renewed.keys() == {STANDBY}
+    assert place.check().result == VALID
+    place.check_restores(1)
+    place.check_restores_without("s1", 1)
 
 
 @pytest.mark.parametrize("place", ["[copies]\nwait = '2s'\n"], indirect=True)

@@ -1,0 +1,78 @@
+"""Poolers that have a database under another name: a chain goes on through them, under the server's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.progress import Silent
+from cutline.nodes.read_only import resume_fleet
+from cutline.restore.scope.scope import RestoreScope
+from cutline.restore.targets.target import TargetUnfitError
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
+from tests.faults.pg_proxy import pg_proxies, route_through
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ALIAS, DATABASE = "till", "bank"
+NAME = "aliased"
+
+
+@pytest.fixture(scope="module")
+def both(
+    shared_fleet: EmbeddedFleet, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Runs, Runs]]:
+    """The commands on a fleet with one store, directly and through poolers with an alias."""
+    folder = tmp_path_factory.mktemp("aliases")
+    direct = configure_fleet(shared_fleet, folder / "fleet.toml", f"file://{folder}/store")
+    with pg_proxies(shared_fleet) as proxies, dropping_slots(direct):
+        for proxy in proxies.values():
+            proxy.alias = (ALIAS, DATABASE)
+        aliased = route_through(proxies, direct, folder / "aliased.toml")
+        assert all(node.dsn.endswith(f"/{ALIAS}") for node in aliased.nodes)
+        yield Runs(direct, Ready(spark)), Runs(aliased, Ready(spark))
+
+
+def test_a_chain_goes_on_with_and_without_an_alias(both: tuple[Runs, Runs]) -> None:
+    direct, aliased = both
+    aliased.init()
+    full = aliased.full(NAME)
+    assert {facts.name for facts in full.databases.values()} == {DATABASE}
+    assert {identity.database for identity in full.baseline} == {DATABASE}
+    for runs in (direct, aliased):
+        assert {facts.name for facts in runs.increment(NAME).databases.values()} == {DATABASE}
+    assert [aliased.check_one(NAME, number).result for number in range(3)] == ["valid"] * 3
+
+
+@pytest.mark.parametrize("scope", [RestoreScope(), RestoreScope(data_only=True)], ids=["databases", "rows"])
+def test_a_restore_into_an_alias_is_refused(both: tuple[Runs, Runs], scope: RestoreScope) -> None:
+    """It would create a database of the alias's name, and the pooler's clients would still see the other one."""
+    direct, aliased = both
+    direct.init()
+    name = f"refused-{scope.data_only}"
+    direct.full(name)
+    before = databases(direct)
+    with pytest.raises(TargetUnfitError, match=f"database {ALIAS}, but sessions come to database {DATABASE}") as raised:
+        aliased.restore(name, aliased.fleet, scope=scope)
+    assert raised.value.exit_code == 3
+    assert "dbname" in raised.value.hint
+    assert databases(direct) == before
+
+
+def databases(runs: Runs) -> list[str]:
+    with psycopg.connect(runs.fleet.nodes[0].dsn) as connection:
+        return [row[0] for row in connection.execute("SELECT datname FROM pg_database ORDER BY 1")]
+
+
+def test_a_terminal_snapshot_freezes_the_database_itself(both: tuple[Runs, Runs]) -> None:
+    direct, aliased = both
+    direct.init()
+    aliased.full("last", terminal=True)
+    report = resume_fleet(direct.fleet, Silent())
+    assert report
+    assert direct.check_one("last").result == "valid"

@@ -112,6 +112,13 @@ SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
    AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
 """
+# Columns without a default.
+UNFILLED_QUERY = """
+SELECT g.name, a.attname FROM unnest(%s::text[]) WITH ORDINALITY AS g (name, place)
+  JOIN pg_attribute a ON a.attrelid = to_regclass(g.name) JOIN pg_type t ON t.oid = a.atttypid
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = '' AND NOT a.atthasdef
+   AND t.typdefault IS NULL ORDER BY g.place, a.attnum
+"""
 # Constraints that are enforced by triggers after the statement.
 DEFERRABLE_QUERY = """
 SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
@@ -344,6 +351,13 @@ def find_unvalidated(connection: psycopg.Connection[Any], oids: list[int]) -> li
         f" {definition};"
         for table, name, definition in connection.execute(UNVALIDATED_QUERY, (oids, oids))
     ]
+
+
+def find_unfilled(connection: psycopg.Connection[Any], groups: Iterable[Group]) -> list[str]:
+    """Return the columns of the tables that will be NULL: the groups lack them, and they have no default."""
+    known = {qualify(group): (group.name, {column.name for column in group.columns}) for group in groups}
+    rows = connection.execute(UNFILLED_QUERY, (list(known),)).fetchall()
+    return [f"{known[table][0]}.{column}" for table, column in rows if column not in known[table][1]]
 
 
 def _check_privileges(

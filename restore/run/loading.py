@@ -108,7 +108,8 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedD
             checked.left_out.extend(_unset_lines(target, unset))
             wanted = WantedRows(groups, sequences, source.encoding, has_begun)
             with limiting_locks(node, session):
-                oids = list(check_tables(node, session, wanted, obstacles).values())
+                oid_of = check_tables(node, session, wanted, obstacles)
+                oids = list(oid_of.values())
                 if empty := find_empty_referenced(session, oids):
                     obstacles.warnings.append(
                         f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
@@ -120,7 +121,7 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedD
                     f" violate them, run before the restore: {' '.join(unvalidated)}"
                 )
             where = f"on {target.shard}: "
-            if unfilled := find_unfilled(session, groups):
+            if unfilled := find_unfilled(session, groups, oid_of):
                 checked.left_out.append(
                     f"values of columns {named(unfilled)} {where}the snapshot has none; they are NULL"
                 )

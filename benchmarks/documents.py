@@ -35,8 +35,9 @@ from cutline.snapshots.records.commit import (
     Previous,
     StoredObject,
 )
+from cutline.snapshots.records.commit_rules import check_commit, count_listed
 from cutline.snapshots.records.documents import parse_document, seal, unseal
-from cutline.snapshots.records.proven_chains import check_commit, commit_key, count_listed
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.segments.archive import Segment
 

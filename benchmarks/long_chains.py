@@ -22,10 +22,11 @@ from msgspec import structs
 from benchmarks.documents import AT, NAME, OPERATION, full_commit, next_commit
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, Increment, Previous, StoredObject
+from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import base_prefix, seal, unseal
 from cutline.snapshots.records.merge_records import COUNTS, Begin, Merge, begin_key, merge_key
 from cutline.snapshots.records.merged_chain import count_base, merged_copy, needed_segments
-from cutline.snapshots.records.proven_chains import commit_key, count_listed
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectStore
 

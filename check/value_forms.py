@@ -1,6 +1,6 @@
 """The forms in which PostgreSQL prints values of built-in types, as patterns that are matched against whole columns.
 
-Sessions of Cutline have settings of their own (nodes/connections.py), so each type has one form: ISO dates in UTC,
+Sessions of Cutline have settings of their own (nodes/pinned_settings.py), so each type has one form: ISO dates in UTC,
 intervals in the style postgres, bytea in hexadecimal, and the shortest digits that a float is read back from. A pattern
 accepts everything that the servers of the supported versions print. It may accept more where the exact form is hard to
 tell. Source: PostgreSQL manual, "Data Types", and the output functions (backend/utils/adt).

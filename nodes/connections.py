@@ -1,16 +1,8 @@
-"""Connections to nodes. All sessions have the same settings, so that a value always has the same text.
+"""Connections to nodes, and the errors of nodes that can't be reached.
 
-COPY and logical decoding print values under the session's settings: a row read by COPY and the same row read from WAL
-have the same bytes only because both sessions are opened here.
-
-A session requests its settings when it starts, in the `options` startup parameter. A server applies them or refuses the
-session. A connection pooler in between may drop them, and a login trigger may change them, so every new session is
-queried once to verify them.
-
-Behind a pooler, the process id reported when the session starts differs from the server's pg_backend_pid(), because
-poolers make up the keys that their clients use to cancel queries. A pooler that may run each transaction in a different
-server session (PgBouncer: pool_mode = transaction) can't be used: settings, locks and prepared statements don't last. A
-pooler that does not reset sessions before it reuses them would pass ours on to the application.
+A session requests its settings (nodes/pinned_settings.py) when it starts, in the `options` startup parameter. A server
+applies them or refuses the session. A connection pooler in between may drop them, and a login trigger may change them,
+so every new session is queried once to verify them.
 """
 
 from __future__ import annotations
@@ -18,514 +10,47 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
 
-from cutline.fleet.config import SECRET_PARAMETERS, KnownServer, Node, remember_secrets_of
+from cutline.fleet.config import SECRET_PARAMETERS, Node, remember_secrets_of
 from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.messages import UNFINISHED_RESTORE
-from cutline.fleet.timers import calling_after
 from cutline.nodes.encodings import ADAPTERS, UTF8
+from cutline.nodes.open_sessions import remember_open
+from cutline.nodes.pinned_settings import (
+    LATER_SETTINGS,
+    SessionState,
+    option,
+    read_state,
+    set_query,
+    startup_options,
+    state_query,
+    wanted_settings,
+)
+from cutline.nodes.poolers import (
+    DIRECT,
+    Open,
+    SessionUnfitError,
+    check_keeps,
+    refuses_options,
+    refuses_replication,
+    unfit_error,
+)
 from cutline.nodes.server_errors import called_functions, explain, remedy_of, shorten_message
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError, UsageError
 from cutline.storage.process_limits import OPEN_FILES_HINT as OPEN_FILES
-from cutline.storage.process_limits import TooLittleMemoryError, are_few_left, is_used_up
-
-# Settings that change the text of a value (PostgreSQL manual, "Client Connection Defaults"), with each value written as
-# the server shows it. search_path matters because regclass and similar types print a schema only if it is not in the
-# path. With row_security=off a query that policies would filter fails, instead of silently copying less.
-PINNED_SETTINGS = {
-    "datestyle": "ISO, YMD",
-    "intervalstyle": "postgres",
-    "timezone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
-    "xmlbinary": "base64",
-    # Settings that change how a value is parsed: otherwise XML might have to be a document, or {NULL} might be a
-    # string.
-    "xmloption": "content",
-    "array_nulls": "on",
-    "standard_conforming_strings": "on",
-    "transform_null_equals": "off",
-    "search_path": "pg_catalog",
-    "quote_all_identifiers": "off",
-    "row_security": "off",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    "lock_timeout": "0",
-    "synchronize_seqscans": "off",
-    "default_transaction_read_only": "off",
-    # A standby refuses serializable transactions.
-    "default_transaction_isolation": "read committed",
-    "default_transaction_deferrable": "off",
-    "default_tablespace": "",
-    # With "on", a server ends the session of a statement that it refuses, and seems to be out of reach.
-    "exit_on_error": "off",
-    # With "on", each commit would wait for a synchronous standby that is down.
-    "synchronous_commit": "local",
-    # With "on", the planner would run functions in the CHECK constraints on a table that is copied in ranges.
-    "constraint_exclusion": "partition",
-    # Compiling a long catalog query takes longer than running it.
-    "jit": "off",
-    # Enough for a hash table of the catalogs of 100,000 tables. Without one, the server would search all of them for
-    # each.
-    "work_mem": "64MB",
-    # The server ends a session whose client has disconnected, even during a query, and releases its locks and slots.
-    "client_connection_check_interval": "2s",
-}
-# Over a Unix socket these settings are shown as 0.
-KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
-# ALTER ROLE … SET role makes a role's sessions act as a different role. Privileges would be checked for that role, and
-# granted to it. The dsn may name a role in its own options.
-ROLE = {"role": "none"}
-# Servers before 17 refuse a session that requests this setting in `options`.
-LATER_SETTINGS = {"transaction_timeout": "0"}
-# Additional settings that a restore requests.
-ASKED_ALSO = ("role", "session_replication_role")
-# The settings that a dump depends on but that pg_dump does not set itself (pg_dump.c, setup_connection).
-DUMP_SETTINGS = (
-    "timezone",
-    "lc_monetary",
-    "bytea_output",
-    "xmlbinary",
-    "standard_conforming_strings",
-    "role",
-)
-OPTION = re.compile(r"(?:-c\s*|--)([A-Za-z_][A-Za-z0-9_.-]*)=(.*)", re.DOTALL)
-
+from cutline.storage.process_limits import are_few_left, is_used_up
 
 # An interrupt ends sessions: psycopg's messages about them on stderr would look like the failure of a server.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
-
-
-class SessionState(NamedTuple):
-    """The state of a session: its server process, the settings that it lacks (with the values to set), and its server.
-
-    `server` is None if the query did not ask for it.
-    """
-
-    process: int
-    lacking: dict[str, str]
-    server: KnownServer | None
-
-
-def startup_options(given: str) -> str:
-    """Return the `options` startup parameter with the pinned settings, which override the `given` options.
-
-    Of the `given` options, only a role takes precedence.
-    """
-    pinned = " ".join(option(name, value) for name, value in (PINNED_SETTINGS | KEEPALIVES).items())
-    return " ".join(part for part in (option("role", ROLE["role"]), given.strip(), pinned) if part)
-
-
-def option(name: str, value: str) -> str:
-    """Format a setting for the `options` startup parameter; if a name is repeated, the last setting counts."""
-    escaped = re.sub(r"([\\\s])", r"\\\1", value)
-    return f"-c {name}={escaped}"
-
-
-def read_options(options: str) -> dict[str, str]:
-    """Parse the `options` startup parameter; if a name is repeated, the last counts (PostgreSQL manual, "postgres")."""
-    words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL) for word in re.findall(r"(?:\\.|[^\s\\])+", options)]
-    found: dict[str, str] = {}
-    for number, word in enumerate(words):
-        follows = words[number + 1] if word == "-c" and number + 1 < len(words) else ""
-        if match := OPTION.fullmatch(f"-c{follows}" if follows else word):
-            found[match[1].replace("-", "_").lower()] = match[2]
-    return found
-
-
-def wanted_settings(conninfo: str) -> dict[str, str]:
-    """Return the settings of a session with this connection string, including those that are set after it starts."""
-    parameters = conninfo_to_dict(conninfo)
-    encoding = {"client_encoding": str(parameters["client_encoding"])} if parameters.get("client_encoding") else {}
-    return read_options(str(parameters.get("options") or "")) | LATER_SETTINGS | encoding
-
-
-def state_query(wanted: Mapping[str, str], *, asks_server: bool) -> str:
-    """Return the query for the state of a session, for `read_state`.
-
-    The session's search_path is not known yet, so the query uses no operators and qualifies every function with
-    pg_catalog: otherwise the server might choose a better-matching function that another role created in this database.
-    """
-    server = "(pg_catalog.pg_control_system()).system_identifier, pg_catalog.pg_is_in_recovery()"
-    settings = "".join(f", pg_catalog.current_setting('{name}', true)" for name in _asked(wanted))
-    return f"SELECT pg_catalog.pg_backend_pid(), {server if asks_server else 'NULL, NULL'}{settings}"
-
-
-def read_state(row: Sequence[Any], wanted: Mapping[str, str]) -> SessionState:
-    """Read the state of a session from the row that `state_query` returns."""
-    process, system_identifier, in_recovery, *values = row
-    # A setting that the server does not recognize is NULL.
-    lacking = {
-        name: wanted[name]
-        for name, value in zip(_asked(wanted), values, strict=True)
-        if value is not None and value != wanted[name]
-    }
-    server = None if system_identifier is None else KnownServer(str(system_identifier), bool(in_recovery))
-    return SessionState(int(process), lacking, server)
-
-
-def _asked(wanted: Mapping[str, str]) -> list[str]:
-    names = (*PINNED_SETTINGS, *LATER_SETTINGS, *ASKED_ALSO, "client_encoding")
-    return [name for name in names if name in wanted]
-
-
-def set_query(settings: Mapping[str, str]) -> str:
-    """Return the query that sets the settings for the rest of the session; it trusts no search_path either."""
-    # The role is set last: the new role might not be allowed to change the other settings.
-    ordered = sorted(settings.items(), key=lambda one: one[0] == "role")
-    return "SELECT " + ", ".join(
-        f"pg_catalog.set_config({_literal(name)}, {_literal(value)}, false)" for name, value in ordered
-    )
-
-
-def _literal(text: str) -> str:
-    # In an E'' string, backslashes mean the same whatever standard_conforming_strings is set to.
-    escaped = text.replace("\\", "\\\\").replace("'", "''")
-    return f"E'{escaped}'"
-
-
-# The folder that lists this process's open descriptors, on Linux and other systems.
-DESCRIPTORS = Path("/dev/fd")
-
-CANCEL_SECONDS_MAX = 5.0
-
-AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-# The servers of this process's open connections, and the addresses at which each server was reached.
-_open: WeakKeyDictionary[psycopg.Connection[Any], str] = WeakKeyDictionary()
-_addresses: dict[str, set[Any]] = {}
-_open_lock = threading.Lock()
-
-
-class _Opened:
-    """The connections that a block opens (`stoppable_sessions`)."""
-
-    def __init__(self) -> None:
-        self._connections: WeakSet[psycopg.Connection[Any]] = WeakSet()
-        self._lock = threading.Lock()
-        self._is_stopped = False
-
-    def add(self, connection: psycopg.Connection[Any]) -> None:
-        with self._lock:
-            self._connections.add(connection)
-            is_late = self._is_stopped
-        if is_late:
-            shut_down(connection)
-
-    def stop(self) -> None:
-        with self._lock:
-            self._is_stopped = True
-            connections = list(self._connections)
-        for connection in connections:
-            shut_down(connection)
-
-
-_opened: ContextVar[_Opened | None] = ContextVar("opened", default=None)
-
-
-@contextmanager
-def stoppable_sessions() -> Iterator[Callable[[], None]]:
-    """Yield a function with which another thread can end the connections that this thread opens in the block.
-
-    Connections that are opened later are ended at once.
-    """
-    opened = _Opened()
-    before = _opened.set(opened)
-    try:
-        yield opened.stop
-    finally:
-        _opened.reset(before)
-
-
-def remember_open(connection: psycopg.Connection[Any], node: Node) -> None:
-    """Register the connection and the server's address for shut_down_sessions and stoppable_sessions."""
-    server = _server_of(node)
-    if opened := _opened.get():
-        opened.add(connection)
-    with _open_lock, suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as handle:
-        _open[connection] = server
-        _addresses.setdefault(server, set()).add(handle.getpeername())
-
-
-def shut_down(connection: AnyConnection) -> None:
-    """End the connection. May be called from any thread: a thread waiting on the connection gets OperationalError."""
-    try:
-        handle = socket.socket(fileno=os.dup(connection.fileno()))
-    except (OSError, psycopg.Error):
-        return
-    with handle, suppress(OSError):
-        # While the connection is open, its descriptor can't belong to another file.
-        if not connection.closed:
-            handle.shutdown(socket.SHUT_RDWR)
-
-
-def cancel_statements() -> None:
-    """Cancel the running statements of this process's sessions. May be called from any thread.
-
-    A request that arrives before the statement starts has no effect.
-    """
-    with _open_lock:
-        running = [session for session in _open if session.pgconn.transaction_status == TransactionStatus.ACTIVE]
-    for connection in running:
-        with suppress(psycopg.Error):
-            connection.cancel_safe(timeout=CANCEL_SECONDS_MAX)
-
-
-def shut_down_sessions(nodes: Iterable[Node], kept: Iterable[psycopg.Connection[Any]] = ()) -> None:
-    """End all connections from this process to the nodes' servers, even those from drivers that hide their sockets.
-
-    The connections in `kept` stay open; no other thread may close them.
-    """
-    servers, spared = set(map(_server_of, nodes)), set(kept)
-    with _open_lock:
-        connections = [session for session, server in _open.items() if server in servers and session not in spared]
-        addresses = frozenset(address for server in servers for address in _addresses.get(server, ()))
-    sockets = frozenset(os.fstat(session.fileno()).st_ino for session in spared if not session.closed)
-    for connection in connections:
-        shut_down(connection)
-    with suppress(OSError):
-        for descriptor in DESCRIPTORS.iterdir():
-            _shut_down_to(addresses, int(descriptor.name), sockets)
-
-
-def _shut_down_to(addresses: frozenset[Any], descriptor: int, spared: Set[int]) -> None:
-    """Shut the descriptor down if it is a socket connected to one of these addresses, unless its inode is `spared`."""
-    with suppress(OSError):
-        # Use a duplicate: the number may soon be reused for a different file, but the duplicate still refers to the
-        # same one.
-        copy = os.dup(descriptor)
-        try:
-            handle = socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
-            return
-        with handle:
-            if handle.getpeername() in addresses and os.fstat(copy).st_ino not in spared:
-                handle.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def shut_down_after(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Shut the connection down if the block is still running after `seconds`."""
-    with calling_after(seconds, partial(shut_down, connection)):
-        yield
-
-
-def _server_of(node: Node) -> str:
-    """Return the node's dsn without database and settings: a server that stops answering does so in every session."""
-    given = conninfo_to_dict(node.dsn)
-    return make_conninfo("", **{key: value for key, value in given.items() if key not in ("dbname", "options")})
-
-
-# Opens a session through the pooler without setting anything.
-Open = Callable[[], psycopg.Connection[Any]]
-
-PROCESS_QUERY = "SELECT pg_catalog.pg_backend_pid()"
-# A pooler hands out its most recently used idle server session, its least recently used, or any of them. While this
-# many other sessions are open, a client that shares server sessions is sure to get a different one.
-HELD = 3
-# A pooler resets a session in the background.
-RESET_TRIES, RESET_SECONDS = 3, 0.05
-ANSWER_SECONDS_MAX = 15.0
-POOLER_SECONDS_MAX = "2"
-LEFT_SETTING = "cutline.left"
-# PgBouncer's admin database, and its answer to users who may not administer it.
-CONSOLE, CONSOLE_REFUSAL = "pgbouncer", "not allowed"
-PGBOUNCER, UNKNOWN = "PgBouncer", "a connection pooler"
-# The messages with which PgBouncer and RDS Proxy refuse a startup parameter.
-REFUSALS = ("unsupported startup parameter", "command-line options")
-DIRECT = "point the dsn at the server itself: PostgreSQL's own host and port"
-
-
-class SessionUnfitError(RefusedError):
-    """A session on a node can't be used, because a connection pooler does not pass on or keep the session's state."""
-
-
-_checked: dict[str, str] = {}
-# One lock per dsn, so that a pooler that does not answer does not hold up other nodes.
-_locks: dict[str, threading.Lock] = {}
-_checking = threading.Lock()
-
-
-def refuses_options(error: Exception) -> bool:
-    """Whether a pooler refused the connection because it requests settings."""
-    text = str(error)
-    return "options" in text and any(sign in text for sign in REFUSALS)
-
-
-def refuses_replication(error: Exception) -> bool:
-    """Whether a pooler refused the connection because it requests replication commands."""
-    return f"{REFUSALS[0]}: replication" in str(error)
-
-
-def check_keeps(node: Node, open_session: Open) -> None:
-    """Raise SessionUnfitError unless the pooler in front of `node` keeps sessions, and resets them before reuse.
-
-    A process checks each dsn once.
-    """
-    key = _key(node)
-    with _checking:
-        own = _locks.setdefault(key, threading.Lock())
-    with own:
-        if key not in _checked:
-            _checked[key] = _find_fault(open_session)
-        fault = _checked[key]
-    if fault:
-        problem, remedy = FAULTS[fault]
-        raise unfit_error(node, problem, f"{DIRECT}; or {remedy}")
-
-
-# For each fault, the pooler's behaviour and the remedy.
-FAULTS = {
-    "shares": (
-        "may run each transaction in a different server session, so settings and locks don't last",
-        "set pool_mode = session for this database in the pooler",
-    ),
-    "leaves": (
-        "reuses sessions without resetting them, so locks and settings would leak to other clients",
-        "set server_reset_query = DISCARD ALL in the pooler",
-    ),
-}
-
-
-def unfit_error(node: Node, problem: str, hint: str = DIRECT) -> SessionUnfitError:
-    """Return the error that names the node, the pooler and the pooler's behaviour."""
-    pooler = name_pooler(node)
-    return SessionUnfitError(
-        f"node {node.id}: its dsn connects through {pooler}, which {problem}",
-        hint=hint,
-        details={"node": node.id, "pooler": pooler},
-    )
-
-
-def name_pooler(node: Node) -> str:
-    """Return the name of the pooler in front of the node, or UNKNOWN."""
-    dsn = make_conninfo(node.dsn, dbname=CONSOLE, connect_timeout=POOLER_SECONDS_MAX)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as connection, shut_down_after(connection, ANSWER_SECONDS_MAX):
-            (version,) = connection.execute("SHOW VERSION").fetchone() or ("",)
-            return str(version) if PGBOUNCER in str(version) else UNKNOWN
-    except psycopg.Error as error:
-        return PGBOUNCER if CONSOLE_REFUSAL in str(error) else UNKNOWN
-
-
-def _find_fault(open_session: Open) -> str:
-    if _shares(open_session):
-        return "shares"
-    return "leaves" if _leaves(open_session) else ""
-
-
-def _shares(open_session: Open) -> bool:
-    """Whether another client can get the server session between two transactions."""
-    with ExitStack() as stack:
-        own = _open_bounded(stack, open_session)
-        process = _process_of(own)
-        for _ in range(HELD):
-            other = _open_bounded(stack, open_session)
-            try:
-                # During a transaction, no other client gets its server session.
-                other.execute("BEGIN")
-            except psycopg.DatabaseError as error:
-                if error.sqlstate is None:
-                    raise
-                # PgBouncer with pool_mode = statement refuses BEGIN.
-                return True
-            if _process_of(other) == process or _process_of(own) != process:
-                return True
-    return False
-
-
-def _leaves(open_session: Open) -> bool:
-    """Whether a session's settings and locks are still there in the next session."""
-    number = secrets.randbits(62)
-    with ExitStack() as stack:
-        first = _open_bounded(stack, open_session)
-        process = _process_of(first)
-        first.execute(f"SELECT pg_catalog.set_config('{LEFT_SETTING}', 'x', false)")
-        first.execute(f"SELECT pg_catalog.pg_try_advisory_lock({number})")
-    for _ in range(RESET_TRIES):
-        time.sleep(RESET_SECONDS)
-        with ExitStack() as stack:
-            second = _open_bounded(stack, open_session)
-            query = (
-                f"SELECT pg_catalog.current_setting('{LEFT_SETTING}', true), pg_catalog.pg_advisory_unlock({number})"
-            )
-            if _process_of(second) == process:
-                setting, was_locked = second.execute(query).fetchone() or (None, False)
-                return bool(setting) or bool(was_locked)
-    return False
-
-
-def _open_bounded(stack: ExitStack, open_session: Open) -> psycopg.Connection[Any]:
-    connection = stack.enter_context(open_session())
-    stack.enter_context(shut_down_after(connection, ANSWER_SECONDS_MAX))
-    return connection
-
-
-def _process_of(connection: psycopg.Connection[Any]) -> int:
-    (process,) = connection.execute(PROCESS_QUERY).fetchone() or (0,)
-    return int(process)
-
-
-def _key(node: Node) -> str:
-    given = conninfo_to_dict(node.dsn)
-    return make_conninfo("", **{name: value for name, value in given.items() if name != "options"})
-
-
-Item = TypeVar("Item")
-# A fleet may have a thousand nodes. A query takes milliseconds, unless all nodes are waiting for the same event.
-THREADS_MAX = 64
-LOOK_SECONDS = 1.0
-
-
-def start_daemons(work: Callable[[Item], object], left: deque[Item], name: str) -> list[threading.Thread]:
-    """Start up to THREADS_MAX threads that take items from `left` and call `work` on each; return the threads.
-
-    The threads end once `left` is empty; the caller may clear it. The threads are daemons, because a node that accepts
-    a connection but never answers must not keep the command from ending.
-    """
-
-    def run() -> None:
-        while True:
-            try:
-                item = left.popleft()
-            except IndexError:
-                return
-            work(item)
-
-    threads = [
-        threading.Thread(target=run, name=f"{name} {number}", daemon=True)
-        for number in range(min(len(left), THREADS_MAX))
-    ]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def await_futures(futures: Collection[Future[Any]], threads: Collection[threading.Thread]) -> None:
-    """Wait until the threads have set all futures; raise TooLittleMemoryError if they end before that."""
-    while wait(futures, LOOK_SECONDS).not_done:
-        if not any(thread.is_alive() for thread in threads) and wait(futures, 0).not_done:
-            raise TooLittleMemoryError("a thread ended before its work was done")
 
 
 # Every server has this database. Cutline connects to it to create and rename databases.

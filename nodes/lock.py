@@ -24,7 +24,8 @@ import psycopg
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.own_process import read_label
-from cutline.nodes.connections import raising_unreachable, shut_down_after, shut_down_sessions
+from cutline.nodes.connections import raising_unreachable
+from cutline.nodes.open_sessions import shut_down_after, shut_down_sessions
 from cutline.nodes.roles import ServerState, in_current_roles, read_server
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.watch import NodesQuery

@@ -15,20 +15,18 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.messages import FREE_SLOTS, list_some, without_node
 from cutline.nodes.connections import (
-    DIRECT,
-    DUMP_SETTINGS,
     ONE_SERVER,
     NodeUnreachableError,
-    SessionUnfitError,
     connect,
     connect_replication,
     has_answered,
     is_pooled,
     lacking_at_start,
-    name_pooler,
 )
 from cutline.nodes.encodings import RAW, UTF8, can_name_database, encoding_of, find_inconvertible
 from cutline.nodes.other_databases import FILLING, SUFFIX_LENGTH
+from cutline.nodes.pinned_settings import DUMP_SETTINGS
+from cutline.nodes.poolers import DIRECT, SessionUnfitError, name_pooler
 from cutline.nodes.problems import (
     STANDBY_FUNCTIONS,
     STANDBY_SNAPSHOT_VERSION,

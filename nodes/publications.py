@@ -36,6 +36,7 @@ from cutline.storage.errors import ChainEnd, RefusedError
 
 # PostgreSQL's default without "$user": nobody keeps objects in a schema named after our role.
 DEFAULT_PATH = "public"
+TABLES_NAMED_MAX = 5
 # A pattern for the names of Cutline's publications of any fleet.
 OWN_PUBLICATION = r"cutline_[0-9a-f]{8}(_append_only)?"
 # A comment may say how to end the read-only state of a terminal snapshot (nodes/read_only.py): its record must stay.
@@ -281,8 +282,9 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     ]
     if unreadable := [name for name, table in places if not table.readable]:
         raise TableNotAdmissibleError(
-            f"the role of the dsn can't read {', '.join(unreadable)}",
+            f"the role of the dsn can't read {list_some(unreadable, TABLES_NAMED_MAX)}",
             hint="grant the role SELECT on the tables, or membership in pg_read_all_data",
+            details={"tables": unreadable},
         )
     unloadable = [
         f"column {column} ({type_}) of {name}"
@@ -291,13 +293,15 @@ def _check_readable(tables: Mapping[str, Iterable[Table]]) -> None:
     ]
     if unloadable:
         raise TableNotAdmissibleError(
-            f"PostgreSQL can't read back the values that it prints for {', '.join(unloadable)}",
+            f"PostgreSQL can't read back the values that it prints for {list_some(unloadable, TABLES_NAMED_MAX)}",
             hint="change the columns' types, or exclude the tables in fleet.toml under groups.exclude",
+            details={"columns": unloadable},
         )
     if hidden := [name for name, table in places if table.hides_rows]:
         raise TableNotAdmissibleError(
-            f"row-level security hides rows of {', '.join(hidden)} from the role of the dsn",
+            f"row-level security hides rows of {list_some(hidden, TABLES_NAMED_MAX)} from the role of the dsn",
             hint="ALTER ROLE … BYPASSRLS, or exclude the tables in fleet.toml under groups.exclude",
+            details={"tables": hidden},
         )
 
 
@@ -368,7 +372,7 @@ def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
 def _check_owned(connection: psycopg.Connection[Any], tables: Iterable[Table]) -> None:
     names = {table.oid: table.group.name for table in tables}
     if others := [names[oid] for (oid,) in connection.execute(OTHERS_QUERY, (list(names),))]:
-        raise _not_owner_error(connection, f"must be owner of {', '.join(sorted(others))}")
+        raise _not_owner_error(connection, f"must be owner of {list_some(sorted(others), TABLES_NAMED_MAX)}")
 
 
 def _not_owner_error(connection: psycopg.Connection[Any], reason: str) -> NotOwnerError:
@@ -483,15 +487,16 @@ def check_published(
         ]
         problem = ""
         if name not in options:
-            problem = f"publication {name} no longer exists; it published {', '.join(missing)}"
+            problem = f"publication {name} no longer exists; it published {list_some(missing, TABLES_NAMED_MAX)}"
         elif options[name] != (operations_of(fleet_id)[name], ""):
             operations, additions = options[name]
-            problem = f"publication {name} ({', '.join(sorted(tables))}) was altered: it publishes {operations}"
+            some = list_some(sorted(tables), TABLES_NAMED_MAX)
+            problem = f"publication {name} ({some}) was altered: it publishes {operations}"
             problem += f", {additions}" if additions else ""
         elif missing and not unpublished_too:
-            problem = f"Cutline's publication {name} lacks {', '.join(missing)}"
+            problem = f"Cutline's publication {name} lacks {list_some(missing, TABLES_NAMED_MAX)}"
         elif limited:
-            problem = f"publication {name} was altered: it contains {', '.join(limited)}"
+            problem = f"publication {name} was altered: it contains {list_some(limited, TABLES_NAMED_MAX)}"
         if problem:
             raise PublicationChangedError(
                 f"node {node}: {problem}",

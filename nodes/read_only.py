@@ -7,7 +7,7 @@ record of how to undo the freeze. Copies of the node (a promoted standby, pg_upg
 settings.
 
 A session that sets the variable itself can still write, so a command that relies on the freeze must check for writes
-(snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/connections.py).
+(snapshots/create/terminal.py). Cutline's own sessions set it in their connection strings (nodes/pinned_settings.py).
 Undoing the freeze does not require Arrow, Spark or the store.
 """
 
@@ -30,8 +30,9 @@ from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.record import Record, Time, fields_of, from_json
 from cutline.fleet.table_names import quote_identifier
-from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable, shut_down_after
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
 from cutline.nodes.lock import take_lock
+from cutline.nodes.open_sessions import shut_down_after
 from cutline.nodes.other_sessions import (
     OtherSession,
     SessionFilter,

@@ -15,12 +15,14 @@ from typing import Any
 import psycopg
 
 from cutline.fleet.config import Node
+from cutline.fleet.messages import list_some
 from cutline.nodes.connections import connect
 from cutline.nodes.encodings import readable
 from cutline.nodes.synchronous_standbys import AWAITS_STANDBYS, END_STANDBYS_WAIT, SYNC_REP
 from cutline.storage.errors import RefusedError
 
 LOCK_SECONDS_MAX = 60.0
+HOLDERS_NAMED_MAX = 5
 POLL_SECONDS = 1.0
 # On a standby the startup process holds the locks of the primary's transactions.
 HOLDERS_QUERY = f"""
@@ -93,7 +95,7 @@ def locked_error(
         hint = f"for sessions that wait for synchronous standbys: {END_STANDBYS_WAIT}; for others: {hint}"
     return RelationLockedError(
         f"node {node.id}: {what} waited {LOCK_SECONDS_MAX if seconds is None else seconds:.0f} s for a lock; "
-        + (f"held now: {', '.join(holders)}" if holders else "the lock has since been released"),
+        + (f"held now: {list_some(holders, HOLDERS_NAMED_MAX)}" if holders else "the lock has since been released"),
         hint=hint,
         details={"node": node.id, "holders": holders},
     )

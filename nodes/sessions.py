@@ -26,18 +26,16 @@ from cutline.nodes.baseline import (
 )
 from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
-    THREADS_MAX,
     NodeUnreachableError,
-    await_futures,
-    cancel_statements,
     connect,
     host_of,
     on_each_host,
     raising_unreachable,
     refuses_database,
-    start_daemons,
     unreachable_error,
 )
+from cutline.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
+from cutline.nodes.open_sessions import cancel_statements
 from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
 from cutline.nodes.roles import ServerState, find_promoted, with_exchanged
 from cutline.nodes.watch import Watch, watch_nodes

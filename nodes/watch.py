@@ -22,17 +22,10 @@ from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node
 from cutline.fleet.messages import NODES_NAMED_MAX, join_some, without_node
-from cutline.nodes.connections import (
-    NodeUnreachableError,
-    connect,
-    probe_conninfo,
-    shut_down,
-    shut_down_after,
-    shut_down_sessions,
-    start_daemons,
-    unreachable_error,
-)
+from cutline.nodes.connections import NodeUnreachableError, connect, probe_conninfo, unreachable_error
+from cutline.nodes.daemon_threads import start_daemons
 from cutline.nodes.encodings import ADAPTERS
+from cutline.nodes.open_sessions import shut_down, shut_down_after, shut_down_sessions
 from cutline.storage.errors import IndeterminateError, SnapshotError
 from cutline.storage.process_limits import is_used_up
 

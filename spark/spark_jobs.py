@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias,
 from cutline.columns.python_workers import FirstWork, begin_task, first_work
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress, Reading
-from cutline.nodes.connections import shut_down_sessions, stoppable_sessions
+from cutline.nodes.open_sessions import shut_down_sessions, stoppable_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 
 from cutline.check.live.report import INDEX, STANDBY_ROWS, UNREADABLE, LiveConflict, LiveReport, LiveVersion, RowRepair
 from cutline.fleet.table_names import quote_identifier, unquote_identifier
-from cutline.nodes.connections import PINNED_SETTINGS
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.groups import Group
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
 from cutline.nodes.problems import comment
 
 NULL = b"\\N"

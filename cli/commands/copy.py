@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
@@ -83,9 +84,10 @@ def copy(
 def _check(fleet: Fleet, name: str | None, to: str | None, *, everything: bool) -> list[CopyPlace]:
     """Return the second stores; raise UsageError if the arguments name none, or name no snapshot or both."""
     if (name is None) != everything:
+        words = "--all" if to is None else f"--all --to {shlex.quote(to)}"
         raise UsageError(
             "name a snapshot, or copy all snapshots with --all, but not both",
-            hint="to copy all snapshots: snapshot copy --all",
+            hint=f"to copy all snapshots: snapshot copy {words}",
         )
     if name is not None:
         check_name(name)

@@ -52,7 +52,8 @@ Wait = Annotated[
         min=0,
         max=SECONDS_MAX,
         metavar="SECONDS",
-        help="How long to wait for older transactions and for locks on sequences.",
+        help="How long to wait for older transactions, for locks on sequences and, without --retries, for a time"
+        " without DDL.",
     ),
 ]
 LargeObjects = Annotated[
@@ -89,8 +90,14 @@ def create(
     group: Groups = None,
     exclude_group: ExcludedGroups = None,
     retries: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How many times to retry if the cut is inconsistent.")
-    ] = RETRIES,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="How many times to retry if the cut is inconsistent or DDL interferes. Default: "
+            f"{RETRIES}, and with DDL for as long as --wait.",
+        ),
+    ] = None,
     wait: Wait = WAIT_SECONDS,
     terminal: Annotated[
         bool,
@@ -112,13 +119,14 @@ def create(
         only_primary,
         tuple(group or ()),
         tuple(exclude_group or ()),
-        retries,
+        RETRIES if retries is None else retries,
         wait,
         comment,
         terminal,
         bool(large_objects),
         only_cut,
         tuple(dict.fromkeys(replaced or ())),
+        wait if retries is None else 0.0,
     )
     check_request(request, incremental=incremental)
     fleet = command_context(context).load_fleet()

@@ -113,7 +113,11 @@ def lines_of(report: InitReport, *, allows_one_copy: bool = False) -> list[str]:
         lines.append(f"standbys older than PostgreSQL 16 can't decode WAL and are left out: {some}")
     if alone := [node.node for node in report.nodes if node.backup_of is None and node.node not in standbys]:
         what = "a standby that decodes WAL" if report.too_old else "a standby"
-        result = "which [check] in the fleet file allows" if allows_one_copy else "and exits with 4"
+        result = (
+            "which [check] in the fleet file allows"
+            if allows_one_copy
+            else "and exits with 4; to allow one copy: docs/check.md#one-copy"
+        )
         some = list_some(alone, NODES_NAMED_MAX)
         lines.append(f"without {what}: {some}; check has no second copy to compare, {result}")
     if report.forgotten:

@@ -75,5 +75,5 @@ def lines_of(change: PinChange, *, is_release: bool) -> list[str]:
     """Return the human-readable output."""
     if not is_release:
         return [pinned_text(change.snapshot, pin) for pin in change.changed]
-    lines = [f"released: {pinned_text(change.snapshot, pin)}" for pin in change.changed]
+    lines = [f"released: {pinned_text(change.snapshot, pin, is_over=True)}" for pin in change.changed]
     return [*lines, *(f"still in force: {pinned_text(change.snapshot, pin)}" for pin in change.in_force)]

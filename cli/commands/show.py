@@ -178,7 +178,7 @@ def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
 
 def _pin_text(name: str, pin: StoredPin, now: datetime) -> str:
     state = pin.state(now)
-    return pinned_text(name, pin) if state is PinState.IN_FORCE else f"{state}: {pinned_text(name, pin)}"
+    return pinned_text(name, pin) if state is PinState.IN_FORCE else f"{state}: {pinned_text(name, pin, is_over=True)}"
 
 
 def statements_of(fleet: Fleet, chain: Chain, *, verifiers: bool) -> list[dict[str, Any]]:

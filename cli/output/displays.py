@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
@@ -113,17 +113,22 @@ class LineProgress(Silent):
         self._stream.flush()
 
 
+# A narrower terminal has no place for bars beside names and amounts.
+BAR_COLUMNS_MIN = 60
+
+
 class BarProgress(Silent):
     """Draws the current step at the bottom of the terminal; finished steps stay above it as lines."""
 
     def __init__(self, console: Console | None = None, *, verbose: bool = False) -> None:
         self._console = console or Console(stderr=True)
         self._points = PointLines(verbose)
+        has_bars = self._console.width >= BAR_COLUMNS_MIN
         self._bars = RichProgress(
             SpinnerColumn(finished_text=" "),
-            _Name(table_column=Column(ratio=None)),
-            _KnownTotalBar(),
-            _Amount(),
+            TextColumn("{task.description}", markup=False),
+            *([_KnownTotalBar()] if has_bars else []),
+            _Amount(table_column=Column(no_wrap=has_bars)),
             _Seconds(),
             console=self._console,
             transient=True,
@@ -191,18 +196,6 @@ class BarProgress(Silent):
         self._step = None
 
 
-class _Name(ProgressColumn):
-    """The step's name, and the time left for the operation, counted down between readings."""
-
-    def render(self, task: Task) -> Text:
-        left = task.fields.get("left")
-        if left is None:
-            return Text(task.description)
-        seconds = max(left - (time.monotonic() - task.fields["told"]), COUNTED_DOWN * left)
-        about = "roughly" if task.fields["is_rough"] else "about"
-        return Text(f"{task.description} ({about} {seconds_text(seconds)} left in all)")
-
-
 class _KnownTotalBar(BarColumn):
     """A bar if the total is known, otherwise nothing: a moving bar would suggest that the total is known."""
 
@@ -211,15 +204,26 @@ class _KnownTotalBar(BarColumn):
 
 
 class _Amount(ProgressColumn):
-    """`1.2 MiB of 3.0 MiB`, `1,200 rows`, or nothing before the first unit."""
+    """`1.2 MiB of 3.0 MiB`, `1,200 rows`, or nothing before the first unit; and the time left for the operation.
+
+    The time left is counted down between readings. Beside the step's name, it would be broken on narrow terminals.
+    """
 
     def render(self, task: Task) -> Text:
+        amount, left = self._amount(task), task.fields.get("left")
+        if left is None:
+            return Text(amount)
+        seconds = max(left - (time.monotonic() - task.fields["told"]), COUNTED_DOWN * left)
+        about = "roughly" if task.fields["is_rough"] else "about"
+        return Text(", ".join(filter(None, [amount, f"{about} {seconds_text(seconds)} left in all"])))
+
+    def _amount(self, task: Task) -> str:
         unit = str(task.fields["unit"])
         done = int(task.completed)
         if task.total is None:
-            return Text(quantity_text(done, unit) if done else "")
+            return quantity_text(done, unit) if done else ""
         without_unit = quantity_text(done, unit) if unit == "bytes" else quantity_text(done, "")
-        return Text(f"{without_unit} of {quantity_text(int(task.total), unit)}")
+        return f"{without_unit} of {quantity_text(int(task.total), unit)}"
 
 
 class _Seconds(ProgressColumn):

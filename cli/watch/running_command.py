@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from cutline.spark.session_folder import lasting_folder
 # docs/kubernetes).
 CLEAN_UP_SECONDS_MAX = 50.0
 POLL_SECONDS = 0.1
+READER_SECONDS_MAX = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,16 @@ class RunningCommand:
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    reader: Thread | None = None  # of the command's notes
 
     def result(self) -> CommandResult | None:
         """Return the result; None while the command is running."""
         code = self.process.poll()
         if code is None:
             return None
+        if self.reader is not None:
+            # A program that the command has left running may keep stderr open.
+            self.reader.join(READER_SECONDS_MAX)
         self.output.seek(0)
         try:
             document = json.loads(self.output.read() or b"{}")
@@ -93,15 +98,18 @@ class RunningCommand:
 _starts: list[Future[RunningCommand]] = []
 
 
-def start_command(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
-    """Start `snapshot` with these words; signals to this process group will not reach it."""
+def start_command(fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None = None) -> RunningCommand:
+    """Start `snapshot` with these words; signals to this process group will not reach it.
+
+    `note` gets the command's notes as soon as they are written, in another thread.
+    """
     _starts[:] = [start for start in _starts if not start.done() or _runs(start)]
     start: Future[RunningCommand] = Future()
     # Append it first, so that stop_commands finds it if this thread is interrupted.
     _starts.append(start)
     # A signal could interrupt this thread between the start of the process and Popen's return, so use another thread.
     try:
-        Thread(target=_start, args=(start, fleet_file, words), name="start command", daemon=True).start()
+        Thread(target=_start, args=(start, fleet_file, words, note), name="start command", daemon=True).start()
     except RuntimeError as error:  # for example, if the limit on processes is reached
         raise OSError(errno.EAGAIN, str(error)) from error
     return start.result()
@@ -123,17 +131,21 @@ def _runs(start: Future[RunningCommand]) -> bool:
     return start.exception() is None and start.result().process.poll() is None
 
 
-def _start(start: Future[RunningCommand], fleet_file: Path, words: Sequence[str]) -> None:
+def _start(
+    start: Future[RunningCommand], fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None
+) -> None:
     if not start.set_running_or_notify_cancel():
         return
     try:
-        start.set_result(_spawn(fleet_file, words))
+        start.set_result(_spawn(fleet_file, words, note))
     except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
         start.set_exception(error)
 
 
-def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
-    program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), "--json", "--quiet", *words]
+def _spawn(fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None) -> RunningCommand:
+    # With --quiet, notes about waits would be left out.
+    options = ["--json"] if note else ["--json", "--quiet"]
+    program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), *options, *words]
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it stays open as long as the command runs
     # If the watch is killed, its command continues, and the next command deletes the watch's folder.
     environment = os.environ | {"TMPDIR": lasting_folder()}
@@ -141,16 +153,33 @@ def _spawn(fleet_file: Path, words: Sequence[str]) -> RunningCommand:
         program,
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if note else subprocess.DEVNULL,
         env=environment,
         start_new_session=True,
     )
-    return RunningCommand(process, output)
+    if note is None or process.stderr is None:
+        return RunningCommand(process, output)
+    reader = Thread(target=_read_notes, args=(process.stderr, note), name="read notes", daemon=True)
+    reader.start()
+    return RunningCommand(process, output, reader)
 
 
-def run_command(fleet_file: Path, words: Sequence[str]) -> CommandResult:
-    """Run `snapshot` with these words until it ends; stop it if this process is interrupted."""
-    running = start_command(fleet_file, words)
+def _read_notes(stream: IO[bytes], note: Callable[[str], None]) -> None:
+    """Hand on the notes among the lines of a command's progress; other programs may write to the stream, too."""
+    with stream:
+        for line in stream:
+            with contextlib.suppress(ValueError):
+                document = json.loads(line)
+                if isinstance(document, dict) and "note" in document:
+                    note(str(document["note"]))
+
+
+def run_command(fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None = None) -> CommandResult:
+    """Run `snapshot` with these words until it ends; stop it if this process is interrupted.
+
+    `note` gets the command's notes as soon as they are written, in another thread.
+    """
+    running = start_command(fleet_file, words, note)
     try:
         while (result := running.result()) is None:
             time.sleep(POLL_SECONDS)

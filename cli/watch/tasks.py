@@ -24,10 +24,10 @@ from cutline.cli.watch.running_command import CommandResult, RunningCommand, run
 from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
-from cutline.fleet.progress import Noting, Silent
+from cutline.fleet.progress import Noting, Progress, Silent
 from cutline.nodes.left_out import LeftOut
 from cutline.snapshots.create.archive_ahead import archive_ahead
-from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.context import WAIT_SECONDS, CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing.name_templates import full_name, new_name
 from cutline.snapshots.listing.spans import traced
@@ -58,7 +58,7 @@ class CommandFailedError(SnapshotError):
     _slug: str = "command-failed"
 
     def __init__(self, failure: CommandFailure) -> None:
-        super().__init__(failure.message, hint=failure.hint, details=failure.details)
+        super().__init__(failure.message, hint=failure.hint.split("\n"), details=failure.details)
         self.exit_code = failure.code
         self._slug = failure.slug
 
@@ -99,10 +99,25 @@ class ConcurrentTask:
     begun_at: datetime
 
 
-def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tuple[Commit, TaskResult]:
+class _Logging(Noting):
+    """Forwards all calls to `target`, keeps the notes, and hands each to `log` at once."""
+
+    def __init__(self, target: Progress, log: Callable[[str], None]) -> None:
+        super().__init__(target)
+        self.log = log
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self.log(text)
+
+
+def take_increment(
+    fleet: Fleet, name: str, warn: Callable[[str], None], note: Callable[[str], None]
+) -> tuple[Commit, TaskResult]:
     """Take the next increment in this process, between its hooks; others can see and stop it like any other create.
 
-    `warn` gets the failure of a hook after it, and that of a request to the monitor.
+    `warn` gets the failure of a hook after it, and that of a request to the monitor; `note` gets the increment's notes
+    as soon as there are any, from any thread.
     """
     command = Command("create", name)
 
@@ -115,36 +130,43 @@ def take_increment(fleet: Fleet, name: str, warn: Callable[[str], None]) -> tupl
         traced(fleet, Silent(), command, is_one_of_many=True) as target,
         Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,
     ):
-        noting = Noting(shown)
-        commit = create_increment(fleet, CreateRequest(name), spark, noting)
+        noting = _Logging(shown, note)
+        commit = create_increment(fleet, CreateRequest(name, ddl_seconds=WAIT_SECONDS), spark, noting)
         run.result = commit_document.document_of(commit) | {"warnings": noting.notes}
     counts = commit.counts
     text = (
         f"increment {commit.increment} of {name}: {quantity_text(counts['changes'], 'changes')},"
         f" {size_text(counts['bytes'])}, {seconds_text(commit.seconds)}"
     )
-    return commit, TaskResult(text, tuple(noting.notes))
+    return commit, TaskResult(text)
 
 
-def take_full(source: FleetSource, *, gives_up: bool = False) -> TaskResult:
+def take_full(source: FleetSource, note: Callable[[str], None], *, gives_up: bool = False) -> TaskResult:
     """Repair the publications, and take a full snapshot: resume an interrupted one, or begin one under a new name.
 
-    If `gives_up`, an interrupted snapshot that fleet.toml does not fit any more is given up.
+    `note` gets the notes of the snapshot as soon as there are any, from another thread. If `gives_up`, an interrupted
+    snapshot that fleet.toml does not fit any more is given up.
     """
     _run(source, ["init"])
-    name, notes = full_name(source.fleet, source.rules.name), tuple[str, ...]()
+    name, noted = full_name(source.fleet, source.rules.name), list[str]()
+
+    def note_once(text: str) -> None:
+        noted.append(text)
+        note(text)
+
     try:
-        document = _run(source, ["create", name])
+        document = _run(source, ["create", name], note_once)
     except CommandFailedError as error:
         if not gives_up or not is_refused(error):
             raise
-        notes = (f"snapshot {name} is given up: {error.message}",)
+        note(f"snapshot {name} is given up: {error.message}")
         # A snapshot with another name takes its place.
         name = new_name(source.fleet, source.rules.name)
-        document = _run(source, ["create", name])
+        document = _run(source, ["create", name], note_once)
     text = f"full snapshot {name}: {size_text(document['bytes'])}, {seconds_text(document['seconds'])}"
     left_out = left_out_lines(convert(document["left_out"], list[LeftOut]))
-    return TaskResult(text, (*notes, *document["warnings"], *(line.removeprefix(WARNING) for line in left_out)))
+    notes = [warning for warning in document["warnings"] if warning not in noted]
+    return TaskResult(text, (*notes, *(line.removeprefix(WARNING) for line in left_out)))
 
 
 def is_refused(error: BaseException) -> bool:
@@ -224,7 +246,9 @@ def _result_of_gc(ended: CommandResult) -> TaskResult:
         # The reason names the store and the object.
         notes.append(f"gc left {count} that the store refuses to delete; the first: {document['refused'][0]['reason']}")
     removed = f"{quantity_text(document['objects'], 'objects')}, {size_text(document['bytes'])}"
-    return TaskResult(f"gc removed {removed}" if document["objects"] else "", tuple(notes))
+    if document["objects"]:
+        return TaskResult(f"gc removed {removed}", tuple(notes))
+    return TaskResult("" if notes else "gc removed nothing", tuple(notes))
 
 
 def check_not_running(source: FleetSource, kind: TaskKind, name: str) -> None:
@@ -359,9 +383,9 @@ def _unfinished_in(document: dict[str, Any]) -> dict[str, str]:
     return left
 
 
-def _run(source: FleetSource, words: Sequence[str]) -> dict[str, Any]:
+def _run(source: FleetSource, words: Sequence[str], note: Callable[[str], None] | None = None) -> dict[str, Any]:
     with _raising_not_started(words[0]):
-        ended = run_command(source.copy, words)
+        ended = run_command(source.copy, words, note)
     return _document(ended)
 
 

@@ -269,7 +269,8 @@ class Watcher:
             # Its chain may have ended meanwhile; a full snapshot is then due.
             if self.chain is None or not self.chain.goes_on:
                 return None
-            commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log)
+            note = partial(self._note, TaskKind.INCREMENT)
+            commit, result = work.take_increment(self.source.fleet, self.chain.name, self.log, note)
             self.following.chain = replace(self.chain, last_at=cut_time(commit))
             absent = {
                 out.name: out.why
@@ -297,16 +298,20 @@ class Watcher:
         # Log this only once, although the task is retried while another operation blocks it.
         if TaskKind.FULL not in self._busy_texts:
             self.log("a full snapshot is starting; increments will wait until it ends")
-        result = work.take_full(self.source, gives_up=self.following.gives_up_full)
+        note = partial(self._note, TaskKind.FULL)
+        result = work.take_full(self.source, note, gives_up=self.following.gives_up_full)
         self.following.follow_newest()
         return result
+
+    def _note(self, kind: TaskKind, text: str) -> None:
+        self.log(f"note: {text}", task=kind)
 
     def _after_success(self, task: Task, result: TaskResult) -> None:
         now = utc_now()
         self.counts["done"] += 1
         self.following.doubts.pop(task.kind, None)
         for note in result.notes:
-            self.log(f"note: {note}", task=task.kind)
+            self._note(task.kind, note)
         if result.text:
             self.log(result.text, task=task.kind, snapshot=self.chain.name if self.chain else None)
         done = task.done(result.done_at or now)

@@ -17,15 +17,9 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS
 from cutline.fleet.table_names import quote_identifier, quote_if_needed, table_name
-from cutline.nodes.connections import (
-    connect,
-    disrupted_error,
-    node_of,
-    raising_unreachable,
-    shut_down,
-    unreachable_error,
-)
+from cutline.nodes.connections import connect, disrupted_error, node_of, raising_unreachable, unreachable_error
 from cutline.nodes.encodings import RAW, raw_bytes
+from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.nodes.watch import Watch
 from cutline.restore.ddl.database_ddl import DatabaseDdl

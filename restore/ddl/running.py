@@ -27,16 +27,15 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.table_names import quote_identifier
 from cutline.nodes.connections import (
-    CANCEL_SECONDS_MAX,
-    PINNED_SETTINGS,
     TRANSACTION_TIMEOUT_VERSION,
     connect_with_path,
     database_name,
     disrupted_error,
     raising_unreachable,
-    shut_down,
 )
 from cutline.nodes.encodings import RAW, raw_bytes, raw_text
+from cutline.nodes.open_sessions import CANCEL_SECONDS_MAX, shut_down
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.nodes.sessions import in_parallel
 from cutline.nodes.watch import Watch

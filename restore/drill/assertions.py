@@ -19,7 +19,8 @@ from msgspec import UNSET
 
 from cutline.fleet.config import AssertionTable, Expected, Node, Value
 from cutline.fleet.timers import calling_after
-from cutline.nodes.connections import connect, shut_down, unreachable_error
+from cutline.nodes.connections import connect, unreachable_error
+from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.server_errors import shorten_message
 from cutline.snapshots.ddl.database_facts import DEFAULT, read_search_path
 from cutline.storage.errors import SnapshotError

@@ -1,7 +1,7 @@
 """The fields of many lines of one table, and the comparisons that their text decides.
 
-A field is as COPY prints it with Cutline's settings (nodes.connections.PINNED_SETTINGS): dates in ISO order, times in
-UTC. A comparison is decided only where both values have the usual form.
+A field is as COPY prints it with Cutline's settings (nodes/pinned_settings.py): dates in ISO order, times in UTC. A
+comparison is decided only where both values have the usual form.
 """
 
 from __future__ import annotations

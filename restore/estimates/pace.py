@@ -17,7 +17,8 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.progress import COUNTED_DOWN, Forwarding, Progress, Reading
-from cutline.nodes.connections import connect, shut_down
+from cutline.nodes.connections import connect
+from cutline.nodes.open_sessions import shut_down
 from cutline.restore.estimates.estimate import Estimate, RestoreStep
 from cutline.snapshots.records.operation_records import NodeFigures, RestoreFigures, StepFigures
 from cutline.storage.errors import SnapshotError

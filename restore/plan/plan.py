@@ -438,6 +438,7 @@ def _choose_copies(
 
 # How many tables a hint about a pattern names, and how many the refusal of --replace.
 SIMILAR_MAX = OTHERS_NAMED_MAX = 3
+SCHEMAS_NAMED_MAX = 20
 
 
 def _check_tables(plan: RestorePlan, *, is_resumed: bool) -> None:
@@ -448,7 +449,8 @@ def _check_tables(plan: RestorePlan, *, is_resumed: bool) -> None:
     ):
         raise UsageError(
             f"snapshot {request.name} has no tables in --schema {', '.join(unknown)}",
-            hint=f"schemas with tables: {', '.join(sorted(known))}" if known else f"see: snapshot show {request.name}",
+            hint=f"see: snapshot show {request.name}"
+            + (f"   schemas with tables: {list_some(sorted(known), SCHEMAS_NAMED_MAX)}" if known else ""),
             details={"schemas": unknown},
         )
     for move in request.scope.moves:

@@ -47,7 +47,7 @@ SELECT namesend(rolname), rolsuper, pg_has_role(oid, 'USAGE') AND {set}, pg_has_
 """
 # In a raw session the server sends the stored bytes without conversion.
 OURS_QUERY = b"SELECT namesend(current_user)"
-NAMED_MAX = 5
+NAMED_MAX, KNOWN_NAMED_MAX = 5, 20
 # The usual name of a server's first superuser.
 BOOTSTRAP = "postgres"
 
@@ -257,7 +257,7 @@ def check_mapped(plan: RestorePlan, met: Container[str]) -> None:
     if unknown := sorted(role for role in mapped if role not in known and role not in met):
         raise UsageError(
             f"--role-map: there is no role {', '.join(unknown)} in snapshot {plan.request.name}",
-            hint=f"its roles are: {', '.join(sorted(known))}",
+            hint=f"its roles are: {list_some(sorted(known), KNOWN_NAMED_MAX)}",
             details={"roles": unknown},
         )
 
@@ -381,7 +381,8 @@ def _give_what_they_had(
             continue
         if withheld := withheld_attributes(role):
             statement = attributes_statement(role, withheld)
-            yield f"role {role.name} was created without {', '.join(withheld)}; to grant them: {statement}"
+            them = "it" if len(withheld) == 1 else "them"
+            yield f"role {role.name} was created without {', '.join(withheld)}; to grant {them}: {statement}"
         if MARK.fullmatch(role.comment or ""):
             yield f"role {role.name} was created without its comment, which looks like the mark of a drill's role"
         elif role.comment is not None:

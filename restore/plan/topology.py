@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from cutline.fleet.messages import join_some
+from cutline.fleet.messages import join_some, list_some
 from cutline.fleet.table_names import table_name
 from cutline.nodes.groups import Group
 from cutline.restore.ddl.ddl import show_name
@@ -210,10 +210,10 @@ class Topology:
             lines.append(f"sequences are set to {what} on every target")
         equal = [self.routes[group.name].table for group in groups if self.routes[group.name].kind is RouteKind.ALL]
         if equal and several:
-            lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {', '.join(equal)}")
+            lines.append(f"rows taken from {self.sources[0]}, if equal on all sources: {list_some(equal, NAMED_MAX)}")
         added = [group.name for group in groups if group.is_multiset and group.name not in equal]
         if added and several:
-            lines.append(f"rows of all sources combined, because the tables have no key: {', '.join(added)}")
+            lines.append(f"rows of all sources combined, because the tables have no key: {list_some(added, NAMED_MAX)}")
         return lines
 
 

@@ -8,7 +8,7 @@ the rows are loaded, and their changes become visible only then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -59,8 +59,8 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND usename = current_user AND starts_with(application_name, 'cutline')
    AND starts_with(query, 'COPY ') AND wait_event_type = 'Lock'
 """
-ALTERING = "are waiting to alter them, and everyone else is waiting for these sessions"
-BLOCKING = f"have blocked the load for {LOCK_SECONDS_MAX} s with their open transactions"
+ALTERING = "waited to alter them, and everyone else waited behind"
+BLOCKING = f"blocked the load for {LOCK_SECONDS_MAX} s with open transactions"
 WAITS = ((WAITING_QUERY, ALTERING), (BLOCKING_QUERY, BLOCKING))
 SECONDS_MAX = {ALTERING: WAITING_SECONDS_MAX, BLOCKING: LOCK_SECONDS_MAX}
 
@@ -133,7 +133,7 @@ def refusing_waiting(held: Sequence[tuple[Node, psycopg.Connection[Any]]], end: 
                         if (waiting_session.node, waiting_session.why) == (node.id, why)
                     ]
                     if pids and not errors:
-                        errors.append(in_use(node, connection.info.dbname, f"{_who(pids)} {why}"))
+                        errors.append(in_use(node, connection.info.dbname, f"{_sessions(pids)} {why}"))
             if errors:
                 end()
                 _end_waiting(node for node, _ in held)
@@ -166,20 +166,21 @@ def await_writers(node: Node, connection: psycopg.Connection[Any], groups: Itera
     deadline = monotonic() + WRITERS_SECONDS_MAX
     while writers := writers & set(connection.execute(WRITERS_QUERY, (oids,)).fetchall()):
         if monotonic() > deadline:
-            who = _who(pid for _, pid in writers)
-            raise in_use(node, connection.info.dbname, f"{who} have open transactions that wrote to them")
-        who = _who(pid for _, pid in writers)
-        text = f"up to {WRITERS_SECONDS_MAX} s for the open transactions of {who}, which wrote to its tables"
+            raise in_use(node, connection.info.dbname, f"{_transactions(writers)} wrote to them")
+        text = f"up to {WRITERS_SECONDS_MAX} s for {_transactions(writers)}, which wrote to its tables"
         notes.report(frozenset(writers), text)
         sleep(POLL_SECONDS)
 
 
-def _who(pids: Iterable[int]) -> str:
-    """Name the sessions; a prepared transaction has pid 0."""
-    sessions = sorted(pid for pid in pids if pid)
-    if not sessions:
-        return "prepared transactions (see pg_prepared_xacts)"
-    return f"session{'s' if len(sessions) > 1 else ''} {', '.join(map(str, sessions))}"
+def _transactions(writers: Iterable[tuple[Any, int]]) -> str:
+    """Name open transactions by their sessions, the second of each pair; a prepared transaction has session 0."""
+    if sessions := [pid for _, pid in writers if pid]:
+        return f"open transactions of {_sessions(sessions)}"
+    return "prepared transactions (see pg_prepared_xacts)"
+
+
+def _sessions(pids: Collection[int]) -> str:
+    return f"session{'s' if len(pids) > 1 else ''} {', '.join(map(str, sorted(pids)))}"
 
 
 def in_use(node: Node, database: str, why: str) -> TablesInUseError:

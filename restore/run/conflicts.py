@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from cutline.columns.bytes_column import BytesColumn, column_of, offsets_of, runs, xxhash64
 from cutline.columns.row_batches import row_batches
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.restore.plan.topology import Topology
 from cutline.restore.scope.table_routes import RouteKind, SourceRoutes, place_rows
@@ -109,9 +110,9 @@ def _conflict_error(topology: Topology, named: list[Any], counts: Counter[int]) 
         details.append({"table": route.table, "key": key, "sources": having, "target": target})
     total = counts.total()
     lines += [f"and {total - len(named)} more"] if total > len(named) else []
+    amounts = list_some([f"{count} rows of {table}" for table, count in totals.items()], NAMED_MAX)
     return KeyConflictError(
-        f"sources contradict each other in {', '.join(f'{count} rows of {table}' for table, count in totals.items())},"
-        f" so nothing was changed: {'; '.join(lines)}",
+        f"sources contradict each other in {amounts}, so nothing was changed: {'; '.join(lines)}",
         hint=[
             "remove the rows from all sources but one, then take another increment; or give the tables routes that"
             " send the rows to different targets",

@@ -21,7 +21,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import Node, restore_limit
 from cutline.fleet.messages import CHECK_NAMED, IN_STEPS, SAME_TARGET, check_command
-from cutline.nodes.connections import THREADS_MAX, NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.connections import NodeUnreachableError, connect, raising_unreachable
+from cutline.nodes.daemon_threads import THREADS_MAX
 from cutline.nodes.encodings import raw_text
 from cutline.nodes.free_connections import task_sessions
 from cutline.nodes.groups import qualify

@@ -63,7 +63,7 @@ from cutline.restore.targets.requirements import (
     find_data_directory,
     is_data_directory_hidden,
 )
-from cutline.restore.targets.swap import check_swappable, is_restored
+from cutline.restore.targets.swap import END_PREPARED, check_swappable, is_restored, prepared_text
 from cutline.restore.targets.target import (
     Target,
     check_target,
@@ -294,7 +294,7 @@ def _check_restore(locked: LockedTargets, targets: Iterable[Target], begun: Mapp
         ddl=checked.ddl,
         left_out=[*rows_left, *checked.left_out],
         untried=[target.node.id for target in with_ddl],
-        warnings=obstacles.warnings,
+        warnings=[*obstacles.warnings, *_find_prepared(locked, targets)],
         refused=lost,
         servers=servers,
         volumes=volumes,
@@ -306,6 +306,18 @@ def _check_restore(locked: LockedTargets, targets: Iterable[Target], begun: Mapp
         counted={**checked.counted, **rows_left},
         rows_left=frozenset(rows_left),
     )
+
+
+def _find_prepared(locked: LockedTargets, targets: Iterable[Target]) -> list[str]:
+    """List the databases that can't be set aside as long as their prepared transactions are not decided."""
+    if not locked.plan.request.replace:
+        return []
+    found = {target: prepared_text(target, locked.connections[target.shard]) for target in targets}
+    return [
+        f"node {target.node.id}: database {target.database} has {prepared}; before it can be set aside, {END_PREPARED}"
+        for target, prepared in found.items()
+        if prepared
+    ]
 
 
 def find_globals(locked: LockedTargets, targets: Iterable[Target]) -> tuple[dict[str, ServerGlobals], list[str]]:

@@ -19,12 +19,14 @@ from cutline.nodes.problems import quote
 from cutline.nodes.sessions import in_parallel
 from cutline.restore.targets.databases import DatabaseRecord, FoundDatabase, list_databases, refusing, write_record
 from cutline.restore.targets.target import SESSIONS, Connections, Target, TargetExistsError, TargetUnfitError
+from cutline.restore.targets.waits import TargetBlockedError
 
 # A session that started before the database was closed may end late.
 ATTEMPTS = 3
 END_MILLISECONDS_MAX = 5000
 END_POLL_SECONDS = 0.1
 PREPARED_QUERY = "SELECT count(*) FROM pg_prepared_xacts WHERE database = %s"
+END_PREPARED = "stop the applications, and commit or roll back the transactions in pg_prepared_xacts"
 
 
 class RestoredMissingError(TargetUnfitError):
@@ -40,9 +42,9 @@ def is_restored(databases: Mapping[str, FoundDatabase], target: Target, operatio
 def close_databases(targets: Iterable[Target], connections: Connections, records: Mapping[str, DatabaseRecord]) -> None:
     """Close the databases to rename, on all nodes, and end the sessions in them; `records` are keyed by shard.
 
-    Raises TargetUnfitError if a node refuses; the caller must then reopen all the databases. Raises
-    RestoredMissingError, and TargetExistsError if a database with the real name was created during a restore without
-    --replace.
+    Raises TargetUnfitError if a node refuses, and TargetBlockedError if there are prepared transactions in a database;
+    the caller must then reopen all the databases. Raises RestoredMissingError, and TargetExistsError if a database with
+    the real name was created during a restore without --replace.
     """
     targets = list(targets)
 
@@ -54,10 +56,10 @@ def close_databases(targets: Iterable[Target], connections: Connections, records
         check_swappable(target, databases, record)
         if target.database in databases:
             with refusing(target.node, f"database {target.database} can't be set aside"):
-                check_nothing_prepared(target, connection)
+                _check_decided(target, connection)
                 _close(connection, target.database)
                 # Check again, because a session may have prepared a transaction before it was ended.
-                check_nothing_prepared(target, connection)
+                _check_decided(target, connection)
                 _check_nobody_inside(target, connection)
         with refusing(target.node, f"database {target.loading} can't be renamed"):
             _close(connection, target.loading)
@@ -191,20 +193,32 @@ def _check_nobody_inside(target: Target, connection: psycopg.Connection[Any]) ->
             time.sleep(END_POLL_SECONDS)
             continue
         raise TargetUnfitError(
-            f"node {target.node.id}: sessions {', '.join(map(str, left))} in database {target.database} could not be"
-            " terminated",
+            f"node {target.node.id}: these sessions in database {target.database} could not be terminated:"
+            f" {', '.join(map(str, left))}",
             hint="end their processes on the server's machine, then repeat the command",
             details={"node": target.node.id, "database": target.database, "sessions": left},
         )
 
 
+def prepared_text(target: Target, connection: psycopg.Connection[Any]) -> str:
+    """Return how many prepared transactions keep the database with the real name from being renamed; "" if none do."""
+    (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
+    return f"{prepared:,} prepared transaction{'' if prepared == 1 else 's'}" if prepared else ""
+
+
 def check_nothing_prepared(target: Target, connection: psycopg.Connection[Any]) -> None:
     """Raise TargetUnfitError if prepared transactions prevent renaming the database with the real name."""
-    (prepared,) = connection.execute(PREPARED_QUERY, (target.database,)).fetchone() or (0,)
-    if prepared:
+    if prepared := prepared_text(target, connection):
         raise TargetUnfitError(
-            f"node {target.node.id}: database {target.database} can't be renamed: it has {prepared} prepared"
-            " transactions",
-            hint="commit them or roll them back (see pg_prepared_xacts), then repeat the command",
+            f"node {target.node.id}: database {target.database} can't be renamed: it has {prepared}",
+            hint=f"{END_PREPARED}, then repeat the command",
             details={"node": target.node.id, "database": target.database},
         )
+
+
+def _check_decided(target: Target, connection: psycopg.Connection[Any]) -> None:
+    """Do the same for a restore that has loaded its rows: with this error, it can be resumed."""
+    try:
+        check_nothing_prepared(target, connection)
+    except TargetUnfitError as error:
+        raise TargetBlockedError(error.message, hint=END_PREPARED, details=error.details) from None

@@ -28,13 +28,13 @@ from cutline.nodes.connections import (
     database_name,
     disrupted_error,
     raising_unreachable,
-    shut_down,
     unreachable_error,
     with_database,
 )
 from cutline.nodes.encodings import RAW, can_name_database, encoding_of, raw_bytes
 from cutline.nodes.groups import Group
 from cutline.nodes.lock import take_lock
+from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.other_databases import ASIDE, LOADING, name_beside
 from cutline.nodes.problems import GRANT, comment, quote, raising_unfit, read_role
 from cutline.nodes.server_errors import remedy_of, shorten_message

@@ -30,9 +30,11 @@ from psycopg.errors import Diagnostic
 from cutline.fleet.messages import join_some
 from cutline.fleet.progress import Progress
 from cutline.fleet.wait_notes import WaitNotes
-from cutline.nodes.connections import CANCEL_SECONDS_MAX, PROCESS_QUERY, NodeDisruptedError, raising_unreachable
+from cutline.nodes.connections import NodeDisruptedError, raising_unreachable
 from cutline.nodes.encodings import readable
+from cutline.nodes.open_sessions import CANCEL_SECONDS_MAX
 from cutline.nodes.other_databases import REHEARSING, name_beside
+from cutline.nodes.poolers import PROCESS_QUERY
 from cutline.nodes.problems import comment
 from cutline.nodes.synchronous_standbys import END_STANDBYS_WAIT, SYNC_REP
 from cutline.nodes.watch import Answer, Question, Watch
@@ -79,7 +81,7 @@ SELECT w.pid, w.query, w.wait_event, b.pid, coalesce({readable("a.usename::text"
 
 
 class TargetBlockedError(NodeDisruptedError):
-    """A statement about a target's database has waited too long for another session or process."""
+    """A statement about a target's database has waited too long for another session or process, or would wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
 from cutline.nodes.problems import NodeProblem
+from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
 from cutline.nodes.watch import silent_error
@@ -387,11 +388,20 @@ def drop_retired(sessions: Sessions, chain: Chain, progress: Progress) -> None:
 
 
 def note_retired(fleet: Fleet, chain: Chain, retired: Collection[str], progress: Progress) -> None:
-    """Note the shards that an increment retired, and the slots that it can't reach. `chain` ends before it."""
+    """Note the shards that an increment retired, what is left on them, and the slots that it can't reach.
+
+    `chain` ends before the increment.
+    """
     slot, last = slot_name(chain.stored_full.operation), chain.last.increment
     listed = {node.id for node in fleet.retired_nodes}
     for shard in retired:
         progress.note(News(f"shard {shard} has left the chain: it can be restored up to {point_label(last)}"))
+        # Other chains of the store may still have the shard, so nothing drops them.
+        progress.note(
+            f"Cutline's publications stay on shard {shard}, where PostgreSQL rejects updates of a table in them that"
+            f" loses its replica identity; once no chain gets increments of the shard, and if its server still runs,"
+            f" run there: DROP PUBLICATION {', '.join(publication_names(chain.full.fleet_id))}"
+        )
         unlisted = [node for node, primary in chain.parts.items() if shard in (node, primary) and node not in listed]
         if unlisted:
             progress.note(unlisted_text(unlisted, "the chain's slot", slot))

@@ -29,15 +29,9 @@ from cutline.snapshots.operations.signs import clear_signs
 from cutline.snapshots.operations.slot_guard import guard_nodes, note_older_chains
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DatabaseFacts, FullSnapshot, Increment
+from cutline.snapshots.records.commit_rules import check_fits, count_listed, definition_counts
 from cutline.snapshots.records.operation_records import Intent
-from cutline.snapshots.records.proven_chains import (
-    check_fits,
-    commit_key,
-    count_listed,
-    cut_time,
-    definition_counts,
-    free_turn,
-)
+from cutline.snapshots.records.proven_chains import commit_key, cut_time, free_turn
 from cutline.snapshots.records.tombstones import ANOTHER_NAME, check_not_deleted
 from cutline.snapshots.records.unfinished_records import UnfinishedCopy
 from cutline.spark.needs import ExecutorNeeds
@@ -58,7 +52,8 @@ class CreateRequest:
 
     `include` replaces the patterns in fleet.toml; `exclude` adds to them. A `terminal` snapshot leaves the fleet
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
-    which has no rows. `replaced` are the shards whose servers or databases were replaced by others: an increment copies
+    which has no rows. Attempts that DDL invalidates are retried beyond `retries` until `ddl_seconds` have passed.
+    `replaced` are the shards whose servers or databases were replaced by others: an increment copies
     them again.
     """
 
@@ -73,6 +68,7 @@ class CreateRequest:
     large_objects: bool = False
     only_cut: bool = False
     replaced: tuple[str, ...] = ()
+    ddl_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

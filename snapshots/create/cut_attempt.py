@@ -99,8 +99,8 @@ def take_cut(
     """Make the cut. For a terminal snapshot `end_writes` is called once, before the first markers are written.
 
     `rewritten` are the oids of tables, by shard, whose base copies are incomplete: they are copied again.
-    Raises SchemaChangedError if DDL invalidated all `retries` + 1 attempts. An error that a retry can't fix is raised
-    immediately.
+    Raises SchemaChangedError if DDL invalidated all attempts (`retry_until_unchanged`). An error that a retry can't fix
+    is raised immediately.
     """
     sessions = context.sessions
     moved = {shard: set(oids) for shard, oids in rewritten.items()}
@@ -151,7 +151,7 @@ def take_cut(
             await_lockers(sessions, error.moved, context.request.wait_seconds, progress)
             raise
 
-    return retry_until_unchanged(attempt, context.request.retries, progress)
+    return retry_until_unchanged(attempt, context.request.retries, context.request.ddl_seconds, progress)
 
 
 def _sequences_at_cut(
@@ -306,9 +306,8 @@ def _find_pending(
         earlier = {before.group.number for before in known.before(shard) if before.oid in oids}
         changed = find_changed_groups(store, segments, late, numbers | earlier)
         if lost := [gid for lsn, gid in late.items() if lsn in cut.dropped[node] or changed.get(lsn, set()) & earlier]:
-            raise ChangedError(
-                f"node {node}: prepared transactions changed tables that were being copied: {', '.join(lost)}"
-            )
+            some = list_some(lost, NAMED_MAX)
+            raise ChangedError(f"node {node}: prepared transactions changed tables that were being copied: {some}")
         return tuple(changed)
 
     nodes = list(prepared.positions)

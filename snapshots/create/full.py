@@ -403,7 +403,7 @@ def copy_base(context: CreateContext, plan: FullPlan, spark: SparkSource, progre
 
     while True:
         try:
-            return retry_until_unchanged(attempt, context.request.retries, progress)
+            return retry_until_unchanged(attempt, context.request.retries, context.request.ddl_seconds, progress)
         except Exception as error:
             # What tasks have copied is worth more: a repetition resumes it.
             if _has_copied(context) or not leave_out_failed(sessions, error, progress):

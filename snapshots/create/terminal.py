@@ -25,6 +25,7 @@ import psycopg
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.lock import FleetLock
@@ -41,6 +42,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.drain.drain_task import DrainTask
 from cutline.wal.segments.segments import read_changed_groups
 
+TABLES_NAMED_MAX = 5
 SLOT_SECONDS_MAX = 10.0
 # The minimum wait for sessions to end, even if --wait is shorter: on a busy machine, ending them takes seconds.
 SESSIONS_SECONDS_MIN = 5.0
@@ -127,7 +129,9 @@ def check_final(
                 {definition.group.name for definition in task.definitions if definition.group.number in numbers}
             )
             raise _not_final_error(
-                task.node, f"tables were written to after all writes had been stopped: {', '.join(names)}", names
+                task.node,
+                f"tables were written to after all writes had been stopped: {list_some(names, TABLES_NAMED_MAX)}",
+                names,
             )
 
     def check(node: str) -> None:

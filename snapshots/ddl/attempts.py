@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,6 +28,8 @@ DROPPED_ERRORS = (
 # SQLSTATE classes that DDL never causes: lost connections (08), operator intervention or shutdown (57), and lack of
 # resources (53, 58).
 OTHER_CAUSES = ("08", "53", "57", "58")
+# The pause before each retry beyond the usual number: an attempt at a cut leaves segments behind.
+PAUSE_SECONDS = 1.0
 Result = TypeVar("Result")
 
 
@@ -41,23 +44,29 @@ class ChangedError(Exception):
         self.moved = moved or {}
 
 
-def retry_until_unchanged(attempt: Callable[[], Result], retries: int, progress: Progress) -> Result:
+def retry_until_unchanged(
+    attempt: Callable[[], Result], retries: int, seconds_min: float, progress: Progress
+) -> Result:
     """Run `attempt` and return its result; if it raises ChangedError, retry up to `retries` times.
 
-    Raises SchemaChangedError if all attempts were invalid.
+    After that, it is retried until `seconds_min` have passed. Raises SchemaChangedError if all attempts were invalid.
     """
-    cause, attempts = "", retries + 1
-    for number in range(1, attempts + 1):
+    began, number = time.monotonic(), 0
+    while True:
+        number += 1
         try:
             return attempt()
         except ChangedError as error:
-            cause = str(error)
-            progress.note(News(f"attempt {number} of {attempts} was invalidated by DDL: {cause}"))
-    raise SchemaChangedError(
-        f"DDL was executed during each of {attempts} attempts; last: {cause}",
-        hint="repeat the command when no DDL is running, and no VACUUM FULL or CLUSTER, or allow more attempts:"
-        " --retries N",
-    )
+            of = f" of {retries + 1}" if number <= retries + 1 else ""
+            progress.note(News(f"attempt {number}{of} was invalidated by DDL: {error}"))
+            if number > retries:
+                if time.monotonic() - began >= seconds_min:
+                    raise SchemaChangedError(
+                        f"DDL was executed during each of {number} attempts; last: {error}",
+                        hint="repeat the command when no DDL is running, and no VACUUM FULL or CLUSTER, or allow more"
+                        " attempts: --retries N",
+                    ) from error
+                time.sleep(PAUSE_SECONDS)
 
 
 @contextmanager

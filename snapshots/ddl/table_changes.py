@@ -38,8 +38,10 @@ from cutline.nodes.publications import (
     TableStamps,
     add_to_publications,
     check_admissible,
+    check_exists,
     check_published,
     have_same_members,
+    publication_names,
 )
 from cutline.nodes.relation_locks import PUBLISHING, bound_lock_waits, locked_error
 from cutline.nodes.sessions import Sessions, in_parallel
@@ -442,9 +444,15 @@ def list_unpublished(node_tables: Mapping[str, NodeTables]) -> dict[str, list[st
 def read_fleet_tables(sessions: Sessions, selection: TableSelection) -> dict[str, NodeTables]:
     """Read the tables of all primaries, and number their groups in order of their names.
 
-    Raises TableNotAdmissibleError and PublicationChangedError.
+    Raises TableNotAdmissibleError, and PublicationChangedError, also if `init` has not created the publications.
     """
-    return read_current_tables(sessions, selection, {})
+
+    def read(connection: psycopg.Connection[Any], node: str) -> NodeTables:
+        for name in publication_names(selection.fleet_id):
+            check_exists(connection, node, name)
+        return read_node_tables(connection, node, selection)
+
+    return _read_primaries(sessions, read)
 
 
 def read_current_tables(
@@ -770,7 +778,8 @@ def _publish(
         in_parallel(publish, names)
     finally:
         for node in (name for name in names if done.get(name)):
-            progress.note(News(f"node {node}: new tables were published: {', '.join(done[node])}"))
+            some = list_some(done[node], ALONE_MAX)
+            progress.note(News(f"node {node}: new tables were published: {some}"))
 
 
 def find_change(sessions: Sessions, seen: Mapping[str, NodeTables], selection: TableSelection) -> str:

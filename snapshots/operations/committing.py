@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cutline.fleet.messages import list_some
 from cutline.snapshots.records.commit import Commit, Previous, Void
+from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.documents import DocumentTooLargeError, ManifestError, seal
 from cutline.snapshots.records.merge_records import Merge, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import CREATE, MERGE, REPAIR, Intent
@@ -25,7 +26,6 @@ from cutline.snapshots.records.proven_chains import (
     VOID_BYTES_MAX,
     SnapshotExistsError,
     chain_pruned_error,
-    check_commit,
     commit_key,
     find_place,
     has_digest,

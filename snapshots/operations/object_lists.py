@@ -35,6 +35,7 @@ from cutline.snapshots.records.commit import (
     compress_content,
     split_entries,
 )
+from cutline.snapshots.records.commit_rules import check_distinct, check_listed
 from cutline.snapshots.records.documents import (
     check_about,
     checking,
@@ -45,7 +46,7 @@ from cutline.snapshots.records.documents import (
     unseal,
 )
 from cutline.snapshots.records.merge_records import Merge
-from cutline.snapshots.records.proven_chains import check_distinct, check_listed, commit_key
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.repaired_chain import without_replaced
 from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find

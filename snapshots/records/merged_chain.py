@@ -29,6 +29,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     split_entries,
 )
+from cutline.snapshots.records.commit_rules import check_objects
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.merge_records import (
     Merge,
@@ -41,7 +42,6 @@ from cutline.snapshots.records.merge_records import (
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     check_name,
-    check_objects,
     cut_time,
     point_label,
     read_chain,

@@ -139,10 +139,10 @@ def pins_in_force(store: ObjectStore, snapshot: str, now: datetime) -> tuple[Sto
     return tuple(pin for pin in read_pins(store, snapshot) if pin.state(now) is PinState.IN_FORCE)
 
 
-def pinned_text(snapshot: str, pin: StoredPin) -> str:
-    """Return what a pin pins, by whom, until when and why."""
+def pinned_text(snapshot: str, pin: StoredPin, *, is_over: bool = False) -> str:
+    """Return what a pin pins, or did if it `is_over`, by whom, until when and why."""
     what = f"snapshot {snapshot}" if pin.increment is None else increment_label(snapshot, pin.increment)
-    return f"{what} is pinned {pin.text}" if pin.pin else f"{what}: {pin.text}"
+    return f"{what} {'was' if is_over else 'is'} pinned {pin.text}" if pin.pin else f"{what}: {pin.text}"
 
 
 def read_pin(store: ObjectStore, snapshot: str, pin_id: str) -> Pin:

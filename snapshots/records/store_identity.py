@@ -11,8 +11,9 @@ from msgspec import UNSET, Meta, UnsetType, field
 from cutline.fleet.config import Fleet
 from cutline.fleet.record import END, Count, Record
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit_rules import NAMED_MAX
 from cutline.snapshots.records.documents import read_sealed, seal
-from cutline.snapshots.records.proven_chains import NAMED_MAX, commit_key
+from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import ObjectExistsError, ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find

@@ -22,9 +22,10 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
-from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_as_committed, read_chain
+from cutline.snapshots.records.proven_chains import commit_key, read_as_committed, read_chain
 from cutline.spark.needs import ExecutorNeeds, check_needs
 from cutline.wal.drain.slots import COPY_SUFFIX
 from cutline.wal.segments.archive import ArchiveError

@@ -267,7 +267,8 @@ def test_pruning_and_deleting_the_last_snapshot_on_s3(
         assert slots(fleet) == elsewhere
         with refused(fleet, "publication-changed") as errors:
             create(fleet, "four")
-        assert "snapshot init" in errors[0].hint
+        assert re.fullmatch(r"node s\d: publication cutline_\w{8} does not exist", errors[0].message)
+        assert errors[0].hint == "create it, then repeat the command: snapshot init"
         runs.init()
         assert publications(fleet) == before | own
         assert check_documents(fleet.store.open())["Mark"] == 3

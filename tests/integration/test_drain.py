@@ -14,8 +14,9 @@ from psycopg.pq import ExecStatus
 
 import cutline.wal.drain.drain
 from cutline.fleet.lsn import Lsn
-from cutline.nodes.connections import PINNED_SETTINGS, connect_replication
+from cutline.nodes.connections import connect_replication
 from cutline.nodes.groups import Group
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
 from cutline.storage.location import StoreLocation
 from cutline.storage.open import open_store
 from cutline.storage.store import ObjectStore

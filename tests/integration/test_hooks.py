@@ -33,7 +33,7 @@ def test_each_success_is_reported_once(shared_fleet: EmbeddedFleet, tmp_path: Pa
         assert code == 4
         # An increment of a watch runs in the watch's own process.
         warned: list[str] = []
-        commit, _ = take_increment(load_fleet(fleet.path), NAME, warned.append)
+        commit, _ = take_increment(load_fleet(fleet.path), NAME, warned.append, [].append)
         assert warned == []
         assert [(method, path) for method, path, _ in monitor.requests] == [
             ("GET", "/create"),

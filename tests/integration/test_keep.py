@@ -56,6 +56,7 @@ def test_a_pinned_increment_stays_with_its_chain(
         assert runs.check_one("old").result == "valid"
         released = ended(0, "keep", "old@1", "--release")
         assert (released["state"], released["pins"]) == ("released", [])
+        assert "released: increment 1 of old was pinned by" in run_as_text(fleet, "show", "old")
         assert [one["state"] for one in ended(0, "show", "old")["pins"]] == ["released"]
         assert ended(3, "keep", "old", "--release")["error"] == "not-pinned"
         found = check_documents(fleet.store.open())

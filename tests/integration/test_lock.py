@@ -23,8 +23,9 @@ from cutline.cli.watch.turn import LOST_HINT, RENEW_SECONDS, take_turn
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import EmbeddedNode, running_pid
 from cutline.fleet.own_process import own_label
-from cutline.nodes.connections import connect, shut_down
+from cutline.nodes.connections import connect
 from cutline.nodes.lock import FleetBusyError, lock_class, lock_fleet, take_lock
+from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.sessions import open_sessions
 from tests.commands.snapshot_runs import Runs, run_command, runs_on
 from tests.held.lock_holders import read_lock_holders

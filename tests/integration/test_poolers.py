@@ -19,8 +19,10 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet, start_fleet, stop_fleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
-from cutline.nodes.connections import PINNED_SETTINGS, SessionUnfitError, connect
+from cutline.nodes.connections import connect
 from cutline.nodes.encodings import RAW
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
+from cutline.nodes.poolers import SessionUnfitError
 from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.plan.plan import plan_restore

@@ -21,10 +21,12 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
 from cutline.nodes.publications import PublicationChangedError, publication_names
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
+from cutline.snapshots.create.absent_copies import note_retired
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
@@ -140,6 +142,11 @@ def test_a_shard_joins_and_another_leaves(place: Place) -> None:
     for node in place.servers.nodes:
         assert len(slots_of(node.dsn())) == (0 if node.id.startswith("s2") else 1)
     check_contradictions(place, joined, left)
+    noting = Noting(Silent())
+    note_retired(place.fleet, read_chain(place.fleet.store.open(), "chain"), left.retired, noting)
+    (statement,) = [note.rpartition(": ")[2] for note in noting.notes if "DROP PUBLICATION" in note]
+    with psycopg.connect(place.servers.node("s2").dsn(), autocommit=True) as session:
+        session.execute(statement.encode())
     place.list_shards("s1", NEW)
     place.next()
     assert place.check(since_last=True).result == VALID

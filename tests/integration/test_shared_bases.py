@@ -35,8 +35,9 @@ from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.records.commit import BASE, Commit, FullSnapshot, Increment, SharedBase
+from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, VALID
-from cutline.snapshots.records.proven_chains import check_commit, read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.spark.driver_session import DriverSession
 from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.damage import ObjectDamagedError

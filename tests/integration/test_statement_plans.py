@@ -19,7 +19,8 @@ import pytest
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
-from cutline.nodes.connections import PINNED_SETTINGS, with_database
+from cutline.nodes.connections import with_database
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.restore.run.restore import restore_fleet

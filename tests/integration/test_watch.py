@@ -267,6 +267,26 @@ def test_a_node_that_is_away_is_said_and_waited_for(
     assert watch.stop()[0] == 0
 
 
+@pytest.mark.rest
+def test_a_watch_says_at_once_what_a_full_snapshot_waits_for(
+    servers: EmbeddedFleet, fleet: Fleet, watches: Callable[[], Watch]
+) -> None:
+    """A transaction that is prepared, and whose coordinator has died, keeps PostgreSQL from creating the slot."""
+    init(fleet)
+    with psycopg.connect(servers.node("s1").dsn(), autocommit=True) as session:
+        session.execute("BEGIN; INSERT INTO seen VALUES (-1); PREPARE TRANSACTION 'left behind'")
+        try:
+            watch = watches()
+            watch.await_text("prepared transaction 'left behind'")
+            assert not any("full snapshot watch-" in text for text in watch.texts())
+        finally:
+            session.execute("ROLLBACK PREPARED 'left behind'")
+    watch.await_text("full snapshot watch-")
+    said = [text for text in watch.texts() if "left behind" in text]
+    assert len(set(said)) == len(said)
+    assert watch.stop()[0] == 0
+
+
 def test_cancel_ends_a_watch_as_any_operation(fleet: Fleet, watches: Callable[[], Watch]) -> None:
     init(fleet)
     watch = watches()

@@ -31,6 +31,7 @@ from cutline.snapshots.operations.operation import (
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
+from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.lost_chains import check_chain_not_lost, is_lost
 from cutline.snapshots.records.operation_records import Intent, read_intent
@@ -38,7 +39,6 @@ from cutline.snapshots.records.proven_chains import (
     check_name,
     check_not_pruned,
     commit_missing_error,
-    count_listed,
     free_turn,
     increment_numbers,
     read_continued,

@@ -12,8 +12,8 @@ from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import Time
 from cutline.nodes.baseline import NodeIdentity
 from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment
+from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import seal, unseal
-from cutline.snapshots.records.proven_chains import count_listed
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import NodeCut, Undecided

@@ -36,9 +36,10 @@ from cutline.snapshots.records.commit import (
     StoredObject,
     split_entries,
 )
+from cutline.snapshots.records.commit_rules import LARGE_PART, count_listed, definition_counts
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
 from cutline.snapshots.records.operation_records import Intent
-from cutline.snapshots.records.proven_chains import LARGE_PART, count_listed, definition_counts, read_chain
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.records.store_identity import ensure_identity
 from cutline.snapshots.repair.work import Work
 from cutline.storage.digest import digest

@@ -125,5 +125,5 @@ def test_ddl_ends_no_chain_however_long_it_goes_on() -> None:
         raise ChangedError("table public.a was altered")
 
     with pytest.raises(SchemaChangedError, match="during each of 4 attempts") as refused:
-        retry_until_unchanged(attempt, 3, Silent())
+        retry_until_unchanged(attempt, 3, 0.0, Silent())
     assert refused.value.ends_chain is ChainEnd.NO

@@ -5,19 +5,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cutline.fleet.config import KnownServer, Node
-from cutline.nodes.connections import (
+from cutline.nodes.connections import SECRET_PARAMETERS, conninfo, probe_conninfo, program_connection, unreachable_error
+from cutline.nodes.pinned_settings import (
     KEEPALIVES,
     LATER_SETTINGS,
     PINNED_SETTINGS,
-    SECRET_PARAMETERS,
-    conninfo,
-    probe_conninfo,
-    program_connection,
     read_options,
     read_state,
     set_query,
     state_query,
-    unreachable_error,
     wanted_settings,
 )
 from cutline.nodes.server_errors import called_functions

@@ -804,3 +804,12 @@ def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> Non
     assert behind() == {"old": 1, "new": 0}
     record(4, "", 0, new=1)
     assert behind() == {"new": 0}
+
+
+def test_the_command_that_copies_all_snapshots_names_the_store_that_was_given(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(f'name = "f"\nstore = "{tmp_path}/store"\n[[node]]\nid = "s1"\ndsn = "host=nowhere"\n')
+    for to, named in (([], ""), (["--to", "/a b"], " --to '/a b'")):
+        code, document = run_here(load_fleet(fleet), "copy", *to)
+        assert code == 2
+        assert document["hint"].endswith(f" copy --all{named}")

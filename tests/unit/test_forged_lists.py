@@ -13,6 +13,7 @@ from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, DefinitionChanges, Increment, ListedObjects
+from cutline.snapshots.records.commit_rules import check_commit, check_fits
 from cutline.snapshots.records.documents import (
     DOCUMENT_BYTES_MAX,
     ManifestError,
@@ -21,7 +22,7 @@ from cutline.snapshots.records.documents import (
     seal,
     unseal,
 )
-from cutline.snapshots.records.proven_chains import check_commit, check_fits, commit_key, read_chain
+from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.storage.digest import digest
 from tests.stores.listed import objects_of
 from tests.unit.made_commits import commit, counted, memory

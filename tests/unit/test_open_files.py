@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from cutline.cli.output.failure import failure_of
-from cutline.nodes.connections import THREADS_MAX
+from cutline.nodes.daemon_threads import THREADS_MAX
 from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.operations.operation import code_of
 from cutline.storage.errors import IndeterminateError, SnapshotError

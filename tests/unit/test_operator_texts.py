@@ -78,7 +78,7 @@ def test_one_server_is_one_server(stopped: int, text: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("allows", "end"), [
-    (False, "check has no second copy to compare, and exits with 4"),
+    (False, "check has no second copy to compare, and exits with 4; to allow one copy: docs/check.md#one-copy"),
     (True, "check has no second copy to compare, which [check] in the fleet file allows"),
 ])  # fmt: skip
 def test_init_says_what_a_check_makes_of_one_copy(allows: bool, end: str) -> None:  # noqa: FBT001  # a parameter

@@ -30,16 +30,10 @@ from cutline.snapshots.operations.operation import Operation, commit_operation, 
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Previous, StoredObject
+from cutline.snapshots.records.commit_rules import count_listed, definition_counts
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import read_outcome
-from cutline.snapshots.records.proven_chains import (
-    SnapshotMissingError,
-    commit_key,
-    count_listed,
-    definition_counts,
-    read_as_committed,
-    read_chain,
-)
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_as_committed, read_chain
 from cutline.snapshots.records.repair_records import Repair, RepairVoid, read_repair, read_repairs, repair_key
 from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair import running

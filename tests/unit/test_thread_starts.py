@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import cutline.nodes.connections as daemon_threads
+import cutline.nodes.daemon_threads as daemon_threads
 import cutline.spark.start as spark
 import cutline.storage.process_limits as module
 import cutline.storage.s3_client as s3_client
 import cutline.wal.drain.message_stream as overlap
 from cutline.cli.output.failure import failure_of
-from cutline.nodes.connections import await_futures, start_daemons
+from cutline.nodes.daemon_threads import await_futures, start_daemons
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.probe import probe_race
 from cutline.storage.process_limits import TooLittleMemoryError, lacks_memory

@@ -229,6 +229,7 @@ def test_the_log_says_what_was_merged_and_copied_and_nothing_else(watched: Watch
     assert text_of(TaskKind.COPY, COPIED) == "copy of a: 4 restore points, 5.0 MiB"
     assert text_of(TaskKind.GC, COLLECTED) == "gc removed 3 objects, 2.0 MiB"
     assert text_of(TaskKind.GC, NO_GARBAGE) == ""
+    assert text_of(TaskKind.GC, CommandResult(0, NO_GARBAGE.document | {"unsettled": None})) == "gc removed nothing"
 
 
 def test_what_gc_could_not_do_is_a_note(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +378,7 @@ def run_increment(watched: Watched, monkeypatch: pytest.MonkeyPatch, create: Cal
     watcher = watched.watcher
     watcher._settle(
         watcher.tasks[TaskKind.INCREMENT],
-        lambda: work.take_increment(watcher.source.fleet, NAME, watcher.log)[1],
+        lambda: work.take_increment(watcher.source.fleet, NAME, watcher.log, watcher.log)[1],
     )
 
 

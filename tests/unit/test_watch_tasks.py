@@ -121,12 +121,48 @@ def test_a_full_snapshot_says_what_it_left_out(tmp_path: Path, monkeypatch: pyte
     printed = json.dumps(json.dumps(document))
     monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", f"print({printed})"))
     fleet = replace(new_fleet(), watch=WatchTable(every=Interval(60), name="w-{n}"))
-    found = take_full(FleetSource(tmp_path / "fleet.toml", fleet, b"", b""))
+    found = take_full(FleetSource(tmp_path / "fleet.toml", fleet, b"", b""), [].append)
     assert found.text == "full snapshot w-1: 1 B, 2.0 s"
     note, large, log = found.notes
     assert note == "a note"
     assert [large, f"warning: {log}"] == left_out_lines(left_out)
     assert large.startswith("not in the snapshot: 6 large objects (not restored): 6 on s1")
+
+
+def test_notes_of_a_full_snapshot_are_logged_while_it_runs_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends only after somebody has seen the note."""
+    seen = tmp_path / "seen"
+    program = f"""
+import json, pathlib, sys, time
+notes = ["a slot waits", "snapshot commits"] if sys.argv[-2] == "create" else []
+for line in ("no JSON", '{{"step": "slots", "done": 1}}', *(json.dumps({{"note": note}}) for note in notes)):
+    print(line, file=sys.stderr, flush=True)
+deadline = time.monotonic() + 60
+while notes and not pathlib.Path({str(seen)!r}).exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(json.dumps({{"bytes": 1, "seconds": 2.0, "warnings": [*notes, "said at the end"], "left_out": []}}))
+sys.exit(0 if time.monotonic() < deadline else 6)
+"""
+    monkeypatch.setattr(cutline.cli.watch.running_command, "PROGRAM", ("-c", program))
+    logged: list[str] = []
+
+    def log(text: str) -> None:
+        logged.append(text)
+        seen.touch()
+
+    fleet = replace(new_fleet(), watch=WatchTable(every=Interval(60), name="w-{n}"))
+    found = take_full(FleetSource(tmp_path / "fleet.toml", fleet, b"", b""), log)
+    assert logged == ["a slot waits", "snapshot commits"]
+    assert found.notes == ("said at the end",)
+
+
+def test_the_lines_of_a_commands_hint_stay_lines() -> None:
+    document = ERROR | {"hint": "run:\n  ALTER TABLE a;\n  ALTER TABLE b;"}
+    with pytest.raises(CommandFailedError) as raised:
+        verdict_of("check of a", CommandResult(6, dict(document)), new_fleet())
+    assert raised.value.hint == document["hint"]
 
 
 def test_a_prune_says_what_is_gone_of_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ def test_a_full_snapshot_that_waits_for_another_operation_begins_once(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "cutline.cli.watch.tasks.take_full", lambda _, **__: fails(BusyError("another operation is running"))()
+        "cutline.cli.watch.tasks.take_full", lambda *_, **__: fails(BusyError("another operation is running"))()
     )
     for _ in range(3):
         watched.watcher._settle(watched.watcher.tasks[TaskKind.FULL], watched.watcher._take_full)

@@ -12,8 +12,9 @@ from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.operations.committing import put_commit
 from cutline.snapshots.records.commit import BASE, DefinitionChanges, FullSnapshot, Previous, StoredObject
+from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.proven_chains import check_commit, commit_key, read_chain, read_commit
+from cutline.snapshots.records.proven_chains import commit_key, read_chain, read_commit
 from cutline.storage.memory import InMemoryStore
 from cutline.wal.cut.cut_values import InDoubt
 from tests.unit.made_commits import commit, counted, full_commit, memory

@@ -32,20 +32,10 @@ from cutline.fleet.libpq_environment import missing_files
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import FREE_SLOTS, NEXT_COPIES
 from cutline.fleet.table_names import quote_identifier
-from cutline.nodes.connections import (
-    SessionState,
-    check_server,
-    connect,
-    conninfo,
-    lacking_error,
-    no_connection_hint,
-    read_state,
-    refuses_options,
-    set_query,
-    state_query,
-    wanted_settings,
-)
+from cutline.nodes.connections import check_server, connect, conninfo, lacking_error, no_connection_hint
 from cutline.nodes.encodings import RAW
+from cutline.nodes.pinned_settings import SessionState, read_state, set_query, state_query, wanted_settings
+from cutline.nodes.poolers import refuses_options
 from cutline.nodes.server_errors import stopped_hint
 from cutline.storage.errors import BusyError, SnapshotError, UnreachableError
 

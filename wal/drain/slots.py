@@ -22,7 +22,8 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import FREE_SLOTS, NEXT_COPIES
 from cutline.fleet.progress import News, Progress, Silent
 from cutline.fleet.wait_notes import WaitNotes
-from cutline.nodes.connections import connect, connect_replication, shut_down_after, unreachable_error
+from cutline.nodes.connections import connect, connect_replication, unreachable_error
+from cutline.nodes.open_sessions import shut_down_after
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
 from cutline.storage.errors import RefusedError, SnapshotError

@@ -24,7 +24,8 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import AssertionTable, Node, load_fleet
 from cutline.fleet.progress import Noting, Silent
 from cutline.fleet.units import Duration
-from cutline.nodes.connections import NodeUnreachableError, connect, shut_down, with_database
+from cutline.nodes.connections import NodeUnreachableError, connect, with_database
+from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.watch import watch_nodes
 from cutline.restore.drill.assertions import ROWS_SHOWN_MAX, Reader, ask
 from cutline.restore.drill.drill import run_drill

@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from cutline.nodes.connections import PINNED_SETTINGS, connect
+from cutline.nodes.connections import connect
+from cutline.nodes.pinned_settings import PINNED_SETTINGS
 from tests.chains.exact_chain import EXACT, LAST, OTHER, REDEFINED, RESTORED, ROLE_SETTINGS, History, differences
 from tests.chains.exact_databases import CASES, FUNCTIONS, RULES
 from tests.run.soak import SOAK_SECONDS

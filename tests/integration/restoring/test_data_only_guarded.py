@@ -143,7 +143,7 @@ def test_who_keeps_rows_from_being_loaded_is_named(place: Place, filled: Node, m
         other.execute("INSERT INTO account SELECT id, 1 FROM generate_series(10001, 20000) AS id")
 
     error = in_use_by(place, filled.dsn, insert, RestoreCrashPoint.LOADING, SHARDS)
-    assert f"sessions {others[0]} have blocked the load" in error.message
+    assert f"session {others[0]} blocked the load" in error.message
     assert error.message.startswith("node s2: ")
     assert f"snapshot restore-resume {NAME}" in error.hint
     resume(place)

@@ -14,10 +14,11 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError, with_database
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.preview import preview_restore
 from cutline.restore.run.restore import restore_fleet, resume_restore
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.restore.targets.swap import end_sessions
-from cutline.restore.targets.target import TargetUnfitError
+from cutline.restore.targets.waits import TargetBlockedError
 from cutline.storage.store import StoreUnreachableError
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready
@@ -127,16 +128,26 @@ def test_a_restore_without_a_record_in_the_store_is_ended_by_what_the_targets_ha
         assert_old(place)
 
 
-def test_what_can_not_be_put_aside_is_refused_before_anything_is_decided(place: Place) -> None:
+def test_what_can_not_be_put_aside_is_named_before_anything_is_decided_and_the_rows_stay(place: Place) -> None:
     with old_databases(place):
         prepared = place.target.primaries[-1]
         execute(prepared.dsn, "BEGIN; INSERT INTO old VALUES (2); PREPARE TRANSACTION 'mine'")
         try:
-            with pytest.raises(TargetUnfitError, match="prepared transactions"):
-                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
-            assert_old(place)
+            assert plan_lines(place) == [
+                f"node {place.target.primaries[-1].id}: database {DATABASE} has 1 prepared transaction"
+            ]
+            for end in (restore_anew, resume):
+                with pytest.raises(
+                    TargetBlockedError, match=r"can't be renamed: it has 1 prepared transaction$"
+                ) as raised:
+                    end(place)
+                assert f"to finish it: snapshot restore-resume {NAME}" in raised.value.hint
+                # The old databases can be entered, to decide the transaction.
+                assert place.states() == ["old"] * SHARDS
         finally:
             execute(prepared.dsn, "ROLLBACK PREPARED 'mine'")
+        resume(place)
+        assert_restored(place)
 
 
 def test_a_transaction_prepared_by_a_session_that_is_ended_is_found_before_anything_is_decided(
@@ -156,12 +167,27 @@ def test_a_transaction_prepared_by_a_session_that_is_ended_is_found_before_anyth
         sessions = [psycopg.connect(last.dsn)]
         sessions[0].execute("INSERT INTO old VALUES (2)")
         try:
-            with pytest.raises(TargetUnfitError, match="it has 1 prepared transactions"):
-                restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
+            with pytest.raises(TargetBlockedError, match=r"it has 1 prepared transaction$"):
+                restore_anew(place)
             assert not sessions
-            assert_old(place)
+            assert place.states() == ["old"] * SHARDS
         finally:
             execute(last.dsn, "ROLLBACK PREPARED 'mine'")
+        abandon(place)
+        assert_old(place)
+
+
+def plan_lines(place: Place) -> list[str]:
+    """Return what the plan says of prepared transactions, without what to do."""
+    preview = preview_restore(plan_restore(place.fleet, place.target, REQUEST), Silent())
+    # The number may change until the user has confirmed what is replaced.
+    assert not any("prepared" in line for line in preview.replaces)
+    lines = preview.warnings
+    return [line.partition("; ")[0] for line in lines if "prepared" in line]
+
+
+def restore_anew(place: Place) -> None:
+    restore_fleet(plan_restore(place.fleet, place.target, REQUEST), Ready(place.spark), Silent())
 
 
 def test_a_restore_that_has_recorded_nothing_is_named_once_when_it_is_undone(

@@ -112,6 +112,14 @@ SELECT a.attrelid::bigint, a.attname FROM pg_attribute a JOIN pg_type t ON t.oid
  WHERE a.attrelid = ANY (%s) AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
    AND NOT a.atthasdef AND (a.attnotnull OR t.typnotnull) AND t.typdefault IS NULL
 """
+# Columns without a default.
+UNFILLED_QUERY = """
+SELECT a.attrelid::bigint, a.attname
+  FROM unnest(%s::oid[]) WITH ORDINALITY AS given (oid, place)
+  JOIN pg_attribute a ON a.attrelid = given.oid JOIN pg_type t ON t.oid = a.atttypid
+ WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = '' AND NOT a.atthasdef
+   AND t.typdefault IS NULL ORDER BY given.place, a.attnum
+"""
 # Constraints that are enforced by triggers after the statement.
 DEFERRABLE_QUERY = """
 SELECT format('%%I.%%I', n.nspname, c.relname), k.conname
@@ -344,6 +352,17 @@ def find_unvalidated(connection: psycopg.Connection[Any], oids: list[int]) -> li
         f" {definition};"
         for table, name, definition in connection.execute(UNVALIDATED_QUERY, (oids, oids))
     ]
+
+
+def find_unfilled(connection: psycopg.Connection[Any], groups: Iterable[Group], oids: Mapping[str, int]) -> list[str]:
+    """Return the columns of the tables that will be NULL: the groups lack them, and they have no default.
+
+    `oids` are those of the tables, keyed by group name.
+    """
+    known = {oids[group.name]: group for group in groups if group.name in oids}
+    rows = connection.execute(UNFILLED_QUERY, (list(known),)).fetchall()
+    names = {oid: {column.name for column in group.columns} for oid, group in known.items()}
+    return [f"{known[oid].name}.{column}" for oid, column in rows if column not in names[oid]]
 
 
 def _check_privileges(

@@ -37,6 +37,13 @@ NOT_READ = (
     "the table or a type differs from the snapshot's, or the stored row is damaged; to find out whether it is damaged:"
     f" {CHECK_NAMED}"
 )
+TOO_LARGE = (
+    "PostgreSQL stores no row of this size; on the source, rows that are older than a column with a default are stored"
+    " without it: drop such columns there, or change types to text or numeric, then take another increment; or restore"
+    " an increment from before they were added"
+)
+OTHERS_IN_STEPS = "to restore all other tables: --schema-only, then --data-only with --group for each of them"
+INDEX_LIMIT = "an index of the table can't hold this row: drop it before the load, and create it again afterwards"
 # The hints by the first characters of an SQLSTATE (PostgreSQL manual, "PostgreSQL Error Codes"), the longest first.
 HINTS: Mapping[str, tuple[str, ...]] = {
     "23505": (OTHER_KEYS, EQUAL_KEYS, WHICH_IS_RIGHT),
@@ -45,6 +52,7 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     "42501": (PRIVILEGES,),
     "23": (OWN_RULES, IN_STEPS),
     "22": (NOT_READ,),
+    "54000": (TOO_LARGE, OTHERS_IN_STEPS),
     # Undefined and ambiguous objects, RAISE in PL/pgSQL, and errors of functions in other languages.
     "42": (OWN_CODE, IN_STEPS),
     "P0": (OWN_CODE, IN_STEPS),
@@ -61,6 +69,9 @@ def hint_of(error: psycopg.Error) -> list[str]:
     # A CHECK of a table or a domain has a name.
     if state == "23514" and error.diag.table_name and not error.diag.constraint_name:
         return [OTHER_PARTITION, IN_STEPS]
+    # The name of an index, which may belong to no constraint.
+    if state == "54000" and error.diag.constraint_name:
+        return [INDEX_LIMIT, IN_STEPS]
     return list(next((lines for begin, lines in HINTS.items() if state.startswith(begin)), (SEE_LOG,)))
 
 

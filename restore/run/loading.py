@@ -41,7 +41,14 @@ from cutline.restore.plan.report import NodeReport
 from cutline.restore.plan.roles import BOOTSTRAP, check_memberships, create_roles, name_bytes
 from cutline.restore.plan.topology import find_feeds
 from cutline.restore.rows.expected_tasks import ExpectedTasks
-from cutline.restore.rows.fill_checks import WantedRows, check_tables, find_unvalidated, find_used, find_views
+from cutline.restore.rows.fill_checks import (
+    WantedRows,
+    check_tables,
+    find_unfilled,
+    find_unvalidated,
+    find_used,
+    find_views,
+)
 from cutline.restore.rows.filled_tables import TablesUnfitError, find_filled, named, oids_of
 from cutline.restore.rows.filling import Filling
 from cutline.restore.rows.generated_columns import Recomputed, recompute_generated
@@ -102,7 +109,8 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedD
             checked.left_out.extend(_unset_lines(target, unset))
             wanted = WantedRows(groups, sequences, source.encoding, has_begun)
             with limiting_locks(node, session):
-                oids = list(check_tables(node, session, wanted, obstacles).values())
+                oid_of = check_tables(node, session, wanted, obstacles)
+                oids = list(oid_of.values())
                 if empty := find_empty_referenced(session, oids):
                     obstacles.warnings.append(
                         f"{node.id}: foreign keys reference empty tables that are not restored; if a row has such a"
@@ -114,6 +122,10 @@ def check_existing(locked: LockedTargets, targets: Iterable[Target]) -> CheckedD
                     f" violate them, run before the restore: {' '.join(unvalidated)}"
                 )
             where = f"on {target.shard}: "
+            if unfilled := find_unfilled(session, groups, oid_of):
+                checked.left_out.append(
+                    f"values of columns {named(unfilled)} {where}the snapshot has none; they are NULL"
+                )
             views = [f"{ROWS_OF_VIEW} {name} {where}the view is not refreshed" for name in find_views(session)]
             checked.left_out.extend(views)
             checked.counted.update(count_views(views, f"{where}they are not refreshed"))

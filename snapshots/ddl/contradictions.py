@@ -554,7 +554,9 @@ def changed_columns(name: Name, before: Description, now: Description) -> list[s
         other = columns.get(column.name)
         if other is None:
             continue
-        if column.is_not_null != other.is_not_null:
+        # VALIDATE CONSTRAINT changes only the row of pg_constraint.
+        is_validated = other.is_not_null and column.name in before.unproved
+        if column.is_not_null != other.is_not_null and not is_validated:
             found.append(f"column {column.name} is {'not ' * (not other.is_not_null)}NOT NULL")
         defaults = [one.default_of((*name, column.name)) for one in (before, now)]
         if (defaults[0] is None) != (defaults[1] is None):

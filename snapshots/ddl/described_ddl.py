@@ -39,6 +39,8 @@ AFTER_TYPE = re.compile(rf"{STRING}|\s(?P<word>COLLATE|CONSTRAINT|DEFAULT|GENERA
 AFTER_DEFAULT = re.compile(rf"{STRING}|(?P<mark>[()])|\s(?P<word>COLLATE|CONSTRAINT|NOT NULL)\b")
 NAMES_IN_PARENTHESES = r"\(((?:\"[^\"]*\"|[^()\"])*)\)"
 KEY = re.compile(rf"\sPRIMARY KEY {NAMES_IN_PARENTHESES}")
+# From 18 on, pg_dump writes such a constraint apart from the column.
+UNPROVED = re.compile(rf"\sADD CONSTRAINT {NAME.pattern} NOT NULL {NAME.pattern}(?: NO INHERIT)? NOT VALID;")
 PARENTS = re.compile(rf"\sINHERITS {NAMES_IN_PARENTHESES}")
 OF_TYPE = re.compile(rf"\sOF ({NAME.pattern})\.({NAME.pattern})")
 FULL_IDENTITY = re.compile(rf"{STRING}|(?P<is_full>\sREPLICA IDENTITY FULL;)")
@@ -207,7 +209,8 @@ class Description:
     and domains with plain names, as `schema.name`, to their oids. `server` is the version of the server that was
     dumped: major, and minor if it has a number. `unlogged` are the unlogged tables, which `tables` leaves out.
     `grantees` are the roles that have privileges on objects of the database, or to which a policy applies. `collations`
-    are those that the DDL creates.
+    are those that the DDL creates. `unproved` are the names of columns that NOT NULL constraints that are NOT VALID are
+    on, in whichever table: partitions inherit such constraints without a statement.
     """
 
     tables: Mapping[Name, DescribedTable] = field(default_factory=dict)
@@ -232,6 +235,7 @@ class Description:
     unlogged: frozenset[Name] = frozenset()
     grantees: frozenset[str] = frozenset()
     collations: frozenset[Name] = frozenset()
+    unproved: frozenset[str] = frozenset()
 
     def stored_columns(self, name: Name) -> frozenset[str] | None:
         """Return the names of all stored columns of a table, inherited ones too; None if the DDL does not tell."""
@@ -294,6 +298,7 @@ class _Describing:
     unlogged: set[Name] = field(default_factory=set)
     grantees: set[str] = field(default_factory=set)
     collations: set[Name] = field(default_factory=set)
+    unproved: set[str] = field(default_factory=set)
 
     def add(self, entry: ArchiveEntry) -> None:
         """Read an entry."""
@@ -309,7 +314,7 @@ class _Describing:
         if entry.kind == TABLE:
             self._add_table(entry, name, text)
         elif entry.kind in (CONSTRAINT, INDEX):
-            self._add_key(text)
+            self._add_constraint(text)
         elif entry.kind == DEFAULT:
             # The statement is ALTER TABLE ONLY "schema"."table" ALTER COLUMN "column" SET DEFAULT …;
             schema, table_name, column = (shown(_undoubled(quoted)) for quoted in NAME.findall(text)[:3])
@@ -345,11 +350,13 @@ class _Describing:
         if entry.kind in OWNED:
             self.digests[OWNER, f"{OF_OWNER}{label}"] = hash(entry.owner)
 
-    def _add_key(self, text: str) -> None:
+    def _add_constraint(self, text: str) -> None:
         if key := KEY.search(text):
             # The statement is ALTER TABLE ONLY "schema"."table" ADD CONSTRAINT …
             schema, of = (shown(_undoubled(quoted)) for quoted in NAME.findall(text)[:2])
             self.keys[schema, of] = frozenset(_names(key[1]))
+        elif unproved := UNPROVED.search(text):
+            self.unproved.add(shown(_undoubled(unproved[2])))
         if identity := INDEX_IDENTITY.search(text):
             columns = INDEX_COLUMNS.search(text)
             items = split_list(text[columns.end() - 1 :]).items if columns else []
@@ -417,6 +424,7 @@ class _Describing:
             frozenset(self.unlogged),
             frozenset(self.grantees),
             frozenset(self.collations),
+            frozenset(self.unproved),
         )
 
     def _type_of(self, column: ColumnName) -> str:

@@ -19,6 +19,7 @@ from cutline.restore.plan.plan import RestorePlan
 from cutline.restore.rows.load import LoadError, load_error
 from cutline.restore.rows.refused_rows import (
     EQUAL_KEYS,
+    INDEX_LIMIT,
     OTHER_PARTITION,
     OWN_CODE,
     OWN_RULES,
@@ -70,7 +71,7 @@ def refused(state: str, detail: str = "", constraint: str = "rule") -> psycopg.E
         ("P0001", OWN_CODE),  # raise_exception
         ("39000", OWN_CODE),  # external_routine_invocation_exception
         ("XX000", SEE_LOG),  # internal_error
-        ("54000", SEE_LOG),  # program_limit_exceeded
+        ("54000", INDEX_LIMIT),  # program_limit_exceeded, with the name of an index
     ],
 )
 def test_a_refused_row_has_the_hint_of_its_cause(state: str, what: str) -> None:

@@ -66,6 +66,23 @@ def test_what_a_chosen_group_leaves_out_is_named(place: Place) -> None:
         assert (code, others in done["left_out"]) == (0, True), done
 
 
+def test_columns_that_stay_null_are_named(place: Place) -> None:
+    """Also one that the snapshot has as a generated column, whose values it therefore lacks."""
+    with tables_to_fill(place):
+        first, second, _ = place.target.primaries
+        execute(first.dsn, "ALTER TABLE item ALTER twice DROP EXPRESSION", "ALTER TABLE log ADD since date")
+        execute(first.dsn, "ALTER TABLE item ADD k int GENERATED ALWAYS AS IDENTITY, ADD d text DEFAULT 'x'")
+        execute(second.dsn, "CREATE DOMAIN preset AS int DEFAULT 7; ALTER TABLE log ADD p preset")
+        code, done = run_here(place.fleet, *words(place, "--data-only"), spark=place.spark)
+        assert code == 0, done
+        assert [line for line in done["left_out"] if line.startswith("values of columns")] == [
+            "values of columns public.item.twice, public.log.since on s1: the snapshot has none; they are NULL"
+        ]
+        with psycopg.connect(first.dsn) as connection:
+            nulls = connection.execute("SELECT count(*) > 0, count(twice), count(k) = count(*) FROM item").fetchone()
+            assert nulls == (True, 0, True)
+
+
 def test_many_materialized_views_are_counted(place: Place) -> None:
     with tables_to_fill(place):
         first = place.target.primaries[0]

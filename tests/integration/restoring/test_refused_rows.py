@@ -15,8 +15,8 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.nodes.connections import connect, with_database
 from cutline.nodes.groups import Column, Group
 from cutline.restore.rows.load import Loader, LoadError, LoadTarget, create_ledger
-from cutline.restore.rows.refused_rows import WRONG_COUNT
-from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
+from cutline.restore.rows.refused_rows import INDEX_LIMIT, OTHERS_IN_STEPS, TOO_LARGE, WRONG_COUNT
+from tests.commands.snapshot_runs import Ready, Runs, dropping_slots, sorted_copies
 from tests.integration.own_shard import database_on
 from tests.integration.refusing import execute
 from tests.integration.restoring.second_database import SecondDatabase, second_database
@@ -86,6 +86,51 @@ def test_rows_that_an_existing_table_does_not_accept_have_the_hint_of_their_caus
     assert (code, refused["error"]) == (3, "load"), refused
     assert refused["hint"].splitlines()[-1] == "after the change, repeat the command"
     execute(place.dsn, "ALTER TABLE item DROP CONSTRAINT item_id_check")
+    code, done = place.run("restore", "--data-only")
+    assert (code, done["rows"]) == (0, 3), done
+
+
+def test_a_row_that_outgrew_its_page_is_restored_once_the_source_has_done_what_the_hint_says(
+    place: SecondDatabase,
+) -> None:
+    """PostgreSQL stores rows that are older than a column without it, and accepts no row with all the columns."""
+    (source,) = place.fleet.primaries
+    columns = ", ".join(f"c{number} bigint DEFAULT {number}" for number in range(1000))
+    added = ", ".join(f"ADD d{number} bigint DEFAULT {number}" for number in range(40))
+    execute(
+        source.dsn,
+        "DROP INDEX item_folded",
+        f"CREATE TABLE broad (id int PRIMARY KEY, {columns})",
+        "INSERT INTO broad SELECT generate_series(1, 3)",
+        f"ALTER TABLE broad {added}",
+    )
+    runs = Runs(place.fleet, Ready(place.spark))
+    runs.increment("snp")
+    code, refused = place.run("restore")
+    assert (code, refused["error"]) == (3, "load"), refused
+    assert "row is too big: size 8352, maximum size 8160" in refused["message"]
+    assert "COPY broad" in refused["message"]
+    lines = refused["hint"].splitlines()
+    assert lines == [TOO_LARGE, OTHERS_IN_STEPS]
+    execute(source.dsn, f"ALTER TABLE broad {', '.join(f'DROP d{number}' for number in range(30))}")
+    runs.increment("snp")
+    code, done = place.run("restore")
+    assert (code, done["rows"]) == (0, 6), done
+    assert sorted_copies(place.dsn)["public.broad"] == sorted_copies(source.dsn)["public.broad"]
+
+
+def test_a_value_that_an_index_of_the_target_can_not_hold_is_loaded_without_the_index(place: SecondDatabase) -> None:
+    # MD5 sums, so that the value can't be compressed.
+    long = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, 200) g)"
+    execute(place.fleet.primaries[0].dsn, "DROP INDEX item_folded", f"UPDATE item SET v = {long} WHERE id = 3")
+    Runs(place.fleet, Ready(place.spark)).increment("snp")
+    execute(place.maintenance, f'CREATE DATABASE "{TARGET}"')
+    execute(place.dsn, "CREATE TABLE item (id int PRIMARY KEY, v text)", "CREATE INDEX item_v ON item (v)")
+    code, refused = place.run("restore", "--data-only")
+    assert (code, refused["error"]) == (3, "load"), refused
+    assert 'for index "item_v"' in refused["message"]
+    assert refused["hint"].splitlines() == [INDEX_LIMIT, "after the change, repeat the command"]
+    execute(place.dsn, "DROP INDEX item_v")
     code, done = place.run("restore", "--data-only")
     assert (code, done["rows"]) == (0, 3), done
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from cutline.snapshots.operations.committing import OperationSettledError, has_committed, operation_settled_error
-from cutline.snapshots.operations.open_operations import RESTORE, is_open
+from cutline.snapshots.operations.committing import OperationSettledError, operation_settled_error
+from cutline.snapshots.operations.open_operations import RESTORE
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import check_kept
-from cutline.snapshots.records.operation_records import Intent, operation_key
+from cutline.snapshots.records.operation_records import DONE, Intent, operation_key, read_outcome
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, check_name, increments_pruned_error
 from cutline.snapshots.records.tombstones import check_not_deleted, is_known_only_full
 from cutline.storage.errors import BusyError, IndeterminateError, SnapshotError, UnreachableError, UsageError
@@ -74,14 +74,16 @@ def naming_removed(
 def _find_removal(store: ObjectStore, intent: Intent, begins_at: int, *, is_stored: bool) -> SnapshotError | None:
     """Return the error for what others have done meanwhile; None for nothing, or if the store does not tell."""
     try:
-        is_settled = is_stored and not (is_open(store, intent.id) and store.exists(operation_key(intent.id, "intent")))
-        if is_settled and has_committed(store, intent):
+        check_not_removed(store, intent.snapshot, intent.increment, begins_at)
+        outcome = read_outcome(store, intent.id) if is_stored else None
+        if outcome is not None and outcome.state == DONE:
             return OperationSettledError(
                 f"another process has continued operation {intent.id}, which seemed dead, and has completed it",
                 hint=f"nothing is left to do; see: snapshot show {intent.snapshot}",
                 details={"operation": intent.id},
             )
-        check_not_removed(store, intent.snapshot, intent.increment, begins_at)
+        # What was settled long ago is removed.
+        is_settled = is_stored and (outcome is not None or not store.exists(operation_key(intent.id, "intent")))
     except (UnreachableError, IndeterminateError, ManifestError):
         return None
     except SnapshotError as error:

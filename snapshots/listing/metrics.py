@@ -158,6 +158,11 @@ ABSENT_COPY = Metric(
     "1 if the newest cut leaves out the copy of this standby, else 0.",
     ("node",),
 )
+GAPS = Metric(
+    "cutline_gaps",
+    "Number of gaps in the snapshot of the newest cut: a primary was copied again, and no time between that increment"
+    " and the restore point before it can be restored.",
+)
 NEWEST_CUT = Metric(
     "cutline_newest_cut_timestamp_seconds",
     "Time of the newest cut with rows whose snapshot is not broken, without cuts in the future. A restore loses all"

@@ -22,6 +22,8 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_gathering import gather_once
 from cutline.snapshots.records.commit_rules import check_commit
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
@@ -34,6 +36,7 @@ from tests.commands.changing_fleet import ChangingFleet, absent_names, changing_
 from tests.commands.snapshot_runs import Ready, Runs, run_command, slots_of
 from tests.commands.watching import Reached, Watching
 from tests.servers.dealt import start_pair
+from tests.unit.metric_values import of, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,6 +79,7 @@ def test_a_standby_that_is_away_is_left_out_and_catches_up(place: ChangingFleet)
     second = place.increment()
     assert absent_names(first) == absent_names(second) == {STANDBY}
     assert [commit.absent[STANDBY].since for commit in (first, second)] == [1, 1]
+    assert absent_metric(place) == {STANDBY: 1, OTHER: 0}
     report = place.check(since_last=True)
     assert report.result == INCONCLUSIVE
     assert [skipped.what for skipped in report.skipped if skipped.is_absent] == [f"the copy of {STANDBY}"]
@@ -87,10 +91,15 @@ def test_a_standby_that_is_away_is_left_out_and_catches_up(place: ChangingFleet)
     third = place.increment()
     assert not third.absent
     assert not absent_names(third)
+    assert absent_metric(place) == {STANDBY: 0, OTHER: 0}
     assert place.check(since_last=True).result == VALID
     assert place.check().result == VALID
     assert place.check(2).result == INCONCLUSIVE
     place.check_restores(1, 2, 3)
+
+
+def absent_metric(place: ChangingFleet) -> dict[str, float]:
+    return of(metrics.ABSENT_COPY, read(gather_once(place.fleet).samples))
 
 
 def test_a_check_rests_on_a_check_without_the_same_copy(place: ChangingFleet) -> None:

@@ -24,6 +24,7 @@ from cutline.check.exact_state import compare_exact
 from cutline.check.report import Findings, SnapshotReport
 from cutline.embedded.bank import ACCOUNTS_PER_SHARD, INITIAL_BALANCE, half_present, read_invariants, shard_of
 from cutline.embedded.fleet import EmbeddedFleet
+from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
 from cutline.fleet.record import Time
 from cutline.nodes.connections import NodeUnreachableError, with_database
@@ -61,6 +62,12 @@ INCREMENTS, BACKUPS = (12, 1) if SOAK_SECONDS else (2, 0)
 FOLDED, RESTORED = (200, 5) if SOAK_SECONDS else (6, 1)
 TEARS_TRIED = 200
 PAUSE_SECONDS = 1.0
+ASSERTION = """
+[[drill.assertion]]
+node = "s1"
+sql = "SELECT id FROM note ORDER BY id"
+expected = [1, 2, 3]
+"""
 # Lines of a shard's tables, by the table and the key.
 Lines = dict[str, dict[bytes, bytes]]
 
@@ -339,6 +346,11 @@ def test_what_is_restored_and_refused_at_exact_times(
     assert [node["early"] for node in shown["exact"]["nodes"]] == [0, 0]
     assert shown["exact"]["nodes"][0]["last_commit_at"] < at[1].isoformat() < shown["cuts"][1]["made_at"]
 
+    asserting = tmp_path / "asserting.toml"
+    asserting.write_text(f"{fleet.path.read_text()}\n{ASSERTION}")
+    code, drilled = run_here(load_fleet(asserting), "drill", NAME, "--at", at[3].isoformat(), "--exact", spark=spark)
+    assert code == 0, drilled
+    assert (drilled["result"], drilled["exact"]["before"], drilled["exact"]["after"]) == ("holds", 1, 2)
     assert_copies_are_compared(runs, at[3])
     for command in (["check", NAME], ["restore", NAME, "--dry-run"]):
         code, refused = run_here(fleet, *command, "--at", changed_at.isoformat(), "--exact")

@@ -20,6 +20,8 @@ from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.listing import metrics
+from cutline.snapshots.listing.metrics_gathering import gather_once
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.documents import ManifestError, seal
@@ -31,6 +33,7 @@ from tests.commands.snapshot_runs import Runs, command_line, run_command, slots_
 from tests.commands.watching import Reached, Watching
 from tests.faults.signalled_command import ABOUT_TO_COMMIT
 from tests.servers.dealt import start_pair
+from tests.unit.metric_values import of, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,8 +148,11 @@ def test_a_primary_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> N
     drop_slot(place, "s1")
     second = next_increment(place)
     assert second.renewed.keys() == {"s1"}
+    assert of(metrics.GAPS, read(gather_once(place.fleet).samples)) == {"": 1}
     assert place.check(since_last=True).result == VALID
     next_increment(place)
+    # Not only the increment itself has a gap, but its chain.
+    assert of(metrics.GAPS, read(gather_once(place.fleet).samples)) == {"": 1}
     assert place.check(since_last=True).result == VALID
     assert place.check().result == VALID
     place.check_restores(1, 2, 3)

@@ -133,7 +133,9 @@ def cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
             hint=f"restore this time, or take an increment first: snapshot create {chain.name} --incremental",
             details=details,
         )
-    before = max((commit for commit in chain.commits if cut_time(commit) <= moment), key=_number)
+    # The time of a cut has fewer digits than its safe time, and so may seem to be before it.
+    earlier = chain.commits[:-1] if safe[-1] >= moment else chain.commits
+    before = max((commit for commit in earlier if cut_time(commit) <= moment), key=_number)
     for increment, safe_at in zip(chain.increments, safe, strict=True):
         if increment.increment > before.increment and safe_at >= moment:
             return before, increment

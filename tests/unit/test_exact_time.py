@@ -134,6 +134,17 @@ def test_the_state_lies_between_the_cuts_around_the_time(at_minute: float, befor
     assert point.chain.digest != point.after.digest
 
 
+def test_the_newest_time_can_be_restored_although_the_last_cut_seems_to_be_before_it() -> None:
+    """The time of a cut is cut off after milliseconds; its safe time, that of a commit, has microseconds."""
+    chain = chain_of((0, -1), (10, 9), (20, 20))
+    (last,) = chain.increments[1:]
+    later = timedelta(microseconds=900)
+    cut = structs.replace(last.cut, safe_at=Time.exactly(minute(20) + later))
+    chain = replace(chain, increments=(chain.increments[0], structs.replace(last, cut=cut)))
+    point = find_exact_point(InMemoryStore("memory://timed"), chain, minute(20) + later)
+    assert (point.before.increment, point.after.increment) == (1, 2)
+
+
 @pytest.mark.parametrize(("at_minute", "message"), [(-0.5, "has no state at"), (19.5, "complete only up to")])
 def test_times_outside_the_archived_wal_are_refused_with_the_possible_ones(at_minute: float, message: str) -> None:
     with pytest.raises(ExactTimeError, match=message) as raised:

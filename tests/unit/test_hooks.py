@@ -18,6 +18,7 @@ from cutline.cli.output.failure import BUSY, CANCELLED, INTERRUPTED, CommandFail
 from cutline.cli.output.hooks import HookedRun, ping
 from cutline.fleet.config import Fleet, FleetFileError, HooksTable, load_fleet
 from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import redact
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import run_command
@@ -121,6 +122,72 @@ def test_a_hook_that_fails_refuses_the_command_and_its_output_is_shown(tmp_path:
     assert not (tmp_path / "after").exists()
     # A dry run has no hooks.
     assert run_here(fleet, "gc", "--dry-run")[0] == 0
+
+
+# Every command that changes something, with the name of the command in its events, and the snapshot that it names.
+CHANGING = [
+    ("merge nightly", "merge", "nightly"),
+    ("copy nightly --to {folder}/second", "copy", "nightly"),
+    ("copy --all --to {folder}/second", "copy", None),
+    ("end nightly --yes", "end", "nightly"),
+    ("keep nightly", "keep", "nightly"),
+    ("keep nightly --release", "keep", "nightly"),
+    ("init", "init", None),
+    ("key add --key-file {folder}/another-key", "key-add", None),
+    ("key remove 0123456789abcdef", "key-remove", None),
+    ("delete nightly --yes", "delete", "nightly"),
+    ("prune --yes", "prune", None),
+    ("gc --yes", "gc", None),
+]
+
+
+def write_encrypted_fleet(tmp_path: Path, more: str) -> Fleet:
+    for name, digits in (("own-key", "11"), ("another-key", "22")):
+        (tmp_path / name).write_text(digits * 32)
+        (tmp_path / name).chmod(0o600)
+    path = tmp_path / "fleet.toml"
+    lines = f'name = "shop"\nstore = "file://{tmp_path}/store"\n[encryption]\nkey_file = "{tmp_path}/own-key"\n'
+    path.write_text(f"{lines}{more}\n{NODE}")
+    fleet = load_fleet(path)
+    assert fleet.encryption is not None
+    ensure_data_key(fleet.store.open_raw(), fleet.encryption.read_key())
+    ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+@pytest.mark.parametrize(("line", "command", "snapshot"), CHANGING)
+def test_every_command_that_changes_something_has_hooks(
+    tmp_path: Path, line: str, command: str, snapshot: str | None
+) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before=APPEND, after=APPEND))
+    code, document = run_here(fleet, *line.format(folder=tmp_path).split())
+    (before,), (after,) = events(tmp_path / "before"), events(tmp_path / "after")
+    assert [(one["command"], one["snapshot"], one["run"]) for one in (before, after)] == [
+        (command, snapshot, before["run"])
+    ] * 2
+    assert after["code"] == code
+    assert (after["error"], after["message"]) == (document.get("error"), document.get("message"))
+    assert (after["result"] is None) == bool(code)
+
+
+@pytest.mark.parametrize(("line", "command", "snapshot"), CHANGING)
+def test_a_hook_that_fails_refuses_every_command_that_changes_something(
+    tmp_path: Path, line: str, command: str, snapshot: str | None
+) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before="raise SystemExit(9)"))
+    files = sorted(tmp_path.rglob("*"))
+    code, document = run_here(fleet, *line.format(folder=tmp_path).split())
+    assert (code, document["error"]) == (3, "hook-failed"), snapshot
+    assert document["message"].startswith(f"{command} was not begun: [hooks] before ")
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("line", ["merge nightly", "copy --all --to {folder}/second", "end nightly", "gc"])
+def test_a_dry_run_has_no_hooks(tmp_path: Path, line: str) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before=APPEND, after=APPEND))
+    run_here(fleet, *line.format(folder=tmp_path).split(), "--dry-run")
+    assert not (tmp_path / "before").exists()
+    assert not (tmp_path / "after").exists()
 
 
 def test_a_hook_that_hangs_is_killed(tmp_path: Path) -> None:

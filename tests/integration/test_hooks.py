@@ -53,10 +53,11 @@ def test_each_success_is_reported_once(shared_fleet: EmbeddedFleet, tmp_path: Pa
 
 
 def test_commands_on_a_chain_tell_their_hook_what_they_have_changed(
-    shared_fleet: EmbeddedFleet, tmp_path: Path
+    shared_fleet: EmbeddedFleet, tmp_path: Path, monitor: Monitor
 ) -> None:
     words = json.dumps([sys.executable, "-c", APPEND, str(tmp_path / "after")])
-    with own_database(shared_fleet, tmp_path, "hooked", f"[hooks]\nafter = {words}\n") as fleet:
+    of = f'[notify]\nsuccess_url = "{monitor.url}/{{command}}"\nsuccess_of = ["merge", "copy"]\n'
+    with own_database(shared_fleet, tmp_path, "hooked", f"{of}[hooks]\nafter = {words}\n") as fleet:
         execute(fleet.nodes[0].dsn, "CREATE TABLE item (id int PRIMARY KEY)", "INSERT INTO item VALUES (1)")
         ran: list[tuple[str, str | None, dict[str, Any]]] = []
         for line in ("init", f"create {NAME}", f"create {NAME} --incremental", f"merge {NAME}", f"keep {NAME}",
@@ -75,3 +76,4 @@ def test_commands_on_a_chain_tell_their_hook_what_they_have_changed(
         recorded = {one["command"]: one["operation"] for one in told}
         assert recorded["merge"] == ran[3][2]["operation"]
         assert recorded["copy"] == ran[6][2]["operation"]
+        assert monitor.requests == [("GET", "/merge", ""), ("GET", "/copy", "")]

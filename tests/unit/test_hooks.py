@@ -243,9 +243,35 @@ def test_a_failure_is_reported_to_the_monitor_with_its_message(tmp_path: Path, m
     ((method, path, body),) = monitor.requests
     assert (method, path) == ("POST", f"/{SECRET}/create/fail?create=1")
     assert body == f"exit code 6: {document['message']}\nhint: {document['hint']}"
-    # Commands that prove nothing about the fleet are not reported.
+    # Housekeeping is reported only if fleet.toml says so.
     assert run_here(fleet, "gc", "--yes")[0] == 0
     assert len(monitor.requests) == 1
+
+
+@pytest.mark.parametrize(("line", "command"), [
+    ("copy --all --to {folder}/second", "copy"), ("prune --yes", "prune"), ("gc --yes", "gc"),
+])  # fmt: skip
+def test_a_command_that_fleet_toml_names_reports_its_success(
+    tmp_path: Path, monitor: Monitor, line: str, command: str
+) -> None:
+    of = f'success_of = ["{command}", "merge"]\n'
+    fleet = write_fleet(tmp_path, f'[notify]\nsuccess_url = "{monitor.url}/{{command}}"\n{of}')
+    words = line.format(folder=tmp_path).split()
+    done, _ = run_here(fleet, *words)
+    # A prune needs the fleet's lock, and the node can't be reached.
+    assert done == (6 if command == "prune" else 0)
+    assert [(method, path) for method, path, _ in monitor.requests] == [
+        ("POST", f"/{command}/fail") if done else ("GET", f"/{command}")
+    ]
+    assert run_here(fleet, *(word for word in words if word != "--yes"), "--dry-run")[0] == 0
+    # It fails because there is no such snapshot.
+    code, document = run_here(fleet, "merge", "nightly")
+    assert code == 3
+    assert [(method, path) for method, path, _ in monitor.requests[1:]] == [("POST", "/merge/fail")]
+    assert monitor.requests[1][2].startswith(f"exit code 3: {document['message']}")
+    # Those that it does not name report nothing any more.
+    assert run_here(fleet, "create", "nightly")[0] == 6
+    assert len(monitor.requests) == 2
 
 
 def test_a_success_is_a_request_to_the_address_itself(monitor: Monitor) -> None:
@@ -284,6 +310,8 @@ def test_the_address_may_be_in_a_variable_and_is_hidden(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("more", "problem"), [
     ('[notify]\nsuccess_url = "ftp://host/x"', "is not an address that begins with https:// or http://"),
     ('[notify]\nsuccess_url = "https://"', "is not an address"),
+    ('[notify]\nsuccess_of = ["creates"]', "`notify.success_of`"),
+    ('[notify]\nsuccess_of = []', "`notify.success_of`"),
     ('[hooks]\nbefore = []', "`hooks.before`"),
     ('[hooks]\ntimeout = "0"', "`hooks.timeout` is 0"),
     ('[limits]\nread = "50MB"', 'a rate is a string such as "50MB/s"'),

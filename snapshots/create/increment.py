@@ -49,6 +49,7 @@ from cutline.snapshots.create.continuable import Continuable, check_continuable,
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
 from cutline.snapshots.create.definition_changes import with_objects
+from cutline.snapshots.create.last_cuts import naming_last_cuts
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
@@ -286,14 +287,15 @@ def _create_increment(
     store, chain = fleet.store.open(), Chain(full)
     nodes = _find_nodes(store, fleet, full)
     with ExitStack() as stack:
-        sessions = stack.enter_context(
-            open_sessions(
-                fleet,
-                nodes,
-                spares_standbys=True,
-                known=lambda: read_continued(store, request.name, full).system_identifiers,
+        with naming_last_cuts(store, lambda: read_continued(store, request.name, full)):
+            sessions = stack.enter_context(
+                open_sessions(
+                    fleet,
+                    nodes,
+                    spares_standbys=True,
+                    known=lambda: read_continued(store, request.name, full).system_identifiers,
+                )
             )
-        )
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
         stack.enter_context(naming_remains(sessions, chain))
@@ -503,9 +505,12 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
 def _preview_increment(
     store: ObjectStore, fleet: Fleet, listed: Fleet, chain: Chain, request: CreateRequest, progress: Progress
 ) -> IncrementPlan:
-    with open_sessions(
-        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=lambda: chain.system_identifiers
-    ) as sessions:
+    nodes = check_fleet_file(fleet, chain)
+    with ExitStack() as stack:
+        with naming_last_cuts(store, lambda: chain):
+            sessions = stack.enter_context(
+                open_sessions(fleet, nodes, spares_standbys=True, known=lambda: chain.system_identifiers)
+            )
         check_chain_ids(sessions, fleet, listed, chain, request.replaced)
         note_renamed(fleet, chain, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))

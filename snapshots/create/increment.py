@@ -60,6 +60,7 @@ from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
+from cutline.snapshots.listing.unmerged import note_unmerged
 from cutline.snapshots.operations.majority import read_newest_record
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.old_primaries import check_timelines
@@ -343,6 +344,7 @@ def _check_chain(
     continuable = check_continuable(store, sessions, chain, operations, request.replaced)
     check_free_slots(sessions, continuable)
     _note_found(continuable, sessions, chain, progress)
+    note_unmerged(store, chain, fleet, progress)
     drop_retired(sessions, chain, progress)
     check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
     progress.reached(CrashPoint.CHECKED)

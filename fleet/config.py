@@ -339,11 +339,19 @@ class WatchTable(Record, frozen=True):
     accept_inconclusive: bool = False
 
 
+# The names under which the success of commands can be reported; `check --live` has another than `check`, because it
+# proves something else.
+Reported: TypeAlias = Literal["create", "check", "check-live", "drill", "restore", "copy", "merge", "prune", "gc"]
+# Housekeeping is not reported by default: if all commands share an address, it would hide that creates have stopped.
+REPORTED: tuple[Reported, ...] = ("create", "check", "check-live", "drill", "restore")
+
+
 class NotifyTable(Record, frozen=True):
     """The `[notify]` table of fleet.toml. In `success_url`, `{command}` stands for the command's name."""
 
     command: Annotated[tuple[Text, ...], Meta(min_length=1)] | None = None
     success_url: Text | None = None
+    success_of: Annotated[tuple[Reported, ...], Meta(min_length=1)] = REPORTED
 
 
 class HooksTable(Record, frozen=True):
@@ -800,8 +808,10 @@ class Fleet:
     watch: WatchTable | None = None
     hours: Hours | None = None
     notify: tuple[str, ...] = ()
-    # The address to which successful commands send a request, with `{command}` in the place of their name, or "".
+    # The address to which the commands in `success_of` send a request after a success, with `{command}` in the place of
+    # their name, or "".
     success_url: str = field(default="", repr=False)
+    success_of: tuple[str, ...] = REPORTED
     hooks: HooksTable = field(default_factory=HooksTable)
     metrics: MetricsRules = MetricsRules()
     with_passwords: bool = False
@@ -915,6 +925,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         hours=_hours(file.limits.hours),
         notify=file.notify.command or (),
         success_url=_success_url(file.notify.success_url),
+        success_of=file.notify.success_of,
         hooks=_hooks(file.hooks),
         metrics=_metrics(file.metrics),
         with_passwords=file.globals.passwords,

@@ -89,6 +89,7 @@ to = "/etc/cutline/second.toml"
 [notify]
 command = ["/usr/local/bin/page-me"]
 success_url = "https://hc-ping.com/your-ping-key/{command}"
+success_of = ["create", "check", "check-live", "drill", "restore"]   # also: copy, merge, prune, gc
 
 [limits]                             # without this table, commands are as fast as they can be
 read = "50MB/s"                      # from each node

@@ -14,6 +14,7 @@ from cutline.cli.output.activity import RecordedCommand, recorded_activity
 from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.failure import CONFLICTS, DONE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
 from cutline.cli.output.results import WARNING, answer, emit, progress
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
@@ -65,7 +66,10 @@ def copy(
     fleet = command_context(context).load_fleet()
     places = _check(fleet, name, to, everything=everything)
     began = time.monotonic()
-    with leaving_metrics(context, fleet, "copy", metrics, is_dry=dry_run):
+    with (
+        leaving_metrics(context, fleet, "copy", metrics, is_dry=dry_run),
+        with_hooks(context, fleet, "copy", name, is_dry=dry_run),
+    ):
         if dry_run:
             with progress(context) as shown:
                 reports = _copy(fleet, places, name, shown, [], is_dry=True)

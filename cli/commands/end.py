@@ -10,6 +10,7 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Yes, require_confirmation
 from cutline.cli.output.failure import DONE, UNREACHABLE
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress
 from cutline.cli.output.tables import size_text
 from cutline.snapshots.records.proven_chains import check_name
@@ -47,12 +48,15 @@ def end(
     if not confirmation.is_given:
         plan = preview_end(fleet, name)
         confirmation.ask(plan_lines(plan), _question(plan), losses=losses_of(plan))
-    with progress(context) as shown:
-        result = end_chain(fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan), losses_of(plan)))
-    code = UNREACHABLE if result.left else DONE
-    emit(context, document_of(result), lines_of(result), code=code)
-    if code:
-        raise typer.Exit(code)
+    with with_hooks(context, fleet, "end", name):
+        with progress(context) as shown:
+            result = end_chain(
+                fleet, name, shown, lambda plan: confirmation.announce(plan_lines(plan), losses_of(plan))
+            )
+        code = UNREACHABLE if result.left else DONE
+        emit(context, document_of(result), lines_of(result), code=code)
+        if code:
+            raise typer.Exit(code)
 
 
 def _question(plan: EndPlan) -> str:

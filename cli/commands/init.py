@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import emit, progress
 from cutline.cli.output.retention_rules import retention_text, rules_document
 from cutline.cli.output.tables import quantity_is
@@ -54,35 +55,36 @@ def init(
         return
     fleet = options.load_fleet()
     check_protection(fleet.spark_master, fleet.spark_settings)
-    with progress(context) as shown:
-        report = initialise(fleet, shown, forgets_nodes=forget_nodes)
-    document = {
-        "schema": SCHEMA,
-        "fleet": report.store.fleet_id,
-        "name": report.store.name,
-        "store_created": report.store_created,
-        "nodes": to_builtins(report.nodes),
-        "groups": report.groups,
-        "append_only": report.append_only,
-        "published": report.published,
-        "forgotten": report.forgotten,
-        "deleting_refused": report.deleting_refused,
-        "encryption_key": report.encryption_key or None,
-        "grants": grants_of(report.lacking),
-        "actions": actions_of(report.lacking),
-        "standbys_left_out": [standby for _, standby in report.too_old],
-        "absent": to_builtins(report.absent),
-        "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
-        "warnings": [*_warnings(report), *(pattern.text for pattern in report.unmatched)],
-        "surroundings": [warning.to_json() for warning in report.warnings],
-        "unmatched_patterns": [
-            {"rule": one.rule, "pattern": one.pattern, "similar": one.similar} for one in report.unmatched
-        ],
-        "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
-        "renamed": to_builtins(report.renamed),
-    }
-    lines = lines_of(report, allows_one_copy=fleet.allows_one_copy)
-    emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
+    with with_hooks(context, fleet, "init"):
+        with progress(context) as shown:
+            report = initialise(fleet, shown, forgets_nodes=forget_nodes)
+        document = {
+            "schema": SCHEMA,
+            "fleet": report.store.fleet_id,
+            "name": report.store.name,
+            "store_created": report.store_created,
+            "nodes": to_builtins(report.nodes),
+            "groups": report.groups,
+            "append_only": report.append_only,
+            "published": report.published,
+            "forgotten": report.forgotten,
+            "deleting_refused": report.deleting_refused,
+            "encryption_key": report.encryption_key or None,
+            "grants": grants_of(report.lacking),
+            "actions": actions_of(report.lacking),
+            "standbys_left_out": [standby for _, standby in report.too_old],
+            "absent": to_builtins(report.absent),
+            "retention": rules_document(fleet.retention.or_default) | {"default": not fleet.retention.rules},
+            "warnings": [*_warnings(report), *(pattern.text for pattern in report.unmatched)],
+            "surroundings": [warning.to_json() for warning in report.warnings],
+            "unmatched_patterns": [
+                {"rule": one.rule, "pattern": one.pattern, "similar": one.similar} for one in report.unmatched
+            ],
+            "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
+            "renamed": to_builtins(report.renamed),
+        }
+        lines = lines_of(report, allows_one_copy=fleet.allows_one_copy)
+        emit(context, document, [*lines[:-1], retention_text(fleet.retention), lines[-1]])
 
 
 def lines_of(report: InitReport, *, allows_one_copy: bool = False) -> list[str]:

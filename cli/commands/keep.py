@@ -8,6 +8,7 @@ import typer
 
 from cutline.cli.output.arguments import check_text, command_context, parse_end, parse_point
 from cutline.cli.output.completing import complete_snapshots
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.results import emit
 from cutline.snapshots.records.pins import pinned_text
@@ -56,8 +57,9 @@ def keep(
     if end is not None and end <= utc_now():
         raise UsageError(f"--until {until} has passed", hint="name a later day, or leave the option out")
     fleet = command_context(context).load_fleet()
-    change = release_pins(fleet, name, increment) if release else pin_point(fleet, name, increment, end, reason)
-    emit(context, document_of(change, is_release=release), lines_of(change, is_release=release))
+    with with_hooks(context, fleet, "keep", name):
+        change = release_pins(fleet, name, increment) if release else pin_point(fleet, name, increment, end, reason)
+        emit(context, document_of(change, is_release=release), lines_of(change, is_release=release))
 
 
 def document_of(change: PinChange, *, is_release: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from cutline.cli.output.arguments import command_context
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit
 from cutline.fleet.config import Fleet
 from cutline.storage.encryption.fleet_encryption import FleetEncryption
@@ -117,11 +118,12 @@ def add(
 
     source = KeySource(key_file, key_variable or None, command or None)
     ours, added = encryption.read_key(), FleetEncryption(source, fleet.name).read_key()
-    document = add_key(fleet.store.open_raw(), ours, added)
-    lines = [f"key {document.key} of {source} now opens the store"]
-    if document.key != ours.id:
-        lines.append(f"to rotate: name it in [encryption] of every fleet.toml, then: snapshot key remove {ours.id}")
-    emit(context, {"schema": SCHEMA, "key": document.key}, lines)
+    with with_hooks(context, fleet, "key-add"):
+        document = add_key(fleet.store.open_raw(), ours, added)
+        lines = [f"key {document.key} of {source} now opens the store"]
+        if document.key != ours.id:
+            lines.append(f"to rotate: name it in [encryption] of every fleet.toml, then: snapshot key remove {ours.id}")
+        emit(context, {"schema": SCHEMA, "key": document.key}, lines)
 
 
 @key_app.command()
@@ -130,9 +132,10 @@ def remove(context: typer.Context, key: KeyId) -> None:
     fleet, encryption = _encrypted_fleet(context)
     from cutline.storage.encryption.key_documents import remove_key
 
-    places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
-    document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}
-    emit(context, document, [f"key {key} no longer opens the store, except with a copy of {', '.join(places)}"])
+    with with_hooks(context, fleet, "key-remove"):
+        places = remove_key(fleet.store.open_raw(), encryption.read_key(), key)
+        document: dict[str, Any] = {"schema": SCHEMA, "key": key, "removed": places}
+        emit(context, document, [f"key {key} no longer opens the store, except with a copy of {', '.join(places)}"])
 
 
 def _encrypted_fleet(context: typer.Context) -> tuple[Fleet, FleetEncryption]:

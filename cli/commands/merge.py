@@ -14,6 +14,7 @@ from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import DONE
 from cutline.cli.output.given_up import code_of_drop, drop_text, dropped_document, dropped_lines
+from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
@@ -64,6 +65,20 @@ def merge(
     """
     confirmation = require_confirmation(context, "merge", yes=yes or dry_run or not drop_earlier)
     fleet = command_context(context).load_fleet()
+    with with_hooks(context, fleet, "merge", name, is_dry=dry_run):
+        _merge(context, fleet, name, to, confirmation, drop_earlier=drop_earlier, dry_run=dry_run)
+
+
+def _merge(
+    context: typer.Context,
+    fleet: Fleet,
+    name: str,
+    to: int | None,
+    confirmation: Confirmation,
+    *,
+    drop_earlier: bool,
+    dry_run: bool,
+) -> None:
     with SparkOnDemand(fleet, f"merge {name}") as spark:
         if dry_run:
             with progress(context) as shown:

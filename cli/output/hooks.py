@@ -26,10 +26,8 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, find_behind, redact, remember_secret
 
 SCHEMA = "cutline/hook/1"
-# The commands whose success is reported, and the name under which; `check --live` has another than `check`, because
-# it proves something else.
-PINGED = {"create": "create", "check": "check", "check-live": "check-live", "drill": "drill", "restore": "restore"}
-PINGED |= {"restore-resume": "restore"}
+# The end of these commands is reported under another name.
+PINGED_AS = {"restore-resume": "restore"}
 # Ends that say nothing about the fleet: another operation runs, or somebody stopped the command. If they recur, the
 # monitor misses the successes.
 UNPINGED = (BUSY, CANCELLED, INTERRUPTED)
@@ -83,10 +81,11 @@ class HookedRun:
         self.ping(failure)
 
     def ping(self, failure: CommandFailure) -> None:
-        """Report the end of the command to the monitor, if it is one that says something about the fleet."""
-        if not self.fleet.success_url or self.command not in PINGED or failure.code in UNPINGED:
+        """Report the end of the command to the monitor, if fleet.toml names it and the end says something."""
+        name = PINGED_AS.get(self.command, self.command)
+        if not self.fleet.success_url or name not in self.fleet.success_of or failure.code in UNPINGED:
             return
-        if problem := ping(self.fleet.success_url.replace("{command}", PINGED[self.command]), failure):
+        if problem := ping(self.fleet.success_url.replace("{command}", name), failure):
             self.warn(f"the end of {self.command} could not be reported to [notify] success_url: {problem}")
 
     def _event(self, event: str) -> dict[str, object]:

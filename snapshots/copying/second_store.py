@@ -7,7 +7,7 @@ decrypts objects to the bytes that the first store contains (storage/stored_form
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
@@ -72,9 +72,9 @@ class StorePair:
 def locate_copy(fleet: Fleet, place: str) -> CopyPlace:
     """Return the location of the second store at the URL `place`, or of the store that another fleet file names.
 
-    A URL gets the encryption of the fleet's own store, and its options if both have the same kind of URL. A path may be
-    relative to the working directory. Raises UsageError if it is the fleet's own store, FleetFileError, and
-    StoreOfAnotherFleetError if the file describes another fleet.
+    A URL gets the encryption and the rate of the fleet's own store, and its options if both have the same kind of URL.
+    A path may be relative to the working directory. Raises UsageError if it is the fleet's own store, FleetFileError,
+    and StoreOfAnotherFleetError if the file describes another fleet.
     """
     found = _locate(fleet, place)
     own, other = fleet.store.open_raw(), found.location.open_raw()
@@ -109,7 +109,9 @@ def _locate(fleet: Fleet, place: str) -> CopyPlace:
     place = place if "://" in place else str(Path(place).absolute())
     is_same_kind = place.partition("://")[0] == fleet.store.url.partition("://")[0]
     options = with_environment(place, fleet.store.options if is_same_kind else {})
-    return CopyPlace(StoreLocation(place, options, fleet.encryption), fleet.encryption)
+    # The limit on the rate is that of the fleet's own store.
+    location = replace(fleet.store, url=place, options=options, encryption=fleet.encryption)
+    return CopyPlace(location, fleet.encryption)
 
 
 def _is_encrypted_itself(fleet: Fleet) -> bool:

@@ -49,6 +49,7 @@ from cutline.snapshots.create.continuable import Continuable, check_continuable,
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
 from cutline.snapshots.create.definition_changes import with_objects
+from cutline.snapshots.create.last_cuts import naming_last_cuts
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
@@ -59,6 +60,7 @@ from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
 from cutline.snapshots.ddl.server_globals_object import store_globals
 from cutline.snapshots.ddl.table_changes import DdlPlan, report_changes
+from cutline.snapshots.listing.unmerged import note_unmerged
 from cutline.snapshots.operations.majority import read_newest_record
 from cutline.snapshots.operations.object_lists import check_commit_stored, replace_by_lists
 from cutline.snapshots.operations.old_primaries import check_timelines
@@ -286,14 +288,15 @@ def _create_increment(
     store, chain = fleet.store.open(), Chain(full)
     nodes = _find_nodes(store, fleet, full)
     with ExitStack() as stack:
-        sessions = stack.enter_context(
-            open_sessions(
-                fleet,
-                nodes,
-                spares_standbys=True,
-                known=lambda: read_continued(store, request.name, full).system_identifiers,
+        with naming_last_cuts(store, lambda: read_continued(store, request.name, full)):
+            sessions = stack.enter_context(
+                open_sessions(
+                    fleet,
+                    nodes,
+                    spares_standbys=True,
+                    known=lambda: read_continued(store, request.name, full).system_identifiers,
+                )
             )
-        )
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         lock = stack.enter_context(exclusive(sessions, store, "create", request.name))
         stack.enter_context(naming_remains(sessions, chain))
@@ -341,6 +344,7 @@ def _check_chain(
     continuable = check_continuable(store, sessions, chain, operations, request.replaced)
     check_free_slots(sessions, continuable)
     _note_found(continuable, sessions, chain, progress)
+    note_unmerged(store, chain, fleet, progress)
     drop_retired(sessions, chain, progress)
     check_terminal(sessions, chain.full.fleet_id, progress, terminal=request.terminal)
     progress.reached(CrashPoint.CHECKED)
@@ -503,9 +507,12 @@ def preview_increment(fleet: Fleet, request: CreateRequest, progress: Progress) 
 def _preview_increment(
     store: ObjectStore, fleet: Fleet, listed: Fleet, chain: Chain, request: CreateRequest, progress: Progress
 ) -> IncrementPlan:
-    with open_sessions(
-        fleet, check_fleet_file(fleet, chain), spares_standbys=True, known=lambda: chain.system_identifiers
-    ) as sessions:
+    nodes = check_fleet_file(fleet, chain)
+    with ExitStack() as stack:
+        with naming_last_cuts(store, lambda: chain):
+            sessions = stack.enter_context(
+                open_sessions(fleet, nodes, spares_standbys=True, known=lambda: chain.system_identifiers)
+            )
         check_chain_ids(sessions, fleet, listed, chain, request.replaced)
         note_renamed(fleet, chain, progress)
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))

@@ -19,6 +19,7 @@ from cutline.fleet.progress import Silent
 from cutline.fleet.units import duration_text
 from cutline.nodes.clocks import AGREE_SECONDS_MAX
 from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
+from cutline.snapshots.listing.unmerged import unmerged_text
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
     OpenOperation,
@@ -311,7 +312,8 @@ class Listing:
     `missing` are committed restore points whose commit files are missing. `pins` are the pins in force, by snapshot.
     `age_problem` says that the newest restore point is older than fleet.toml allows; "" if it is not. `copies` are the
     second stores, if fleet.toml names any, as their last copies left them. `slot_warnings` name the remedy for every
-    chain past half of a node's limit, and what the next create does with its slots.
+    chain past half of a node's limit, and what the next create does with its slots. `unmerged` has a line for every
+    chain that grows for ever.
     """
 
     entries: tuple[Entry, ...]
@@ -323,11 +325,13 @@ class Listing:
     age_problem: str = ""
     copies: tuple[SecondStoreState, ...] = ()
     slot_warnings: tuple[str, ...] = ()
+    unmerged: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """A line for restore points that are too old or missing, and for every chain past half of a node's limit."""
-        return [*([self.age_problem] if self.age_problem else []), *missing_texts(self.missing), *self.slot_warnings]
+        """A line for restore points that are too old or missing, and for every chain that needs action."""
+        age = [self.age_problem] if self.age_problem else []
+        return [*age, *missing_texts(self.missing), *self.slot_warnings, *self.unmerged]
 
     @property
     def notes(self) -> list[str]:
@@ -359,7 +363,9 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     increments = {entry.name: len(entry.summaries) for entry in entries}
     copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
     warnings = tuple(_slot_warnings(store, fleet, listed, answers, documents))
-    return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies, warnings)
+    going_on = (entry.chain for entry in listed if entry.chain and entry.state == COMPLETE)
+    unmerged = tuple(text for one in going_on if (text := unmerged_text(store, one, fleet, now)))
+    return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies, warnings, unmerged)
 
 
 def _slot_warnings(

@@ -27,7 +27,7 @@ from cutline.nodes.read_only import resume_fleet
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
-from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
@@ -99,13 +99,16 @@ def take_replayed_increment(place: ChangingFleet) -> None:
 @pytest.mark.parametrize("place", [(2, 1)], indirect=True)
 def test_a_chain_goes_on_after_a_failover(place: ChangingFleet) -> None:
     place.write()
-    place.increment()
+    first = place.increment()
     place.write()
     prepare(place, "over-failover")
     place.await_replay(STANDBY)
     place.stop(PRIMARY)
-    with pytest.raises(NodeUnreachableError, match=PRIMARY):
-        place.increment()
+    for take in (place.increment, lambda: preview_increment(place.fleet, CreateRequest("chain"), Silent())):
+        with pytest.raises(NodeUnreachableError, match=PRIMARY) as away:
+            take()
+        assert str(away.value).endswith(f"; last in the cut of increment 1 of chain at {first.cut.made_at}")
+        assert away.value.details["last_cuts"] == [{"node": PRIMARY, "increment": 1, "cut_at": first.cut.made_at}]
     promote(place, STANDBY)
     # psql must be told to connect to the server that accepts writes.
     address = conninfo_to_dict(initialise(place.fleet, Silent()).addresses[PRIMARY])

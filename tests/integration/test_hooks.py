@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from cutline.cli.watch.tasks import take_increment
 from cutline.embedded.fleet import EmbeddedFleet
@@ -42,9 +43,37 @@ def test_each_success_is_reported_once(shared_fleet: EmbeddedFleet, tmp_path: Pa
             ("GET", "/create"),
         ]
         assert monitor.requests[2][2].startswith("exit code 4: inconclusive")
-        told = events(tmp_path / "after")
+        init, *told = events(tmp_path / "after")
+        assert init["command"] == "init"
         assert [one["command"] for one in told] == ["create", "create", "check", "create"]
         assert [one["operation"] for one in told[:2]] == [full["operation"], increment["operation"]]
         assert told[3]["operation"] == commit.operation
         assert told[3]["result"]["increment"] == commit.increment
         assert told[0]["result"]["cut"]["id"] == full["cut"]["id"]
+
+
+def test_commands_on_a_chain_tell_their_hook_what_they_have_changed(
+    shared_fleet: EmbeddedFleet, tmp_path: Path, monitor: Monitor
+) -> None:
+    words = json.dumps([sys.executable, "-c", APPEND, str(tmp_path / "after")])
+    of = f'[notify]\nsuccess_url = "{monitor.url}/{{command}}"\nsuccess_of = ["merge", "copy"]\n'
+    with own_database(shared_fleet, tmp_path, "hooked", f"{of}[hooks]\nafter = {words}\n") as fleet:
+        execute(fleet.nodes[0].dsn, "CREATE TABLE item (id int PRIMARY KEY)", "INSERT INTO item VALUES (1)")
+        ran: list[tuple[str, str | None, dict[str, Any]]] = []
+        for line in ("init", f"create {NAME}", f"create {NAME} --incremental", f"merge {NAME}", f"keep {NAME}",
+                     f"keep {NAME} --release", f"copy {NAME} --to {tmp_path}/second", f"end {NAME} --yes"):  # fmt: skip
+            command, _, name = line.partition(" ")
+            code, document = run_command(fleet, *line.split())
+            assert code == 0, document
+            # These are written last, with those about fleet.toml.
+            del document["warnings"]
+            ran.append((command, name.split()[0] if name else None, document))
+        told = events(tmp_path / "after")
+        for one in told:
+            one["result"].pop("warnings", None)
+        assert [(one["command"], one["snapshot"], one["result"]) for one in told] == ran
+        assert [one["code"] for one in told] == [0] * len(ran)
+        recorded = {one["command"]: one["operation"] for one in told}
+        assert recorded["merge"] == ran[3][2]["operation"]
+        assert recorded["copy"] == ran[6][2]["operation"]
+        assert monitor.requests == [("GET", "/merge", ""), ("GET", "/copy", "")]

@@ -89,3 +89,17 @@ def test_storing_keeps_to_the_limit(fleet: Fleet) -> None:
     seconds, document = timed(fleet, "create", NAME)
     assert document["bytes"] > 2 * MB
     assert seconds >= document["bytes"] / MB - CREDIT_SECONDS
+
+
+def test_a_copy_keeps_to_the_limit_of_the_second_store(fleet: Fleet, tmp_path: Path) -> None:
+    _, full = timed(fleet, "create", NAME)
+    limit(fleet, store="1MB/s")
+    other = tmp_path / "second.toml"
+    other.write_text(re.sub('(?m)^store = "file:.*"$', f'store = "file://{tmp_path}/other"', fleet.path.read_text()))
+    for place, unlimited in ((f"file://{tmp_path}/second", False), (str(other), True)):
+        if unlimited:
+            # The limit of the second store's own fleet file counts.
+            limit(fleet)
+        seconds, copied = timed(fleet, "copy", NAME, "--to", place)
+        assert copied["bytes"] >= full["bytes"] > 2 * MB
+        assert seconds >= copied["bytes"] / MB - CREDIT_SECONDS, place

@@ -61,7 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "store").mkdir()
     (folder / "fleet.toml").write_text(
         f'name = "shop"\nstore = "file://{folder}/store"\n'
-        '[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
+        # Without merges, the chain would be warned of once it is old.
+        '[retention]\nmerge = "weekly"\n[[node]]\nid = "a"\ndsn = "host=127.0.0.1 port=1 dbname=shop"\n'
     )
     store = LocalStore(folder / "store")
     identity, _ = ensure_identity(store, load_fleet(folder / "fleet.toml"))

@@ -18,6 +18,7 @@ from cutline.cli.output.failure import BUSY, CANCELLED, INTERRUPTED, CommandFail
 from cutline.cli.output.hooks import HookedRun, ping
 from cutline.fleet.config import Fleet, FleetFileError, HooksTable, load_fleet
 from cutline.snapshots.records.store_identity import ensure_identity
+from cutline.storage.encryption.key_documents import ensure_data_key
 from cutline.storage.errors import redact
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import run_command
@@ -123,6 +124,72 @@ def test_a_hook_that_fails_refuses_the_command_and_its_output_is_shown(tmp_path:
     assert run_here(fleet, "gc", "--dry-run")[0] == 0
 
 
+# Every command that changes something, with the name of the command in its events, and the snapshot that it names.
+CHANGING = [
+    ("merge nightly", "merge", "nightly"),
+    ("copy nightly --to {folder}/second", "copy", "nightly"),
+    ("copy --all --to {folder}/second", "copy", None),
+    ("end nightly --yes", "end", "nightly"),
+    ("keep nightly", "keep", "nightly"),
+    ("keep nightly --release", "keep", "nightly"),
+    ("init", "init", None),
+    ("key add --key-file {folder}/another-key", "key-add", None),
+    ("key remove 0123456789abcdef", "key-remove", None),
+    ("delete nightly --yes", "delete", "nightly"),
+    ("prune --yes", "prune", None),
+    ("gc --yes", "gc", None),
+]
+
+
+def write_encrypted_fleet(tmp_path: Path, more: str) -> Fleet:
+    for name, digits in (("own-key", "11"), ("another-key", "22")):
+        (tmp_path / name).write_text(digits * 32)
+        (tmp_path / name).chmod(0o600)
+    path = tmp_path / "fleet.toml"
+    lines = f'name = "shop"\nstore = "file://{tmp_path}/store"\n[encryption]\nkey_file = "{tmp_path}/own-key"\n'
+    path.write_text(f"{lines}{more}\n{NODE}")
+    fleet = load_fleet(path)
+    assert fleet.encryption is not None
+    ensure_data_key(fleet.store.open_raw(), fleet.encryption.read_key())
+    ensure_identity(fleet.store.open(), fleet)
+    return fleet
+
+
+@pytest.mark.parametrize(("line", "command", "snapshot"), CHANGING)
+def test_every_command_that_changes_something_has_hooks(
+    tmp_path: Path, line: str, command: str, snapshot: str | None
+) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before=APPEND, after=APPEND))
+    code, document = run_here(fleet, *line.format(folder=tmp_path).split())
+    (before,), (after,) = events(tmp_path / "before"), events(tmp_path / "after")
+    assert [(one["command"], one["snapshot"], one["run"]) for one in (before, after)] == [
+        (command, snapshot, before["run"])
+    ] * 2
+    assert after["code"] == code
+    assert (after["error"], after["message"]) == (document.get("error"), document.get("message"))
+    assert (after["result"] is None) == bool(code)
+
+
+@pytest.mark.parametrize(("line", "command", "snapshot"), CHANGING)
+def test_a_hook_that_fails_refuses_every_command_that_changes_something(
+    tmp_path: Path, line: str, command: str, snapshot: str | None
+) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before="raise SystemExit(9)"))
+    files = sorted(tmp_path.rglob("*"))
+    code, document = run_here(fleet, *line.format(folder=tmp_path).split())
+    assert (code, document["error"]) == (3, "hook-failed"), snapshot
+    assert document["message"].startswith(f"{command} was not begun: [hooks] before ")
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.parametrize("line", ["merge nightly", "copy --all --to {folder}/second", "end nightly", "gc"])
+def test_a_dry_run_has_no_hooks(tmp_path: Path, line: str) -> None:
+    fleet = write_encrypted_fleet(tmp_path, hooks_of(tmp_path, before=APPEND, after=APPEND))
+    run_here(fleet, *line.format(folder=tmp_path).split(), "--dry-run")
+    assert not (tmp_path / "before").exists()
+    assert not (tmp_path / "after").exists()
+
+
 def test_a_hook_that_hangs_is_killed(tmp_path: Path) -> None:
     hang = "import time; print('waiting', flush=True); time.sleep(600)"
     fleet = write_fleet(tmp_path, hooks_of(tmp_path, before=hang) + 'timeout = "1s"\n')
@@ -176,9 +243,35 @@ def test_a_failure_is_reported_to_the_monitor_with_its_message(tmp_path: Path, m
     ((method, path, body),) = monitor.requests
     assert (method, path) == ("POST", f"/{SECRET}/create/fail?create=1")
     assert body == f"exit code 6: {document['message']}\nhint: {document['hint']}"
-    # Commands that prove nothing about the fleet are not reported.
+    # Housekeeping is reported only if fleet.toml says so.
     assert run_here(fleet, "gc", "--yes")[0] == 0
     assert len(monitor.requests) == 1
+
+
+@pytest.mark.parametrize(("line", "command"), [
+    ("copy --all --to {folder}/second", "copy"), ("prune --yes", "prune"), ("gc --yes", "gc"),
+])  # fmt: skip
+def test_a_command_that_fleet_toml_names_reports_its_success(
+    tmp_path: Path, monitor: Monitor, line: str, command: str
+) -> None:
+    of = f'success_of = ["{command}", "merge"]\n'
+    fleet = write_fleet(tmp_path, f'[notify]\nsuccess_url = "{monitor.url}/{{command}}"\n{of}')
+    words = line.format(folder=tmp_path).split()
+    done, _ = run_here(fleet, *words)
+    # A prune needs the fleet's lock, and the node can't be reached.
+    assert done == (6 if command == "prune" else 0)
+    assert [(method, path) for method, path, _ in monitor.requests] == [
+        ("POST", f"/{command}/fail") if done else ("GET", f"/{command}")
+    ]
+    assert run_here(fleet, *(word for word in words if word != "--yes"), "--dry-run")[0] == 0
+    # It fails because there is no such snapshot.
+    code, document = run_here(fleet, "merge", "nightly")
+    assert code == 3
+    assert [(method, path) for method, path, _ in monitor.requests[1:]] == [("POST", "/merge/fail")]
+    assert monitor.requests[1][2].startswith(f"exit code 3: {document['message']}")
+    # Those that it does not name report nothing any more.
+    assert run_here(fleet, "create", "nightly")[0] == 6
+    assert len(monitor.requests) == 2
 
 
 def test_a_success_is_a_request_to_the_address_itself(monitor: Monitor) -> None:
@@ -217,6 +310,8 @@ def test_the_address_may_be_in_a_variable_and_is_hidden(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(("more", "problem"), [
     ('[notify]\nsuccess_url = "ftp://host/x"', "is not an address that begins with https:// or http://"),
     ('[notify]\nsuccess_url = "https://"', "is not an address"),
+    ('[notify]\nsuccess_of = ["creates"]', "`notify.success_of`"),
+    ('[notify]\nsuccess_of = []', "`notify.success_of`"),
     ('[hooks]\nbefore = []', "`hooks.before`"),
     ('[hooks]\ntimeout = "0"', "`hooks.timeout` is 0"),
     ('[limits]\nread = "50MB"', 'a rate is a string such as "50MB/s"'),

@@ -166,17 +166,42 @@ def test_a_promotion_after_a_create_that_failed_on_the_timeline_before(place: Ch
             place.servers.start_node(place.servers.node(THIRD))
             promote(place, THIRD)
 
+    request = CreateRequest("chain", retries=0)
     with pytest.raises(UnreachableError):
-        request = CreateRequest("chain", retries=0)
         create_increment(place.fleet, request, place.runs.spark, Watching(fail_over))
     place.execute(THIRD, "INSERT INTO seen VALUES (7000, 'kept')")
     place.write()
     commit = place.increment()
-    assert commit.timelines[PRIMARY] == 3
     assert commit.renewed.keys() == ({PRIMARY} if is_lossy else set())
+    assert commit.timelines == ({} if is_lossy else {PRIMARY: 3})
     place.write()
     assert not place.increment().renewed
     check_chain(place, STANDBY, THIRD)
+
+
+@pytest.mark.parametrize("place", [1], indirect=True)
+def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet) -> None:
+    """It has archived WAL of the new timeline, of which no commit knows."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.write()
+    place.await_replay(STANDBY)
+    kill_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    place.write()
+
+    def fail(reached: Reached) -> None:
+        if reached.point == CrashPoint.ARCHIVED:
+            raise UnreachableError("the store is away")
+
+    with pytest.raises(UnreachableError, match="the store is away"):
+        create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, Watching(fail))
+    place.write()
+    commit = place.increment()
+    assert not commit.renewed
+    assert commit.timelines == {PRIMARY: 2}
+    check_chain(place, STANDBY)
 
 
 @pytest.mark.parametrize("middle", ["follows", "stopped", "waits"])

@@ -251,9 +251,10 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
 def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
     """Raise WalDivergedError unless the node's new timeline has all WAL that the chain has of the node.
 
-    The history is that of the primary, which a standby follows. Segments that no commit lists count as well. That the
-    server has this WAL is verified when its slot is read (wal/drain/lineage.py): two servers may begin a timeline with
-    the same number. Raises NodeUnreachableError for a primary that may be the one before a failover.
+    The history is that of the primary, which a standby follows. Segments that no commit lists count as well, unless the
+    node's slot is at their end: then a create that failed has archived them from this server since. That the server has
+    the other WAL is verified when its slot is read (wal/drain/lineage.py): two servers may begin a timeline with the
+    same number. Raises NodeUnreachableError for a primary that may be the one before a failover.
     """
     was, now = chain.baseline[node.id].timeline, sessions.identities[node.id].timeline
     if node.backup_of is None and now < was:
@@ -263,8 +264,9 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     ended = switches.get(was) if now == current or now in switches else None
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.bases[node.id]
-    reached = max(listed, chain.archived_to(node.id), _archive_end(store, chain, node.id, listed))
-    if ended is not None and ended >= reached:
+    committed, end = max(listed, chain.archived_to(node.id)), _archive_end(store, chain, node.id, listed)
+    reached = max(committed, end)
+    if ended is not None and ended >= (committed if _is_slot_at(sessions, chain, node, end) else reached):
         return
     how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
     raise diverged_error(
@@ -272,6 +274,13 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
         f"its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to {reached}",
         {"was": was, "now": now, "switch": str(ended) if ended is not None else None, "end": str(reached)},
     )
+
+
+def _is_slot_at(sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> bool:
+    """Whether the chain's slot on the node has reached exactly this position."""
+    with raising_unreachable(node):
+        state = slot_state(sessions.connections[node.id], slot_name(chain.full.operation))
+    return state is not None and state.confirmed == position
 
 
 def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,16 +48,17 @@ if TYPE_CHECKING:
 PRIMARY, STANDBY = "s1", "s1-b1"
 
 
-@pytest.fixture
-def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[ChangingFleet]:
-    """A fleet of one shard with one standby, or of as many of each as the test's parameter says."""
-    shards, backups = getattr(request, "param", (1, 1))
+@contextmanager
+def fleet_with_chain(
+    folder: Path, spark: SparkSession, shards: int, backups: int, settings: Mapping[str, str] | None = None
+) -> Iterator[ChangingFleet]:
+    """Run a fleet of its own with the full snapshot `chain`, and one to restore into, in `folder`."""
     try:
-        source = start_fleet(tmp_path / "fleet", shards=shards, backups=backups)
-        target = start_fleet(tmp_path / "target", shards=shards, backups=0, like_shared=True)
-        fleet = configure_fleet(source, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
-        into = configure_fleet(target, tmp_path / "target.toml", f"file://{tmp_path}/other-store")
-        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), tmp_path)
+        source = start_fleet(folder / "fleet", shards=shards, backups=backups, settings=settings)
+        target = start_fleet(folder / "target", shards=shards, backups=0, like_shared=True)
+        fleet = configure_fleet(source, folder / "fleet.toml", f"file://{folder}/store")
+        into = configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
+        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), folder)
         for primary in fleet.primaries:
             found.execute(
                 primary.id,
@@ -70,8 +72,16 @@ def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -
         found.runs.full("chain")
         yield found
     finally:
-        stop_fleet(tmp_path / "fleet", delete=True)
-        stop_fleet(tmp_path / "target", delete=True)
+        stop_fleet(folder / "fleet", delete=True)
+        stop_fleet(folder / "target", delete=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[ChangingFleet]:
+    """A fleet of one shard with one standby, or of as many of each as the test's parameter says."""
+    shards, backups = getattr(request, "param", (1, 1))
+    with fleet_with_chain(tmp_path, spark, shards, backups) as found:
+        yield found
 
 
 def promote(place: ChangingFleet, node: str) -> None:

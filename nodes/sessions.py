@@ -350,7 +350,17 @@ def _lost_primaries(
 def with_current_roles(fleet: Fleet) -> Fleet:
     """Return the fleet with promoted standbys in their primaries' places, as open_sessions exchanges them.
 
-    Raises FleetTopologyError if a primary and one of its standbys both accept writes, or two hosts of a primary's dsn.
+    Raises the errors of ask_current_roles.
+    """
+    return with_exchanged(fleet, ask_current_roles(fleet))
+
+
+def ask_current_roles(fleet: Fleet) -> dict[str, str]:
+    """Ask all servers, and return the standbys that have been promoted, by primary.
+
+    Raises FleetTopologyError if a primary and one of its standbys both accept writes, or two hosts of a primary's dsn;
+    and NodeUnreachableError if a primary has become a standby, and the server that could be the primary now can't be
+    reached.
     """
     found = dict(zip(fleet.primaries, in_parallel(_find, fleet.primaries), strict=True))
     answers = {primary: one.identity if one else None for primary, one in found.items()}
@@ -363,7 +373,7 @@ def with_current_roles(fleet: Fleet) -> Fleet:
         if one is not None and not one.identity.in_recovery and not one.is_server_of(writing[node.shard]):
             raise two_primaries_error(node)
     _check_hosts(fleet.primaries, writing)
-    return with_exchanged(fleet, _ask_promoted(fleet, lost, {}))
+    return _ask_promoted(fleet, lost, {})
 
 
 def _check_hosts(nodes: Iterable[Node], found: Mapping[str, FoundNode]) -> None:

@@ -94,7 +94,7 @@ def restore(
     confirmation = require_confirmation(context, "restore --replace", yes=yes or dry_run or not replace)
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
-    target = load_target(to, source)
+    target = load_target(to, source, node or ())
     (groups, moves), routes = parse_groups(group or ()), parse_routes(route or ())
     scope = RestoreScope(
         nodes=tuple(node or ()),
@@ -158,7 +158,7 @@ def restore_resume(
     """
     source = command_context(context).load_fleet()
     check_protection(source.spark_master, source.spark_settings)
-    target, name = load_target(to, source), newest_name(source, name)
+    target, name = load_target(to, source, node or ()), newest_name(source, name)
     scope = RestoreScope(nodes=tuple(node or ()))
     request = RestoreRequest(name, allow_refused_ddl=allow_refused_ddl, scope=scope)
     with (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +20,7 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.messages import SAME_TARGET
 from cutline.fleet.record import to_builtins
 from cutline.nodes.other_databases import OldDatabase
+from cutline.restore.targets.target import with_current_servers
 from cutline.restore.unfinished.undoing import (
     AbandonReport,
     abandon_restore,
@@ -61,9 +62,15 @@ ABANDON_LINES = {
 NOT_CHANGED, NOTHING_ASIDE = "nothing was changed", "no database was set aside"
 
 
-def load_target(to: Path | None, source: Fleet) -> Fleet:
-    """Load the fleet that --to names; without --to, return the source itself."""
-    return load_fleet(to, hint=NO_TARGET_HINT) if to else source
+def load_target(to: Path | None, source: Fleet, nodes: Iterable[str] = ()) -> Fleet:
+    """Load the fleet that --to names; without --to, return the source itself, with its servers in their current roles.
+
+    Another file is taken as it is written. `nodes` are the shards that the command is limited to, if any.
+
+    Raises FleetTopologyError if two servers of one of the source's shards accept writes.
+    """
+    target = load_fleet(to, hint=NO_TARGET_HINT) if to else source
+    return with_current_servers(target, nodes) if target.path.samefile(source.path) else target
 
 
 @contextmanager
@@ -98,7 +105,7 @@ def restore_abandon(
     """
     confirmation = require_confirmation(context, "restore-abandon", yes=yes or dry_run)
     source, nodes = command_context(context).load_fleet(), tuple(node or ())
-    target, name = load_target(to, source), newest_name(source, name)
+    target, name = load_target(to, source, nodes), newest_name(source, name)
     with naming_target(to, name):
         if dry_run or not confirmation.is_given:
             with progress(context) as shown:
@@ -121,7 +128,7 @@ def restore_discard(
     """Drop the databases that `restore --replace` set aside, no matter which snapshot was restored in their place."""
     confirmation = require_confirmation(context, "restore-discard", yes=yes or dry_run)
     source, nodes = command_context(context).load_fleet(), tuple(node or ())
-    target = load_target(to, source)
+    target = load_target(to, source, nodes)
     with naming_target(to):
         if dry_run or not confirmation.is_given:
             with progress(context) as shown:

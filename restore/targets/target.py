@@ -9,18 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import SAME_TARGET, list_some
 from cutline.fleet.own_process import own_label
-from cutline.nodes.baseline import NodeIdentity
+from cutline.nodes.baseline import FleetTopologyError, NodeIdentity
 from cutline.nodes.connections import (
     MAINTENANCE_DATABASE,
     connect,
@@ -28,6 +29,7 @@ from cutline.nodes.connections import (
     database_name,
     disrupted_error,
     is_pooled,
+    on_each_host,
     raising_unreachable,
     unreachable_error,
     with_database,
@@ -38,8 +40,9 @@ from cutline.nodes.lock import take_lock
 from cutline.nodes.open_sessions import shut_down
 from cutline.nodes.other_databases import ASIDE, LOADING, name_beside
 from cutline.nodes.problems import GRANT, comment, quote, raising_unfit, read_role
+from cutline.nodes.roles import with_exchanged
 from cutline.nodes.server_errors import remedy_of, shorten_message
-from cutline.nodes.sessions import in_parallel
+from cutline.nodes.sessions import ask_current_roles, in_parallel
 from cutline.nodes.table_state import TableState
 from cutline.nodes.watch import Watch
 from cutline.restore.ddl.ddl import Ddl, shorten_statement
@@ -54,6 +57,7 @@ from cutline.snapshots.operations.operation import new_operation
 from cutline.storage.errors import RefusedError, SnapshotError, UsageError
 
 LOCK_NAME = "restore"
+DEFAULT_PORT = "5432"
 # The sessions in the maintenance databases that hold the targets' locks, keyed by shard.
 Connections = Mapping[str, psycopg.Connection[Any]]
 
@@ -140,6 +144,30 @@ def provisional_targets(fleet: Fleet, nodes: tuple[str, ...]) -> tuple[Target, .
     operation = new_operation("restore", "", 0, ()).operation
     chosen = choose_nodes(nodes, [node.id for node in fleet.primaries], str(fleet.path))
     return find_targets(fleet, chosen, operation)
+
+
+def with_current_servers(fleet: Fleet, nodes: Iterable[str] = ()) -> Fleet:
+    """Return the fleet with promoted standbys in their primaries' places, whether or not the databases exist.
+
+    Only the shards in `nodes` are asked; all, if there are none or the fleet knows one of them by another id. If no
+    server of a shard is known to accept writes, its servers stay as they are listed.
+
+    Raises FleetTopologyError if two servers of a shard accept writes.
+    """
+    shards, chosen = {node.id for node in fleet.primaries}, set(nodes)
+    asked = tuple(with_database(node, MAINTENANCE_DATABASE) for node in fleet.nodes)
+
+    def ask(shard: str) -> dict[str, str]:
+        try:
+            return ask_current_roles(replace(fleet, nodes=tuple(node for node in asked if node.shard == shard)))
+        except FleetTopologyError:
+            raise
+        except SnapshotError:
+            # The restore connects to the server as well, and then names all obstacles together.
+            return {}
+
+    answers = in_parallel(ask, sorted(chosen if chosen and chosen <= shards else shards))
+    return with_exchanged(fleet, {primary: standby for answer in answers for primary, standby in answer.items()})
 
 
 def suffix_of(operation: str) -> str:
@@ -275,6 +303,12 @@ def start_of(connection: psycopg.Connection[Any]) -> str:
 def server_of(connection: psycopg.Connection[Any]) -> str:
     """Return the connected server as host (or socket folder) and port."""
     return f"{connection.info.host}:{connection.info.port}"
+
+
+def addresses_of(node: Node) -> list[str]:
+    """Return the servers that the dsn names, in the form of server_of."""
+    named = [conninfo_to_dict(host.dsn) for host in on_each_host(node)]
+    return [f"{one.get('host') or one.get('hostaddr') or ''}:{one.get('port') or DEFAULT_PORT}" for one in named]
 
 
 def databases(connection: psycopg.Connection[Any]) -> set[str]:

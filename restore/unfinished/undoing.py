@@ -46,6 +46,7 @@ from cutline.restore.unfinished.unfinished import (
     check_no_unfinished,
     check_readable,
     check_recorded,
+    check_same_servers,
     check_whole,
     find_recorded,
     find_remains,
@@ -99,6 +100,7 @@ def hold_undoable(
         ending_on_silence(watch, (*connections.values(), *inside.values())),
     ):
         unfinished = find_unfinished(store, targets, connections, progress)
+        check_same_servers(store, name, unfinished, targets, connections)
         own = {
             restore.suffix: [
                 place

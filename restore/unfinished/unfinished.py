@@ -6,7 +6,7 @@ reported as undone or complete just because its objects belong to another role.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,7 +33,7 @@ from cutline.restore.targets.databases import (
     open_session,
     parse_record,
 )
-from cutline.restore.targets.target import Connections, Target, place_of, server_of, start_of, suffix_of
+from cutline.restore.targets.target import Connections, Target, addresses_of, place_of, server_of, start_of, suffix_of
 from cutline.snapshots.operations.open_operations import RESTORE, document_names, read_open_intents
 from cutline.snapshots.operations.operation import PUBLISH, list_decided, record_outcome
 from cutline.snapshots.records.operation_records import (
@@ -410,6 +410,48 @@ def check_recorded(restore: UnfinishedRestore, store: ObjectStore) -> None:
         )
 
 
+def check_same_servers(
+    store: ObjectStore,
+    name: str,
+    restores: Collection[UnfinishedRestore],
+    targets: Iterable[Target],
+    connections: Connections,
+) -> None:
+    """Raise UnfinishedRestoreError if a restore began on another server of a shard than the one that is its primary.
+
+    The promoted server may lack the last steps of the restore, and the old primary keeps what the restore left there.
+    Without `restores`, those of snapshot `name` that are open in the store are checked.
+    """
+    suffixes = {restore.suffix: restore for restore in restores}
+    for intent in read_open_intents(store, skips_unreadable=True):
+        known = suffix_of(intent.operation) in suffixes if suffixes else intent.snapshot == name
+        servers, started = (one if isinstance(one, tuple) else () for one in (intent.servers, intent.started))
+        if intent.kind != RESTORE or not known:
+            continue
+        for target in targets:
+            connection = connections[target.shard]
+            here = server_of(connection)
+            if here in servers or start_of(connection) in started:
+                continue
+            others = [address for node in (target.node, *target.backups) for address in addresses_of(node)]
+            if before := [address for address in others if address in servers]:
+                raise UnfinishedRestoreError(
+                    f"restore {intent.operation} of {intent.snapshot} did not finish; it began on {before[0]}, but"
+                    f" {here} is the primary of shard {target.shard} now",
+                    hint=[
+                        f"make {before[0]} the primary again, then repeat the command",
+                        f"if it is lost: undo the restore on {here}, in a file that lists only this server for"
+                        f" {target.shard}: {abandon_command(intent.snapshot)} --to FILE   then restore again",
+                    ],
+                    details={
+                        "operation": intent.operation,
+                        "node": target.node.id,
+                        "began_on": before[0],
+                        "server": here,
+                    },
+                )
+
+
 def check_whole(
     restore: UnfinishedRestore,
     targets: Iterable[Target],
@@ -619,6 +661,7 @@ def find_resumable(
     If none is unfinished and `settles` is set, records the outcomes of restores that left nothing behind.
     """
     unfinished = find_unfinished(store, targets, connections, progress)
+    check_same_servers(store, name, unfinished, targets, connections)
     if not unfinished:
         if settles:
             settle_recorded(store, targets, connections)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -26,6 +26,12 @@ from cutline.nodes.baseline import FleetTopologyError, find_node
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.read_only import resume_fleet
 from cutline.nodes.sessions import open_sessions
+from cutline.restore.plan.plan import plan_restore
+from cutline.restore.plan.request import RestoreRequest
+from cutline.restore.run.restore import restore_fleet
+from cutline.restore.targets.databases import RestoreCrashPoint
+from cutline.restore.targets.target import databases
+from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
 from cutline.snapshots.create.increment import create_increment, preview_increment
@@ -37,8 +43,8 @@ from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import ChangingFleet
-from tests.commands.in_process import run_and_capture
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, run_command
+from tests.commands.in_process import run_and_capture, run_here
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, run_command, sorted_copies
 from tests.commands.watching import Reached, Watching
 from tests.servers.dealt import start_fleet
 
@@ -738,3 +744,75 @@ def test_resume_does_not_let_an_old_primary_accept_writes(place: ChangingFleet) 
     place.stop(PRIMARY)
     resume_fleet(place.fleet, Silent())
     place.execute(STANDBY, "DELETE FROM seen WHERE false")
+
+
+def restore_here(place: ChangingFleet, spark: SparkSession, command: str, *words: str) -> tuple[int, dict[str, Any]]:
+    return run_here(place.fleet, command, "chain", *words, spark=spark)
+
+
+def databases_of(place: ChangingFleet, node: str) -> set[str]:
+    with psycopg.connect(place.fleet.node(node).dsn) as connection:
+        return databases(connection)
+
+
+def test_a_restore_replaces_the_database_of_the_server_that_is_the_primary_now(
+    place: ChangingFleet, spark: SparkSession
+) -> None:
+    take_replayed_increment(place)
+    place.write()
+    before = sorted_copies(place.fleet.node(PRIMARY).dsn), databases_of(place, PRIMARY)
+    promote(place, STANDBY)
+    for words in ([], ["--to", str(place.fleet.path)], ["--node", PRIMARY]):
+        code, document = restore_here(place, spark, "restore", "--replace", "--yes", *words)
+        assert (code, document["error"]) == (FleetTopologyError.exit_code, "fleet-topology")
+        assert f"node {STANDBY}" in document["message"]
+        assert f"backup_of = {PRIMARY}: both accept writes" in document["message"]
+    assert (sorted_copies(place.fleet.node(PRIMARY).dsn), databases_of(place, PRIMARY)) == before
+
+    stop_server(place.servers.node(PRIMARY))
+    code, document = restore_here(place, spark, "restore", "--replace", "--dry-run")
+    assert code == 0, document
+    code, document = restore_here(place, spark, "restore", "--replace", "--yes")
+    assert code == 0, document
+    assert place.live_state() == place.states[1]
+    (aside,) = databases_of(place, STANDBY) - before[1]
+    # What was set aside is dropped on the same server.
+    code, document = run_here(place.fleet, "restore-discard", "--yes")
+    assert code == 0
+    assert [old["database"] for old in document["discarded"]] == [aside]
+
+
+def test_a_restore_is_not_ended_on_another_server_than_it_began_on(
+    place: ChangingFleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    take_replayed_increment(place)
+
+    def leave(reached: Reached) -> None:
+        if reached.point == RestoreCrashPoint.ROWS_LOADED:
+            raise NodeUnreachableError(f"node {PRIMARY}: it is gone", hint="bring it back")
+
+    plan = plan_restore(place.fleet, place.fleet, RestoreRequest("chain", replace=True))
+    with pytest.raises(NodeUnreachableError):
+        restore_fleet(plan, Ready(spark), Watching(leave))
+    place.await_replay(STANDBY)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
+    before = databases_of(place, STANDBY)
+    began, now = (f"{place.servers.node(node).socket_folder}:5432" for node in (PRIMARY, STANDBY))
+    for words in (("restore-resume",), ("restore-abandon", "--yes")):
+        code, document = restore_here(place, spark, *words)
+        assert code == UnfinishedRestoreError.exit_code
+        assert f"it began on {began}, but {now} is the primary of shard {PRIMARY} now" in document["message"]
+    assert databases_of(place, STANDBY) == before
+
+    text = place.fleet.path.read_text()
+    nodes = text.split("[[node]]")
+    own = next(part for part in nodes if f'"{STANDBY}"' in part)
+    alone = re.sub(r"(?m)^backup_of.*$", "", own.replace(f'id = "{STANDBY}"', f'id = "{PRIMARY}"'))
+    (tmp_path / "alone.toml").write_text(f"{nodes[0]}[[node]]{alone}")
+    code, document = restore_here(place, spark, "restore-abandon", "--yes", "--to", str(tmp_path / "alone.toml"))
+    assert code == 0, document
+    assert len(databases_of(place, STANDBY)) == len(before) - 1
+    code, document = restore_here(place, spark, "restore", "--replace", "--yes")
+    assert code == 0, document
+    assert place.live_state() == place.states[1]

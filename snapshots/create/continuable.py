@@ -266,7 +266,7 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     listed = segments[-1].through if segments else chain.bases[node.id]
     committed, end = max(listed, chain.archived_to(node.id)), _archive_end(store, chain, node.id, listed)
     reached = max(committed, end)
-    if ended is not None and ended >= (committed if _is_slot_at(sessions, chain, node, end) else reached):
+    if ended is not None and (ended >= reached or (ended >= committed and _is_slot_at(sessions, chain, node, end))):
         return
     how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
     raise diverged_error(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutline.snapshots.records.chain import RenewalGap
+from cutline.fleet.record import to_builtins
+from cutline.snapshots.records.chain import RenewalGap, gaps_of
 from cutline.snapshots.records.commit import Commit, FullSnapshot
-from cutline.snapshots.records.proven_chains import point_label
+from cutline.snapshots.records.proven_chains import lost_text, point_label
 
 
 def renewed_document(commit: Commit) -> list[dict[str, Any]]:
@@ -18,6 +19,7 @@ def renewed_document(commit: Commit) -> list[dict[str, Any]]:
             "base": str(renewal.base),
             "reason": renewal.reason,
             "new": renewal.is_new,
+            "lost": to_builtins(renewal.lost),
         }
         for node, renewal in ({} if isinstance(commit, FullSnapshot) else commit.renewed).items()
     ]
@@ -36,16 +38,17 @@ def renamed_nodes(commit: Commit) -> dict[str, str]:
 def gap_text(gap: RenewalGap) -> str:
     """Name the time that can't be restored, and why."""
     between = f"no time between {point_label(gap.increment - 1)} and {point_label(gap.increment)} can be restored"
-    return f"{between}: primary {gap.node} was copied again: {gap.reason}"
+    return "; ".join(filter(None, (f"{between}: primary {gap.node} was copied again: {gap.reason}", lost_text(gap))))
 
 
 def renewed_lines(commit: Commit) -> list[str]:
     """Return a line for each of these nodes, and for each shard that leaves."""
-    last = point_label(commit.increment - 1)
+    last, lost = point_label(commit.increment - 1), {gap.node: lost_text(gap) for gap in gaps_of(commit)}
     return [
         *(
             f"{'standby' if one['backup_of'] else 'primary'} {one['node']} was copied"
             f"{'' if one['new'] else f' again, with a gap since {last}'}: {one['reason']}"
+            + (f"; {lost[one['node']]}" if lost.get(one["node"]) else "")
             for one in renewed_document(commit)
         ),
         *(f"shard {shard} was retired: {last} is the last with its rows" for shard in retired_shards(commit)),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN, without_node
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
@@ -49,7 +49,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import commit_missing_error
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lineage import diverged_error
+from cutline.wal.drain.lineage import agreed_position, diverged_error
 from cutline.wal.drain.slots import ADVANCED, check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
 from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
 
@@ -110,8 +110,9 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason. `nodes` are all nodes of the chain, and those that may join it. `lack` is a
-    warning about objects that earlier restore points lack, or "".
+    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `nodes` are all
+    nodes of the chain, and those that may join it. `lack` is a warning about objects that earlier restore points lack,
+    or "".
     """
 
     nodes: tuple[Node, ...]
@@ -120,6 +121,7 @@ class Continuable:
     unknown: tuple[LeftOut, ...]
     to_renew: Mapping[str, str]
     lack: str = ""
+    agreed: Mapping[str, Lsn] = field(default_factory=dict)
 
 
 def check_continuable(
@@ -138,7 +140,9 @@ def check_continuable(
     check_commits(store, chain, documents)
     _check_replaced(sessions, chain, replaced)
     to_renew = find_renewable(sessions, chain, replaced)
-    to_renew |= _check_nodes(store, sessions, chain, to_renew)
+    ended = _check_nodes(store, sessions, chain, to_renew)
+    to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
+    agreed = {node: position for node, error in ended.items() if (position := agreed_position(error)) is not None}
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
@@ -154,7 +158,7 @@ def check_continuable(
     state = state_of(chain, rules, known, seen)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
-    return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain))
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain), agreed)
 
 
 def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
@@ -211,10 +215,12 @@ def _check_replaced(sessions: Sessions, chain: Chain, replaced: Collection[str])
             )
 
 
-def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Container[str]) -> dict[str, str]:
+def _check_nodes(
+    store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Container[str]
+) -> dict[str, SnapshotError]:
     """Check every node's identity, settings, WAL and slot; leave out standbys that fail.
 
-    Returns the nodes, other than those in `to_renew`, whose copies can only begin again, with the reason.
+    Returns the nodes, other than those in `to_renew`, whose copies can only begin again, with the error that says why.
     """
 
     def check(node: Node) -> SnapshotError | None:
@@ -238,14 +244,14 @@ def _check_nodes(store: ObjectStore, sessions: Sessions, chain: Chain, to_renew:
     refuse_unfit(problem for node in nodes if not sessions.may_leave_out(node) for problem in unfit.get(node.id, ()))
     problems = dict(zip(nodes, in_parallel(check, nodes), strict=True))
     # The error of a primary matters more.
-    reasons: dict[str, str] = {}
+    ended: dict[str, SnapshotError] = {}
     for node in sorted(nodes, key=lambda node: node.backup_of is not None):
         if error := problems[node]:
             if isinstance(error, ENDING):
-                reasons[node.id] = without_node(error.message, node.id)
+                ended[node.id] = error
             else:
                 leave_out(sessions, node, error)
-    return reasons
+    return ended
 
 
 def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
@@ -268,11 +274,14 @@ def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: 
     reached = max(committed, end)
     if ended is not None and (ended >= reached or (ended >= committed and _is_slot_at(sessions, chain, node, end))):
         return
+    # Two servers may begin timelines with the same number: then this one may begin after the chain's last cut.
+    begun = max((end for timeline, end in switches.items() if timeline < was), default=ORIGIN)
+    agreed = ended if begun <= chain.position(node.id) else None
     how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
     raise diverged_error(
         node.id,
         f"its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to {reached}",
-        {"was": was, "now": now, "switch": str(ended) if ended is not None else None, "end": str(reached)},
+        {"was": was, "now": now, "switch": str(agreed) if agreed is not None else None, "end": str(reached)},
     )
 
 

@@ -54,7 +54,14 @@ from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.create.readers import choose_readers, note_readers
 from cutline.snapshots.create.remains import naming_remains
 from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids, in_chain_ids, note_renamed
-from cutline.snapshots.create.renewal import NewCopies, drop_left_out, leave_out_incomplete, renew_copies, renewal_note
+from cutline.snapshots.create.renewal import (
+    NewCopies,
+    drop_left_out,
+    find_lost,
+    leave_out_incomplete,
+    renew_copies,
+    renewal_note,
+)
 from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
 from cutline.snapshots.ddl.extension_tables import store_extension_rows
@@ -102,6 +109,7 @@ from cutline.spark.spark_jobs import SparkSource, start_session
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import is_for_spark, read_waiting
+from cutline.wal.drain.lineage import agreed_position
 from cutline.wal.drain.slots import drop_slots, slot_name
 from cutline.wal.segments.own_store import check_own_store
 
@@ -121,6 +129,7 @@ def take_increment(
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation, state = context.sessions, context.store, context.operation, continuable.state
     new = renew_copies(context, state, chain, continuable.to_renew, spark, progress)
+    new = replace(new, lost=find_lost(store, chain, continuable.agreed))
     state = new.state_after(state, operation.id, sessions)
     if copied := continuable.plan.to_copy.keys() | new.slots_complete_at.keys() & new.positions.keys():
         note_readers(sorted(copied), choose_readers(sessions), sessions, progress)
@@ -403,7 +412,13 @@ def _commit_renewing(
             if node is None or request.terminal or is_open(store, operation.id):
                 raise
             reason = without_node(error.message, node)
-            continuable = replace(continuable, to_renew={**continuable.to_renew, node: reason})
+            position = agreed_position(error)
+            agreed = {} if position is None else {node: position}
+            continuable = replace(
+                continuable,
+                to_renew={**continuable.to_renew, node: reason},
+                agreed={**continuable.agreed, **agreed},
+            )
 
 
 def _find_nodes(store: ObjectStore, fleet: Fleet, full: FullSnapshot) -> tuple[Node, ...]:

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import name_nodes, without_node
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
@@ -43,10 +43,12 @@ from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
 from cutline.snapshots.operations.operation import check_exclusive
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DefinitionChanges, NamedObject, Renewal, split_entries
-from cutline.snapshots.records.proven_chains import point_label
+from cutline.snapshots.records.commit import DefinitionChanges, LostWal, NamedObject, Renewal, split_entries
+from cutline.snapshots.records.documents import ManifestError
+from cutline.snapshots.records.proven_chains import SnapshotMissingError, point_label, read_commit
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ADVANCED, drop_slots, slot_name
 
 ONE_READER = (
@@ -64,7 +66,7 @@ class NewCopies:
     the slots had been created; it is empty unless a primary is among the nodes.
     `rewritten` lists, by standby, the tables whose rows may be incomplete (snapshots/create/rewritten_tables.py).
     `without_rows` has the numbers, by shard, of the groups that these copies lack: the increment copies such a table on
-    all nodes, or it is gone.
+    all nodes, or it is gone. `lost` is what primaries have lost of the WAL of their copies in the chain.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class NewCopies:
     slots_complete_at: Mapping[str, Lsn] = field(default_factory=dict)
     rewritten: Mapping[str, tuple[Table, ...]] = field(default_factory=dict)
     without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    lost: Mapping[str, LostWal] = field(default_factory=dict)
 
     def of(self, chain: Chain, sessions: Sessions) -> dict[str, Renewal]:
         """Return the renewals for the next commit of the chain, without standbys that have been left out since."""
@@ -85,6 +88,7 @@ class NewCopies:
                 self.reasons[node],
                 dict(self.copied.get(node, {})),
                 is_new=node not in chain.parts,
+                lost=self.lost.get(node),
             )
             for node, at in self.positions.items()
             if node not in sessions.absent
@@ -166,6 +170,32 @@ def renew_copies(
         progress.reached(CrashPoint.PREPARED_OVER)
         new = replace(new, slots_complete_at=sessions.ask_primaries(insert_position))
     return replace(new, reasons=reasons)
+
+
+def find_lost(store: ObjectStore, chain: Chain, agreed: Mapping[str, Lsn]) -> dict[str, LostWal]:
+    """Return what primaries have lost, by node; `agreed` has up to where each server has the WAL of its copy."""
+    return {
+        node: LostWal(position, _first_beyond(store, chain, node, position))
+        for node, position in agreed.items()
+        if node in chain.primaries
+    }
+
+
+def _first_beyond(store: ObjectStore, chain: Chain, node: str, position: Lsn) -> int | None:
+    """Return the first restore point whose cut of the primary lies beyond the position; None if there is none."""
+    if position == ORIGIN:
+        return chain.begun(node)
+    first, commit = None, chain.last
+    while (cut := commit.cut.by_node.get(node)) is not None and cut.position > position:
+        first = commit.increment
+        if not first:
+            break
+        try:
+            # The chain lacks most of its commits here (Chain.is_partial). Usually, few were lost.
+            commit = read_commit(store, chain.name, first - 1)
+        except (SnapshotMissingError, ManifestError):
+            break
+    return first
 
 
 def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:

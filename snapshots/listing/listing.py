@@ -50,7 +50,9 @@ from cutline.snapshots.records.proven_chains import (
     cut_time,
     find_place,
     increment_label,
+    lost_text,
     read_chain,
+    read_lost_since,
     read_newest_part,
     read_readable_part,
     read_summaries,
@@ -538,10 +540,13 @@ def find_doubts(
 ) -> tuple[str, ...]:
     """Report conflicts found by a check and, if the chain `is_newest`, later increments with missing commit files.
 
+    If it is not, report the shards of which its last increment may hold transactions that were lost since.
+
     `documents` is the result of document_names, listed before the chain was read. Raises the errors of read_summaries.
     """
     missing = read_missing_after(store, documents, entry_of(store, chain)) if is_newest else []
     doubts = missing_texts(missing)
+    doubts += [] if is_newest else map(lost_text, read_lost_since(store, chain))
     checks = read_checks(store, documents, {chain.name})
     last = chain.last.increment
     if standing := checks.standing_conflicts(chain.name, last + 1):

@@ -34,6 +34,7 @@ from cutline.snapshots.records.commit import (
     DefinitionChanges,
     FullSnapshot,
     Increment,
+    LostWal,
     NamedObject,
     Renewal,
     Sequence,
@@ -55,12 +56,16 @@ TABLES = ("_groups", "_tables")
 class RenewalGap:
     """A gap before an increment that copied a primary again: no time since the restore point before can be restored.
 
-    `node` is the primary, and `reason` says why its copy could not be continued.
+    `node` is the primary, and `reason` says why its copy could not be continued. If the restore points from
+    `lost_since` on may hold transactions that the primary has lost, `lost_after` is the position up to which its server
+    has the WAL of their copy; 0/0 if that is unknown.
     """
 
     increment: int
     node: str
     reason: str
+    lost_since: int | None = None
+    lost_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -751,11 +756,15 @@ def _newest(values: list[Mapping[str, T]], shard: str) -> T:
     return next(by_shard[shard] for by_shard in reversed(values) if shard in by_shard)
 
 
+def _lost(lost: LostWal | None) -> tuple[int | None, str | None]:
+    return (lost.since, str(lost.after)) if lost and lost.since is not None else (None, None)
+
+
 def gaps_of(commit: Commit) -> tuple[RenewalGap, ...]:
     """Return the gaps before the commit, one for each primary whose copy begins again with it."""
     renewed = commit.renewed if isinstance(commit, Increment) else {}
     return tuple(
-        RenewalGap(commit.increment, node, renewal.reason)
+        RenewalGap(commit.increment, node, renewal.reason, *_lost(renewal.lost))
         for node, renewal in renewed.items()
         if renewal.identity.backup_of is None and not renewal.is_new
     )

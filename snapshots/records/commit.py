@@ -353,13 +353,24 @@ class AbsentCopy(Record, frozen=True, omit_defaults=True):
     has_ended: bool = False
 
 
+class LostWal(Record, frozen=True, omit_defaults=True):
+    """WAL that a copy has and the server of its primary lacks, as after a failover.
+
+    The server has the WAL of the copy up to `after` (0/0: it is not known up to where). `since` is the first restore
+    point whose cut lies beyond that position: it and those that follow may hold transactions that are lost.
+    """
+
+    after: Lsn
+    since: Count | None = None
+
+
 class Renewal(Record, frozen=True, omit_defaults=True):
     """A new beginning of a node's copy: the increment copied the node again, and began a new archive of its WAL.
 
     `identity` is the node as it was found, and `base` is the position of the copy, at which the archive begins.
     `reason` says why the copy that the chain had could not be continued. `copied` counts the rows that were copied, by
     group number, for all tables of the previous commit that continue. If the copy `is_new`, the chain had none of the
-    node: a shard or a standby has joined it.
+    node: a shard or a standby has joined it. `lost` is set if the copy before has WAL that a primary has lost.
     """
 
     identity: NodeIdentity
@@ -367,6 +378,7 @@ class Renewal(Record, frozen=True, omit_defaults=True):
     reason: str
     copied: dict[int, Count] = field(default_factory=dict)
     is_new: bool = False
+    lost: LostWal | None = None
 
 
 class SharedBase(Record, frozen=True, omit_defaults=True):

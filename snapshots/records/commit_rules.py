@@ -32,6 +32,7 @@ from cutline.snapshots.records.commit import (
     DefinitionChanges,
     FullSnapshot,
     Increment,
+    LostWal,
     NamedObject,
     ObjectList,
     Renewal,
@@ -364,6 +365,18 @@ def check_cut(cut: CutRecord) -> None:
         check_distinct(f"cut of node {node.node}", "position in doubt", [each.lsn for each in node.in_doubt])
 
 
+def _check_lost(before: Commit, increment: Increment, node: str, lost: LostWal) -> None:
+    where, renewal = f"renewed.{node}.lost", increment.renewed[node]
+    if renewal.is_new or renewal.identity.backup_of is not None:
+        raise ValueError(f"{where} is set, but the copy is new, or that of a standby")
+    if lost.since is not None and lost.since >= increment.increment:
+        raise ValueError(f"{where}.since is not an earlier increment")
+    # A partial chain may lack the previous commit.
+    is_next = before.increment + 1 == increment.increment
+    if is_next and (lost.since is not None) != (before.cut.of(node).position > lost.after):
+        raise ValueError(f"{where}.since does not match the cut of the previous commit")
+
+
 def check_continues(before: Commit, commit: Commit) -> None:
     """Raise ValueError if the commit's cut precedes the previous one, or if both commits list the same object.
 
@@ -680,6 +693,8 @@ def _check_renewal(before: Chain, increment: Increment, node: str, renewal: Rene
         raise ValueError(f"{where}: the commit lists no segments of this node")
     if renewal.is_new != (node not in before.parts):
         raise ValueError(f"{where}: is_new does not match the nodes of the previous commits")
+    if renewal.lost is not None:
+        _check_lost(before.last, increment, node, renewal.lost)
     known = {group.number for group in before.groups(shard)} if shard in before.parts else set()
     ended = {*changes.gone.get(shard, ())} - {*changes.successions.get(shard, {}).values()}
     if not known - ended <= renewal.copied.keys() <= known:

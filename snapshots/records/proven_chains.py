@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 from msgspec import structs
 
+from cutline.fleet.lsn import ORIGIN
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Time
-from cutline.snapshots.records.chain import Chain, summary_of
+from cutline.snapshots.records.chain import Chain, RenewalGap, gaps_of, summary_of
 from cutline.snapshots.records.commit import (
     ChainHistory,
     Commit,
@@ -185,6 +186,20 @@ def increment_label(name: str, increment: int) -> str:
 def point_label(increment: int) -> str:
     """Return the name that messages about one snapshot use for its full snapshot or an increment."""
     return f"increment {increment}" if increment else "the full snapshot"
+
+
+def lost_text(gap: RenewalGap) -> str:
+    """Name the restore points that may hold lost transactions, and why; "" if there are none."""
+    if gap.lost_since is None:
+        return ""
+    first, last = gap.lost_since, gap.increment - 1
+    points = f"increments {first} to {last}" if first else f"the full snapshot to {point_label(last)}"
+    points = point_label(first) if first == last else points
+    server = f"its server at {point_label(gap.increment)} has their WAL"
+    why = f"{server} only up to {gap.lost_after}"
+    if gap.lost_after == str(ORIGIN):
+        why = f"it is not known up to where {server}"
+    return f"{points} may hold transactions of {gap.node} that are lost: {why}"
 
 
 def read_commit(store: ObjectStore, name: str, increment: int, named: Named = "") -> Commit:
@@ -493,6 +508,20 @@ def read_newest_part(store: ObjectStore, name: str) -> Chain:
     check_not_deleted(store, check_name(name))
     full = read_full(store, name)
     return with_repairs(store, Chain(full) if is_known_only_full(store, name) else _read_newest_part(store, full))
+
+
+def read_lost_since(store: ObjectStore, chain: Chain) -> tuple[RenewalGap, ...]:
+    """Return the gaps after a chain's last increment that name it among those that may hold lost transactions.
+
+    Returns none if later commits can't be read: they matter to no restore of this increment.
+    """
+    last = chain.last.increment
+    try:
+        newest = read_newest_part(store, chain.name)
+    except (ManifestError, RefusedError):
+        return ()
+    gaps = (gap for one in newest.increments if one.increment > last for gap in gaps_of(one))
+    return tuple(gap for gap in gaps if gap.lost_since is not None and gap.lost_since <= last)
 
 
 def read_continued_full(store: ObjectStore, name: str) -> FullSnapshot:

@@ -21,6 +21,7 @@ from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Silent
 from cutline.nodes.baseline import FleetTopologyError, find_node
 from cutline.nodes.connections import NodeUnreachableError
@@ -39,7 +40,7 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.restore_point import create_restore_point, preview_restore_point
 from cutline.snapshots.ddl.fingerprint import are_same_objects, read_fingerprint
 from cutline.snapshots.operations.operation import exclusive
-from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.commit import Increment, LostWal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import ChangingFleet
@@ -220,6 +221,42 @@ def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: Chang
     assert {skipped.what for skipped in report.skipped if skipped.is_absent} == {f"the copy of {STANDBY}"}
     # What the failover lost stays as it was stored.
     place.check_restores(*place.states)
+
+
+def test_restore_points_that_hold_what_a_failover_has_lost_are_named(place: ChangingFleet, spark: SparkSession) -> None:
+    take_replayed_increment(place)
+    place.stop(STANDBY)
+    for _ in range(2):
+        place.write()
+        place.increment()
+    place.stop(PRIMARY)
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.write()
+    renewed = place.increment()
+    history = place.servers.node(STANDBY).data_directory / "pg_wal/00000002.history"
+    (switch,) = re.findall(r"(?m)^1\t(\S+)", history.read_text())
+    assert isinstance(renewed, Increment)
+    assert renewed.renewed[PRIMARY].lost == LostWal(Lsn.parse(switch), 2)
+    place.write()
+    place.increment()
+
+    what = f"may hold transactions of {PRIMARY} that are lost: its server at increment 4 has their WAL only up to"
+    text = f"increments 2 to 3 {what} {Lsn.parse(switch)}"
+    assert text in run_and_capture(place.fleet, "show", "chain")[1]
+    assert text in run_and_capture(place.fleet, "list")[1]
+    (listed,) = run_here(place.fleet, "list")[1]["snapshots"]
+    assert [(gap["lost_since"], gap["increment"]) for gap in listed["gaps"]] == [(2, 4)]
+    code, document = run_here(place.fleet, "check", "chain", spark=spark)
+    (checked,) = document["snapshots"]
+    assert (checked["gaps"], checked["conflicts"]) == (listed["gaps"], [])
+    for number, is_named in ((0, False), (1, False), (2, True), (3, True), (4, False), (5, False)):
+        words = ("--increment", str(number), "--to", str(place.target.path), "--replace", "--dry-run")
+        code, document = restore_here(place, spark, "restore", *words)
+        assert code == 0, document
+        assert (text in document["warnings"]) == is_named, number
+    # They stay restorable.
+    place.check_restores(2, 3, 4)
 
 
 @pytest.mark.parametrize("place", [(1, 2)], indirect=True)
@@ -497,7 +534,9 @@ def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFl
     promote(place, STANDBY)
     (place.servers.node(STANDBY).data_directory / "pg_wal" / "00000002.history").unlink()
     place.write()
-    assert "does not continue timeline 1" in place.increment().renewed[PRIMARY].reason
+    renewal = place.increment().renewed[PRIMARY]
+    assert "does not continue timeline 1" in renewal.reason
+    assert renewal.lost == LostWal(ORIGIN, 0)
     place.write()
     assert not place.increment().renewed
     assert not place.check().conflicts

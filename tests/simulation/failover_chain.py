@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count
 from operator import attrgetter
@@ -51,6 +51,7 @@ from cutline.wal.cut.cut_values import NodeCut
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, WrittenMarker
 from cutline.wal.decoding.decoder import Decoded
 from cutline.wal.drain import drain as draining
+from cutline.wal.drain.lineage import agreed_position
 from cutline.wal.drain.slots import SlotState, slot_name
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.segments import (
@@ -224,7 +225,9 @@ class FailoverChain:
         lock = FleetLock(sessions, "model", "create", _taken=dict.fromkeys(connections, 1))
         lock.check_held()
         chain = self.chain
-        to_renew = continuable._check_nodes(self.store, sessions, chain, {})
+        ended = continuable._check_nodes(self.store, sessions, chain, {})
+        to_renew = {node: error.message for node, error in ended.items()}
+        agreed = {node: lsn for node, error in ended.items() if (lsn := agreed_position(error)) is not None}
         chain.check_archive()
         seen = known_tables(chain)
         state = state_of(chain, GroupRules(), seen, {})
@@ -232,7 +235,7 @@ class FailoverChain:
             operation = Operation(new_operation("create", NAME, chain.last.increment + 1, tuple(connections)))
             context = CreateContext(CreateRequest(NAME), self.store, operation, lock)
             try:
-                self._take(context, state, to_renew)
+                self._take(context, state, to_renew, agreed)
                 return
             except ENDING as error:
                 node = str(error.details.get("node"))
@@ -240,6 +243,7 @@ class FailoverChain:
                 if node in to_renew:
                     raise
                 to_renew = {**to_renew, node: error.message}
+                agreed |= {} if (lsn := agreed_position(error)) is None else {node: lsn}
                 self.tally["found while it was read"] += 1
             except SnapshotError:
                 self._undo(to_renew)
@@ -252,9 +256,13 @@ class FailoverChain:
         for node in nodes:
             self.world.servers[int(node)].slots.pop(slot_name(FULL), None)
 
-    def _take(self, context: CreateContext, state: ChainState, to_renew: dict[str, str]) -> None:
+    def _take(
+        self, context: CreateContext, state: ChainState, to_renew: dict[str, str], agreed: dict[str, Lsn]
+    ) -> None:
         sessions, operation, chain = context.sessions, context.operation, self.chain
         new = renewal.renew_copies(context, state, chain, to_renew, None, Silent())  # type: ignore[arg-type]
+        with patch.object(renewal, "read_commit", lambda _store, _name, number: chain.commit_of(number)):
+            new = replace(new, lost=renewal.find_lost(self.store, chain, agreed))
         state = new.state_after(state, operation.id, sessions)
         plan = self._plan(context, state)
         cut = make_cut.make_cut(context.lock, plan, None, self.store, Silent())

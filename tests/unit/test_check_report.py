@@ -148,6 +148,22 @@ def test_a_gap_is_a_warning_of_its_own_and_does_not_change_the_result() -> None:
     assert lines[CONFLICTS_SHOWN_MAX:] == ["warning: a: 2 earlier gaps; --json lists all of them"]
 
 
+@pytest.mark.parametrize(("since", "after", "text"), [
+    (None, None, ""),
+    (6, "0/50000D8", "; increment 6 {} {} has their WAL only up to 0/50000D8"),
+    (2, "0/50000D8", "; increments 2 to 6 {} {} has their WAL only up to 0/50000D8"),
+    (0, "0/0", "; the full snapshot to increment 6 {} it is not known up to where {} has their WAL"),
+])  # fmt: skip
+def test_a_gap_names_the_restore_points_that_may_hold_lost_transactions(
+    since: int | None, after: str | None, text: str
+) -> None:
+    gap = RenewalGap(7, "s1", "its WAL was lost", since, after)
+    named = text.format("may hold transactions of s1 that are lost:", "its server at increment 7")
+    report = CheckReport((SnapshotReport("a", 7, SOMETHING, gaps=(gap,)),), 1.0)
+    (line,) = (line for line in lines_of(report) if line.startswith("warning: "))
+    assert line.endswith(f"primary s1 was copied again: its WAL was lost{named}")
+
+
 @pytest.mark.parametrize(("copies", "rows"), [
     ((), "60 base rows, 4 changes"),
     ((1,), "60 base rows, 4 changes"),

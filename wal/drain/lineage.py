@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEXT_COPIES
-from cutline.storage.errors import RefusedError
+from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
 from cutline.wal.segments.segments import (
     COMMIT,
@@ -139,6 +139,18 @@ def check_markers(node: str, expected: Iterable[KnownMarker], found: Mapping[Mar
                 f"its WAL lacks the {known.marker.kind} marker of cut {known.marker.cut} at {known.position}",
                 {"cut": known.marker.cut, "position": str(known.position)},
             )
+
+
+def agreed_position(error: SnapshotError) -> Lsn | None:
+    """Return up to where the server has the WAL of the chain; 0/0 if unknown, and None if the error is another.
+
+    Only a switch of the timeline on which the chain's WAL ends is such a position: what else is missing only shows that
+    the histories had parted before.
+    """
+    if not isinstance(error, WalDivergedError):
+        return None
+    switch = error.details.get("switch")
+    return Lsn.parse(str(switch)) if switch else ORIGIN
 
 
 def diverged_error(node: str, problem: str, details: Mapping[str, object]) -> WalDivergedError:

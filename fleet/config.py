@@ -299,13 +299,15 @@ class CopiesTable(Record, frozen=True):
 
     `require` is a number, "all", or "any" for any number, also none. `base` says where a full snapshot reads the base
     copy of a primary: on the primary itself, or on a standby where that can decode and takes part. An interrupted full
-    snapshot of at least `resume_from` bytes of tables can be resumed.
+    snapshot of at least `resume_from` bytes of tables can be resumed. With `failover_slots`, PostgreSQL keeps the slots
+    of shards without listed standbys on their standbys, too.
     """
 
     require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
     wait: Duration = STANDBY_WAIT
     base: Literal["every-node", "prefer-standby"] = "every-node"
     resume_from: Size = RESUME_FROM
+    failover_slots: bool = False
 
 
 class LimitsTable(Record, frozen=True):
@@ -829,6 +831,8 @@ class Fleet:
     spares_primaries: bool = False
     # The size of tables from which an interrupted full snapshot can be resumed.
     resume_bytes_min: int = RESUME_FROM
+    # Whether slots get the FAILOVER property, where `has_failover_slots` says so.
+    failover_slots: bool = False
     # The second stores (snapshot copy): URLs, folders and fleet files.
     copies: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
@@ -838,6 +842,13 @@ class Fleet:
     def primaries(self) -> tuple[Node, ...]:
         """The shards' primaries, in the order they appear in the file."""
         return tuple(node for node in self.nodes if node.backup_of is None)
+
+    def has_failover_slots(self, node: Node) -> bool:
+        """Whether a chain's slot on the node gets the FAILOVER property, if the server's version allows it.
+
+        A listed standby has a slot of the same name, which would end the slot synchronization of that standby.
+        """
+        return self.failover_slots and not (node.backup_of or any(other.backup_of == node.id for other in self.nodes))
 
     def standbys_needed(self, shard: str) -> int:
         """Return how many standbys of the shard a create needs."""
@@ -936,6 +947,7 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         standby_wait_seconds=file.copies.wait,
         spares_primaries=file.copies.base == "prefer-standby",
         resume_bytes_min=file.copies.resume_from,
+        failover_slots=file.copies.failover_slots,
         copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
         retired=file.retired,

@@ -69,6 +69,7 @@ require = "any"                      # how many standbys of each shard a create 
 wait = "10s"                         # how long a create waits for a standby that it may leave out
 base = "every-node"                  # where tables are copied from: also "prefer-standby"
 resume_from = "10GB"                 # an interrupted full snapshot of so many bytes or more can be resumed
+failover_slots = false               # whether PostgreSQL (18) keeps slots on standbys that are not listed here
 
 [globals]
 passwords = false                    # whether snapshots contain password verifiers

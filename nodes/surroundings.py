@@ -20,6 +20,8 @@ from cutline.nodes.sessions import Sessions
 
 # An increment may be late once, and then needs its own time.
 INTERVALS_KEPT = 3
+# Before this version, a slot can't have FAILOVER and decode prepared transactions.
+FAILOVER_VERSION = 180000
 SURROUNDINGS_QUERY = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'Patroni'),
        coalesce(current_setting('cnpg.config_sha256', true), '') <> ''
@@ -32,9 +34,12 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'Patroni')
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'),
        (SELECT setting::bigint / 1000.0 FROM pg_settings WHERE name = 'recovery_min_apply_delay')::float,
        coalesce(current_setting('synchronized_standby_slots', true), '') ~ '(^|[, ])"?cutline_',
+       -- A promoted server's slots stay `synced`.
        EXISTS (SELECT FROM pg_replication_slots s
                 WHERE slot_name ^@ 'cutline_' AND to_jsonb(s) ->> 'failover' = 'true'
-                  AND coalesce(to_jsonb(s) ->> 'synced', 'false') = 'false')
+                  AND NOT (pg_is_in_recovery() AND to_jsonb(s) ->> 'synced' = 'true')),
+       coalesce(current_setting('synchronized_standby_slots', true), '') <> '',
+       current_setting('server_version_num')::int
 """
 
 
@@ -53,6 +58,8 @@ class Surroundings:
     apply_delay_seconds: float
     names_own_slots: bool
     has_failover_slots: bool
+    waits_for_standbys: bool
+    server_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,8 @@ def read_surroundings(sessions: Sessions) -> dict[str, Surroundings]:
         row = connection.execute(SURROUNDINGS_QUERY).fetchone()
         if row is None:
             raise RuntimeError("a query without a table returned no row")
-        patroni, cnpg, pending, timeout, kept_megabytes, delay, named, failover = row
-        return Surroundings(patroni, cnpg, pending, timeout, kept_megabytes << 20, delay, named, failover)
+        patroni, cnpg, pending, timeout, kept_megabytes, *others = row
+        return Surroundings(patroni, cnpg, pending, timeout, kept_megabytes << 20, *others)
 
     return sessions.ask_nodes(read)
 
@@ -160,12 +167,35 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
         " failover slots waits for them",
         "remove slots that begin with cutline_ from synchronized_standby_slots",
     )
+    wanted = [node for node in found if fleet.has_failover_slots(nodes[node])]
     yield SurroundingsWarning(
         "failover-slot",
-        tuple(node for node, one in found.items() if one.has_failover_slots),
+        tuple(node for node in found if found[node].has_failover_slots and node not in wanted),
         "a slot of Cutline has the failover property; standbys have slots of the same name, which stops their slot"
         " synchronization with an error",
         'turn it off: ALTER_REPLICATION_SLOT "…" (FAILOVER false), in a session with replication=database',
+    )
+    unused = "[copies] failover_slots has no effect"
+    primaries = [node for node in found if fleet.failover_slots and nodes[node].backup_of is None]
+    yield SurroundingsWarning(
+        "failover-slots-unused",
+        tuple(node for node in primaries if node not in wanted),
+        f"{unused}: the shard's standbys in fleet.toml have slots of the same name",
+        "nothing has to be done, as a failover to one of these standbys continues the chain anyway",
+    )
+    is_old = {node for node in wanted if found[node].server_version < FAILOVER_VERSION}
+    yield SurroundingsWarning(
+        "failover-slots-unused",
+        tuple(node for node in wanted if node in is_old),
+        f"{unused}: before PostgreSQL 18, a slot that decodes prepared transactions can't be a failover slot",
+        "list the standbys in fleet.toml, so that a chain continues after a failover",
+    )
+    yield SurroundingsWarning(
+        "failover-slots-wait",
+        tuple(node for node in wanted if node not in is_old and found[node].waits_for_standbys),
+        "synchronized_standby_slots is set: reading a failover slot waits for these standbys, so while one of them is"
+        " down, no create ends",
+        "leave synchronized_standby_slots unset, or remove [copies] failover_slots and take a new full snapshot",
     )
 
 

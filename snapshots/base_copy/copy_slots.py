@@ -112,9 +112,11 @@ def find_changed_groups(
 
 @contextmanager
 def export_snapshots(
-    fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress
+    fleet: Fleet, nodes: Sequence[Node], name: str, wait_seconds: float, progress: Progress, *, is_kept: bool = False
 ) -> Iterator[dict[str, ExportedSlot]]:
     """Create the slot `name` on all `nodes`; yield the slots by node id. Their exported snapshots last for the block.
+
+    If the slot `is_kept` for a chain, it gets the FAILOVER property where fleet.toml says so.
 
     Raises NoFreeSlotError, NodeUnreachableError, and, if it takes longer than `wait_seconds`, SlotWaitError or
     SlotSnapshotError.
@@ -130,7 +132,10 @@ def export_snapshots(
             return
         try:
             primary = fleet.node(node.shard)
-            made[node.id] = create_exported_slot(node, primary, name, wait_seconds, progress, abandoned)
+            has_failover = is_kept and fleet.has_failover_slots(node)
+            made[node.id] = create_exported_slot(
+                node, primary, name, wait_seconds, progress, abandoned, has_failover=has_failover
+            )
             progress.advance(1)
             progress.reached(CrashPoint.SLOT_MADE, node=node.id)
         except BaseException as error:  # noqa: BLE001  # raised below, once all threads have ended

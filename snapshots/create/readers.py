@@ -60,10 +60,11 @@ def export_readers_last(
 
     with ExitStack() as stack:
         slots: dict[str, ExportedSlot] = {}
-        if slot == copy_slot_name(context.operation.id):
+        is_kept = slot != copy_slot_name(context.operation.id)
+        if not is_kept:
             context.operation.table_slots.add(slot)
         if first:
-            slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress))
+            slots |= stack.enter_context(export_snapshots(context.fleet, first, slot, wait, progress, is_kept=is_kept))
         if last:
             # The current position may be after a page's header, or not be flushed for a long time: replay would stop
             # before it.

@@ -17,18 +17,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import psycopg
 from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
-from cutline.fleet.messages import name_nodes, without_node
+from cutline.fleet.messages import without_node
 from cutline.fleet.progress import News, Progress
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.groups import SchemaChangedError, Table
+from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.sessions import Absence, Sessions
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
@@ -49,7 +52,7 @@ from cutline.snapshots.records.proven_chains import SnapshotMissingError, point_
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import ADVANCED, drop_slots, slot_name
+from cutline.wal.drain.slots import ADVANCED, drop_slots, is_synchronized, slot_name
 
 ONE_READER = (
     "a chain's slots can feed only one store: find the program that advanced it, such as a create or watch that uses a"
@@ -154,14 +157,9 @@ def renew_copies(
         progress.note(renewal_note(node, "is copied", reasons[node.id], chain))
     # Another increment that had taken the lock would have created these slots.
     check_exclusive(context.lock, context.store, context.operation)
-    if left := drop_slots(nodes, slot):
-        error = NodeUnreachableError(
-            f"{name_nodes(left)}: slot {slot} could not be dropped",
-            hint="check the server's log; the next create will drop the slot",
-            details={"node": left[0]},
-        )
-        for node in (node for node in nodes if node.id in left):
-            _do_without(sessions, node, error)
+    left = drop_slots(nodes, slot)
+    for node in (node for node in nodes if node.id in left):
+        _do_without(sessions, node, _undropped_error(sessions, node, slot))
     primaries = [node for node in nodes if node.backup_of is None]
     new = _begin_primaries(context, primaries, slot, progress)
     new = _begin_standbys(context, replace(state, known=_with_lost(state, primaries)), new, nodes, spark, progress)
@@ -196,6 +194,24 @@ def _first_beyond(store: ObjectStore, chain: Chain, node: str, position: Lsn) ->
         except (SnapshotMissingError, ManifestError):
             break
     return first
+
+
+def _undropped_error(sessions: Sessions, node: Node, slot: str) -> SnapshotError:
+    is_copy = False
+    # If the server does not answer, this is why the slot is still there.
+    with suppress(psycopg.Error):
+        is_copy = is_synchronized(sessions.connections[node.id], slot)
+    if is_copy:
+        return NodeUnfitError(
+            f"node {node.id}: its slot {slot} is synchronized from the primary's; turn off the failover property there",
+            hint=f'on the primary, with replication=database: ALTER_REPLICATION_SLOT "{slot}" (FAILOVER false)',
+            details={"node": node.id},
+        )
+    return NodeUnreachableError(
+        f"node {node.id}: slot {slot} could not be dropped",
+        hint="check the server's log; the next create will drop the slot",
+        details={"node": node.id},
+    )
 
 
 def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
@@ -247,7 +263,8 @@ def _with_lost(state: ChainState, primaries: Iterable[Node]) -> KnownTables:
 def _begin_primaries(context: CreateContext, nodes: list[Node], slot: str, progress: Progress) -> NewCopies:
     if not nodes:
         return NewCopies()
-    with export_snapshots(context.fleet, nodes, slot, context.request.wait_seconds, progress) as slots:
+    wait = context.request.wait_seconds
+    with export_snapshots(context.fleet, nodes, slot, wait, progress, is_kept=True) as slots:
         return NewCopies(positions={node: exported.position for node, exported in slots.items()})
 
 

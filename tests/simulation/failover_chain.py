@@ -533,7 +533,9 @@ class ServerCalls:
         return written
 
     @contextmanager
-    def export(self, _fleet: Fleet, nodes: Iterable[Node], slot: str, *_others: object) -> Iterator[dict[str, Any]]:
+    def export(
+        self, _fleet: Fleet, nodes: Iterable[Node], slot: str, *_others: object, **_options: bool
+    ) -> Iterator[dict[str, Any]]:
         made = {}
         for node in nodes:
             connection, number = self.chain.connect(node), int(node.id)

@@ -45,7 +45,13 @@ def make_slots() -> None:
 
 
 def wait_for_transactions(
-    node: Node, _primary: Node, _name: str, seconds_max: float, _progress: Progress, abandoned: threading.Event
+    node: Node,
+    _primary: Node,
+    _name: str,
+    seconds_max: float,
+    _progress: Progress,
+    abandoned: threading.Event,
+    **_options: bool,
 ) -> ExportedSlot:
     """Make no slot: a transaction does not end."""
     abandoned.wait(seconds_max)
@@ -71,7 +77,7 @@ def test_an_interrupt_while_threads_begin_ends_the_waits(monkeypatch: pytest.Mon
 def test_an_interrupt_that_is_handled_after_a_thread_has_failed_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes just before the main thread begins to wait is handled when that wait ends."""
 
-    def wait_and_signal(node: Node, *arguments: Any) -> ExportedSlot:
+    def wait_and_signal(node: Node, *arguments: Any, **_options: bool) -> ExportedSlot:
         if node == NODES[0]:
             # The main thread waits by now; as that signal, this does not end its wait.
             time.sleep(0.3)
@@ -87,7 +93,7 @@ def test_an_interrupt_that_is_handled_after_a_thread_has_failed_is_raised(monkey
 def test_slots_are_closed_also_where_another_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     connections = {node.id: Connection() for node in NODES}
 
-    def make_but_one(node: Node, *arguments: Any) -> ExportedSlot:
+    def make_but_one(node: Node, *arguments: Any, **_options: bool) -> ExportedSlot:
         if node == NODES[1]:
             return wait_for_transactions(node, *arguments)
         if node == NODES[2]:

@@ -19,6 +19,8 @@ PLAIN = Surroundings(
     apply_delay_seconds=0.0,
     names_own_slots=False,
     has_failover_slots=False,
+    waits_for_standbys=False,
+    server_version=180004,
 )
 
 
@@ -56,6 +58,20 @@ def test_plain_servers_give_no_warning(fleet: Fleet) -> None:
 )
 def test_each_has_its_own_warning(fleet: Fleet, field: str, value: object, name: str) -> None:
     assert warned(fleet, **{field: value}) == [name]
+
+
+def test_failover_slots_are_told_from_those_that_nobody_wanted(fleet: Fleet) -> None:
+    def warned_of_a(fleet: Fleet, **changed: object) -> list[str]:
+        return [warning.name for warning in find_warnings(fleet, {"a": replace(PLAIN, **changed)})]
+
+    alone = replace(fleet, nodes=fleet.nodes[:1])
+    wanted = replace(alone, failover_slots=True)
+    assert warned_of_a(alone, has_failover_slots=True) == ["failover-slot"]
+    assert warned_of_a(wanted, has_failover_slots=True) == []
+    assert warned_of_a(wanted, server_version=170010) == ["failover-slots-unused"]
+    assert warned_of_a(wanted, waits_for_standbys=True) == ["failover-slots-wait"]
+    assert warned_of_a(alone, waits_for_standbys=True) == []
+    assert warned_of_a(replace(fleet, failover_slots=True), waits_for_standbys=True) == ["failover-slots-unused"]
 
 
 def test_servers_without_a_limit_on_slots_are_noted_in_one_line(fleet: Fleet) -> None:

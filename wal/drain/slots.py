@@ -26,6 +26,7 @@ from cutline.nodes.connections import connect, connect_replication, unreachable_
 from cutline.nodes.open_sessions import shut_down_after
 from cutline.nodes.problems import lacks_function, read_role, unfit_error
 from cutline.nodes.sessions import in_parallel, let_end
+from cutline.nodes.surroundings import FAILOVER_VERSION
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.drain.open_transactions import (
     TOO_LARGE,
@@ -61,6 +62,11 @@ SELECT {STATE_FIELDS}
 READER_QUERY = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
 DROP_QUERY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
 
+
+SYNCHRONIZED_QUERY = """
+SELECT EXISTS (SELECT FROM pg_replication_slots s
+                WHERE slot_name = %s AND pg_is_in_recovery() AND to_jsonb(s) ->> 'synced' = 'true')
+"""
 
 COPY_SUFFIX = "_copy"
 FREE_QUERY = """
@@ -133,8 +139,13 @@ def create_exported_slot(
     seconds_max: float,
     progress: Progress | None = None,
     abandoned: threading.Event | None = None,
+    *,
+    has_failover: bool = False,
 ) -> ExportedSlot:
     """Create a two-phase slot on `node` with an exported snapshot.
+
+    With `has_failover`, standbys that synchronize slots keep a copy of it, from FAILOVER_VERSION on (PostgreSQL manual,
+    "Replication Slot Synchronization").
 
     PostgreSQL waits for all running transactions on the server, including prepared transactions. They are reported to
     `progress`. After `seconds_max` (at least SLOT_SECONDS_MIN), or once `abandoned` is set, raises a SlotWaitError that
@@ -148,11 +159,12 @@ def create_exported_slot(
     that, raises a SlotSnapshotError.
     """
     connection = connect_replication(node)
+    failover = ", FAILOVER" if has_failover and connection.info.server_version >= FAILOVER_VERSION else ""
     waiting = _SlotWait(connection, node, primary, seconds_max, abandoned or threading.Event(), progress or Silent())
     try:
         # statement_timeout does not apply to replication commands.
         with waiting.running():
-            query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE)"
+            query = f"CREATE_REPLICATION_SLOT \"{name}\" LOGICAL {PLUGIN} (SNAPSHOT 'export', TWO_PHASE{failover})"
             row = _repeat_while_too_large(waiting, node, lambda: connection.execute(sql.SQL(query)).fetchone())
         if row is None:
             raise RuntimeError("CREATE_REPLICATION_SLOT returned no row")
@@ -390,6 +402,12 @@ def drop_slot(node: Node, name: str, seconds_max: float = 10) -> bool:
             time.sleep(0.2)
         except (psycopg.Error, SnapshotError):
             return False
+
+
+def is_synchronized(connection: psycopg.Connection[Any], name: str) -> bool:
+    """Whether the slot is a standby's copy of its primary's, which nobody can read or drop before a promotion."""
+    (found,) = connection.execute(SYNCHRONIZED_QUERY, (name,)).fetchone() or (False,)
+    return bool(found)
 
 
 def drop_slots(nodes: Iterable[Node], name: str) -> list[str]:

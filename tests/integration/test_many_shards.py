@@ -154,12 +154,12 @@ def test_no_more_slots_than_allowed_are_created_at_a_time(small: Small, monkeypa
     running, most, lock = [0], [0], threading.Lock()
     create = copy_slots.create_exported_slot
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **options: Any) -> Any:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
         try:
-            return create(*args)
+            return create(*args, **options)
         finally:
             with lock:
                 running[0] -= 1

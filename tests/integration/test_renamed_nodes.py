@@ -23,7 +23,7 @@ from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Noting, Silent
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError
-from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.connections import NodeUnreachableError, database_name, with_database
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.operations.open_operations import is_open, read_open_operations
@@ -37,6 +37,7 @@ from cutline.storage.errors import ChainEnd
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
+from tests.integration.refusing import execute
 from tests.servers.dealt import fleet_and_target, start_fleet
 
 if TYPE_CHECKING:
@@ -175,7 +176,12 @@ def test_a_restore_takes_either_id_of_a_node_in_its_options(place: Place) -> Non
     dsn, spark = place.target.node("s3").dsn, place.runs.spark.running
 
     def restored(*words: str) -> dict[str, bytes]:
-        to = ["--to", str(place.folder / "target-of-ids.toml"), "--replace", "--yes"]
+        # A restore of some tables replaces no database.
+        for node in place.target.primaries:
+            execute(
+                with_database(node, "postgres").dsn, f'DROP DATABASE IF EXISTS "{database_name(node.dsn)}" WITH (FORCE)'
+            )
+        to = ["--to", str(place.folder / "target-of-ids.toml"), "--yes"]
         code, document = run_here(place.fleet, "restore", "chain", *words, *to, spark=spark)
         assert code == 0, (words, document)
         return sorted_copies(dsn)

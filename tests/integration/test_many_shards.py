@@ -179,7 +179,7 @@ def test_no_more_slots_than_allowed_are_created_at_a_time(small: Small, monkeypa
 def test_an_error_leaves_out_the_slots_that_have_not_begun(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[str]()
 
-    def fail(node: Any, *_: Any) -> Any:
+    def fail(node: Any, *_: Any, **__: Any) -> Any:
         begun.append(node.id)
         raise NodeUnreachableError("node s1: gone", hint="")
 

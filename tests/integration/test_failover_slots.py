@@ -36,7 +36,7 @@ pytestmark = pytest.mark.postgresql(18, reason="before 18, FAILOVER and TWO_PHAS
 PRIMARY, STANDBY = "s1", "s1-b1"
 FAILOVER_SLOTS = "[copies]\nfailover_slots = true\n"
 # The worker sleeps up to 30 s while no slot changes (slotsync.c).
-WORKER_SECONDS_MAX = 90.0
+WORKER_SECONDS_MAX, INCREMENT_SECONDS = 90.0, 3.0
 SLOT = "SELECT failover, synced, temporary, two_phase FROM pg_replication_slots WHERE slot_name = %s"
 
 
@@ -66,10 +66,16 @@ class Pair(ChangingFleet):
         self.on(STANDBY, "SELECT pg_reload_conf()")
 
     def await_synchronized(self) -> None:
-        """Wait until the standby keeps a copy of the slot. The slot has to move for that, so take increments."""
-        self.take_and_replay()
-        self.take_and_replay()
-        await_true(lambda: self.on(STANDBY, SLOT, self.slot) == [(True, True, False, True)], WORKER_SECONDS_MAX)
+        """Wait until the standby keeps a copy of the slot.
+
+        The slot has to move after the worker has first seen it, which may take half a minute: take increments until
+        then.
+        """
+        deadline = time.monotonic() + WORKER_SECONDS_MAX
+        while self.on(STANDBY, SLOT, self.slot) != [(True, True, False, True)]:
+            assert time.monotonic() < deadline
+            self.take_and_replay()
+            time.sleep(INCREMENT_SECONDS)
 
     def stop_synchronizing(self) -> None:
         """End the worker; copies of slots stay."""

@@ -24,7 +24,7 @@ from cutline.snapshots.listing.metrics_gathering import MetricsGatherer
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, slots_of
-from tests.integration.test_failover import PRIMARY, STANDBY, follow, promote
+from tests.integration.promoting import PRIMARY, STANDBY, follow, promote
 from tests.servers.dealt import start_fleet
 from tests.unit.metric_values import of, read
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Node
 from cutline.fleet.crash_points import CrashPoint
@@ -45,42 +43,21 @@ from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_and_capture, run_here
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, run_command, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, names_of_snapshots, run_command, sorted_copies
 from tests.commands.watching import Reached, Watching
-from tests.servers.dealt import start_fleet
+from tests.integration.promoting import (
+    PRIMARY,
+    STANDBY,
+    become_standby,
+    fleet_with_chain,
+    follow,
+    prepare,
+    promote,
+    take_replayed_increment,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PRIMARY, STANDBY = "s1", "s1-b1"
-
-
-@contextmanager
-def fleet_with_chain(
-    folder: Path, spark: SparkSession, shards: int, backups: int, settings: Mapping[str, str] | None = None
-) -> Iterator[ChangingFleet]:
-    """Run a fleet of its own with the full snapshot `chain`, and one to restore into, in `folder`."""
-    try:
-        source = start_fleet(folder / "fleet", shards=shards, backups=backups, settings=settings)
-        target = start_fleet(folder / "target", shards=shards, backups=0, like_shared=True)
-        fleet = configure_fleet(source, folder / "fleet.toml", f"file://{folder}/store")
-        into = configure_fleet(target, folder / "target.toml", f"file://{folder}/other-store")
-        found = ChangingFleet(source, into, Runs(fleet, Ready(spark)), folder)
-        for primary in fleet.primaries:
-            found.execute(
-                primary.id,
-                "CREATE TABLE seen (id int PRIMARY KEY, text text NOT NULL)",
-                "INSERT INTO seen SELECT n, 'text ' || n FROM generate_series(1, 50) n",
-            )
-        for node in fleet.nodes:
-            if node.backup_of:
-                found.await_replay(node.id)
-        found.runs.init()
-        found.runs.full("chain")
-        yield found
-    finally:
-        stop_fleet(folder / "fleet", delete=True)
-        stop_fleet(folder / "target", delete=True)
 
 
 @pytest.fixture
@@ -89,28 +66,6 @@ def place(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -
     shards, backups = getattr(request, "param", (1, 1))
     with fleet_with_chain(tmp_path, spark, shards, backups) as found:
         yield found
-
-
-def promote(place: ChangingFleet, node: str) -> None:
-    """Promote the standby of s1 on `node`, and wait until it accepts writes."""
-    place.execute(node, "SELECT pg_promote(true, 60)")
-    place.promoted[PRIMARY] = node
-
-
-def prepare(place: ChangingFleet, gid: str) -> None:
-    """Leave a prepared transaction with a row of s1."""
-    with psycopg.connect(place.fleet.node(place.live[0]).dsn, autocommit=True) as connection:
-        connection.execute("BEGIN")
-        connection.execute("INSERT INTO seen VALUES (9001, 'prepared')")
-        connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
-
-
-def take_replayed_increment(place: ChangingFleet) -> None:
-    """Take an increment of all that was written, which the standby has replayed before and after it."""
-    place.write()
-    place.await_replay(STANDBY)
-    place.increment()
-    place.await_replay(STANDBY)
 
 
 @pytest.mark.parametrize("place", [(2, 1)], indirect=True)
@@ -180,18 +135,6 @@ def test_a_chain_goes_on_over_switchovers_back_and_forth(place: ChangingFleet) -
     report = place.check()
     assert not report.conflicts
     place.check_restores(*place.states)
-
-
-def follow(place: ChangingFleet, node: str, primary: str) -> None:
-    """Start a server that was shut down as a standby of the promoted server."""
-    server, leader = place.servers.node(node), place.servers.node(primary)
-    with (server.data_directory / "postgresql.auto.conf").open("a") as settings:
-        settings.write(
-            f"primary_conninfo = 'host={leader.socket_folder} port=5432 user=postgres application_name={node}'\n"
-            "primary_slot_name = ''\n"
-        )
-    (server.data_directory / "standby.signal").touch()
-    place.start(node)
 
 
 def test_wal_that_a_failover_lost_is_never_mixed_with_the_survivors(place: ChangingFleet) -> None:
@@ -400,15 +343,6 @@ def test_a_failover_in_a_create_is_named_as_the_cause_of_the_gap(place: Changing
     assert warning.endswith(f": {cause}; no time between increment 1 and this increment can be restored")
     assert not place.check().conflicts
     place.check_restores(1, 2)
-
-
-def become_standby(place: ChangingFleet, node: str) -> None:
-    """Start a server that was stopped as a standby that follows nobody."""
-    server = place.servers.node(node)
-    with (server.data_directory / "postgresql.auto.conf").open("a") as settings:
-        settings.write("primary_conninfo = ''\nprimary_slot_name = ''\n")
-    (server.data_directory / "standby.signal").touch()
-    place.servers.start_node(server)
 
 
 @pytest.mark.parametrize("clean", [True, False])

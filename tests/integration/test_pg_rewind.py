@@ -15,13 +15,14 @@ from cutline.embedded.server import PORT, SUPERUSER, stop_server
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.snapshot_runs import run_command, slots_of
-from tests.integration.test_failover import (
+from tests.integration.promoting import (
     PRIMARY,
     STANDBY,
     become_standby,
     fleet_with_chain,
     follow,
     promote,
+    switch_over,
     take_replayed_increment,
 )
 from tests.servers.disasters import kill_server
@@ -99,11 +100,7 @@ def test_a_rewound_primary_is_copied_again_and_may_take_its_place(place: Changin
 
     # Its copy goes on as the shard's when it is the primary again.
     place.await_replay(PRIMARY)
-    stop_server(place.servers.node(STANDBY))
-    promote(place, PRIMARY)
-    follow(place, STANDBY, PRIMARY)
-    place.write()
-    place.await_replay(STANDBY)
+    switch_over(place, STANDBY, PRIMARY)
     commit = place.increment()
     assert commit.timelines == {PRIMARY: 3, STANDBY: 3}
     assert not commit.renewed
@@ -137,11 +134,7 @@ def test_a_rewound_server_that_is_promoted_before_it_was_copied(place: ChangingF
     rewind(place, PRIMARY, STANDBY)
     place.write()
     place.await_replay(PRIMARY)
-    stop_server(place.servers.node(STANDBY))
-    promote(place, PRIMARY)
-    follow(place, STANDBY, PRIMARY)
-    place.write()
-    place.await_replay(STANDBY)
+    switch_over(place, STANDBY, PRIMARY)
     assert PRIMARY in place.increment().renewed
     place.write()
     commit = place.increment()

@@ -30,7 +30,7 @@ from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import SEEN, ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, slots_of, sorted_copies
 from tests.commands.watching import Reached, Watching
-from tests.integration.test_failover import PRIMARY, STANDBY, fleet_with_chain, follow, prepare, promote
+from tests.integration.promoting import PRIMARY, STANDBY, fleet_with_chain, follow, prepare, promote
 from tests.integration.test_falling_standbys import COPYING, Stopping
 from tests.integration.test_watch import Watch, listed, time_of, wait_until
 from tests.servers.dealt import start_fleet

@@ -18,12 +18,13 @@ from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import ORIGIN
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.listing import metrics
 from cutline.snapshots.listing.metrics_gathering import gather_once
 from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.commit import Increment, LostWal
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
@@ -284,7 +285,7 @@ def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place:
     (number, *_), changes = of_standby.copied, commit.definition_changes
     assert changes is not None
     without = structs.replace(changes, objects=tuple(one for one in changes.objects if one.node != OTHER))
-    late = commit.cut.of("s2").finish
+    late = max(commit.cut.of(shard).finish for shard in ("s1", "s2"))
     values: list[tuple[str, dict[str, object]]] = [
         ("rows of a group", {"renewed": renewed | {OTHER: structs.replace(of_standby, copied={})}}),
         ("does not match the base copies", {"definition_changes": without}),
@@ -298,6 +299,11 @@ def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place:
         ("slots_complete_at does not match", {"slots_complete_at": {}}),
         ("slots_complete_at lists", {"slots_complete_at": {"s1": commit.slots_complete_at["s1"]}}),
         ("is not the key|contains rows of a group", {"renewed": {"s1": of_primary}}),
+        # The cut before lies beyond 0/0, and not beyond this one's.
+        ("that of a standby", {"renewed": renewed | {OTHER: structs.replace(of_standby, lost=LostWal(ORIGIN, 0))}}),
+        ("not an earlier", {"renewed": renewed | {"s1": structs.replace(of_primary, lost=LostWal(ORIGIN, 1))}}),
+        ("not match the cut", {"renewed": renewed | {"s1": structs.replace(of_primary, lost=LostWal(ORIGIN))}}),
+        ("not match the cut", {"renewed": renewed | {"s1": structs.replace(of_primary, lost=LostWal(late, 0))}}),
         ("cut lists", {"renewed": renewed | {"s3": structs.replace(
             of_primary, identity=structs.replace(of_primary.identity, node="s3"))}}),
     ]  # fmt: skip

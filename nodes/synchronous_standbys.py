@@ -8,6 +8,6 @@ from __future__ import annotations
 
 # The wait event of such a session, which is in COMMIT, PREPARE or COMMIT PREPARED.
 SYNC_REP = "SyncRep"
-# What is said of it, and what ends the wait.
+# How messages describe it, and the remedy.
 AWAITS_STANDBYS = "which waits for synchronous standbys"
 END_STANDBYS_WAIT = "bring the standbys back, change synchronous_standby_names"

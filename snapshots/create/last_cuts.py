@@ -1,4 +1,4 @@
-"""Since when a node is away that stops an increment: the last cut of the chain in which it took part."""
+"""The last cut of a chain in which an unreachable node took part, for the error of an increment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cutline.storage.store import ObjectStore
 
 @contextmanager
 def naming_last_cuts(store: ObjectStore, read_chain: Callable[[], Chain]) -> Iterator[None]:
-    """Name in an error about nodes that can't be reached the last cut of the chain that each took part in.
+    """Complete errors about nodes that can't be reached: name the last cut of the chain in which each took part.
 
     If the chain can't be read, the error stays as it is.
     """

@@ -1,4 +1,4 @@
-"""Chains that grow for ever: `prune` gives up the beginning of a chain only where it is merged, and nothing merges it.
+"""Chains that grow for ever because nothing merges them: `prune` gives up only what lies before a merge.
 
 A watch that takes full snapshots ends its chains by itself, and with `[retention] merge`, it merges them.
 """
@@ -38,7 +38,7 @@ def unmerged_text(store: ObjectStore, chain: Chain, fleet: Fleet, now: datetime)
         if _is_long(points, began, now):
             return (
                 f"snapshot {chain.name} has {points:,} restore points since {began.astimezone(UTC):%Y-%m-%d} that no"
-                " rule gives up: the beginning of a chain goes only where it is merged; let a watch merge it"
+                " rule gives up, because only what lies before a merge can be given up; let a watch merge the chain"
                 f' (merge = "monthly" under [retention]), or run: snapshot merge {chain.name}'
             )
     return ""

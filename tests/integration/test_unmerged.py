@@ -42,9 +42,9 @@ def test_a_chain_that_grows_for_ever_is_warned_of(
         began = datetime.fromisoformat(full["cut_at"])
         move_clock(monkeypatch, timedelta(days=401))
         expected = (
-            f"snapshot {NAME} has {{}} restore points since {began:%Y-%m-%d} that no rule gives up: the beginning of a"
-            ' chain goes only where it is merged; let a watch merge it (merge = "monthly" under [retention]), or run:'
-            f" snapshot merge {NAME}"
+            f"snapshot {NAME} has {{}} restore points since {began:%Y-%m-%d} that no rule gives up, because only what"
+            ' lies before a merge can be given up; let a watch merge the chain (merge = "monthly" under [retention]), or'
+            f" run: snapshot merge {NAME}"
         )
         assert list_store(fleet).warnings == [expected.format(2)]
         assert run_here(described, "list")[1]["warnings"] == [expected.format(2)]

@@ -43,8 +43,8 @@ def test_a_chain_that_grows_for_ever_is_warned_of(
         move_clock(monkeypatch, timedelta(days=401))
         expected = (
             f"snapshot {NAME} has {{}} restore points since {began:%Y-%m-%d} that no rule gives up, because only what"
-            ' lies before a merge can be given up; let a watch merge the chain (merge = "monthly" under [retention]), or'
-            f" run: snapshot merge {NAME}"
+            ' lies before a merge can be given up; let a watch merge the chain (merge = "monthly" under [retention]),'
+            f" or run: snapshot merge {NAME}"
         )
         assert list_store(fleet).warnings == [expected.format(2)]
         assert run_here(described, "list")[1]["warnings"] == [expected.format(2)]

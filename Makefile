@@ -105,7 +105,7 @@ years: $(INSTALLED)  ## take one chain through failovers, rebuilt standbys, shar
 	@$(BIN)/python -m tests.soak.years $(SECONDS)
 
 # pip installs Patroni into an environment that is deleted at the end; without the package index, the exit code is 77.
-patroni: $(INSTALLED)  ## take one chain through switchovers, a failover and restarts of two clusters of Patroni, in 8 minutes
+patroni: $(INSTALLED)  ## take one chain through switchovers, a failover and restarts of Patroni's members, in six minutes
 	@$(BIN)/python -m tests.soak.patroni
 
 # A case that fails is reduced and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. Part of the

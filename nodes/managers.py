@@ -7,7 +7,7 @@ not found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 # A name, and the condition that its marks are there. Names of slots are physical slots of standbys.
 MARKS = (
@@ -50,8 +50,8 @@ _VALUES = ", ".join(f"('{name}', {condition})" for name, condition in MARKS)
 # An array of names.
 MANAGERS_EXPRESSION = f"ARRAY(SELECT name FROM (VALUES {_VALUES}) AS mark (name, is_there) WHERE is_there)"
 
-# What follows from it, and what to set. Patroni's depends on the databases.
-_WARNINGS: Mapping[str, tuple[str, str]] = {
+# What follows from a manager, and what to set. Patroni's depends on the databases.
+_ADVICE: Mapping[str, tuple[str, str]] = {
     "cloudnative-pg": (
         "CloudNativePG runs the server; an instance that it creates anew has no slot of the chain",
         "see docs/kubernetes.md, section CloudNativePG",
@@ -96,21 +96,12 @@ _WARNINGS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def manager_warnings(
-    managers: Mapping[str, Sequence[str]], databases: Mapping[str, str]
-) -> Iterator[tuple[str, tuple[str, ...], str, str]]:
-    """Yield a warning's name, its nodes, what follows and what to do, for what was found on each node.
-
-    `databases` are the names of the nodes' databases.
-    """
-    for name, _ in MARKS:
-        nodes = tuple(node for node, found in managers.items() if name in found)
-        if not nodes:
-            continue
-        if name == "patroni":
-            named = sorted({databases[node] for node in nodes})
-            entries = ", ".join(f"{{type: logical, plugin: pgoutput, database: {database}}}" for database in named)
-            message = "Patroni runs the server, and drops slots that it does not know whenever it restarts a member"
-            yield name, nodes, message, f"patronictl edit-config, and set ignore_slots: [{entries}] (docs/patroni.md)"
-        else:
-            yield name, nodes, *_WARNINGS[name]
+def advice_on(manager: str, databases: Iterable[str]) -> tuple[str, str]:
+    """Return what follows from a manager of MARKS, and what to do, for nodes with these databases."""
+    if manager != "patroni":
+        return _ADVICE[manager]
+    entries = ", ".join(f"{{type: logical, plugin: pgoutput, database: {one}}}" for one in sorted(set(databases)))
+    return (
+        "Patroni runs the server, and drops slots that it does not know whenever it restarts a member",
+        f"patronictl edit-config, and set ignore_slots: [{entries}] (docs/patroni.md)",
+    )

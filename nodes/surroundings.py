@@ -16,7 +16,7 @@ from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.units import size_text
 from cutline.nodes.connections import database_name
-from cutline.nodes.managers import MANAGERS_EXPRESSION, manager_warnings
+from cutline.nodes.managers import MANAGERS_EXPRESSION, MARKS, advice_on
 from cutline.nodes.sessions import Sessions
 
 # An increment may be late once, and then needs its own time.
@@ -101,9 +101,10 @@ def find_warnings(fleet: Fleet, found: Mapping[str, Surroundings]) -> list[Surro
 def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[SurroundingsWarning]:
     nodes = {node.id: node for node in fleet.nodes}
     every_seconds = float(fleet.watch.every) if fleet.watch else 0.0
-    databases = {node: database_name(nodes[node].dsn) for node in found}
-    for warning in manager_warnings({node: one.managers for node, one in found.items()}, databases):
-        yield SurroundingsWarning(*warning)
+    for manager, _ in MARKS:
+        managed = tuple(node for node, one in found.items() if manager in one.managers)
+        databases = [database_name(nodes[node].dsn) for node in managed]
+        yield SurroundingsWarning(manager, managed, *advice_on(manager, databases))
     yield SurroundingsWarning(
         "wal-level-pending",
         tuple(node for node, one in found.items() if one.level_is_pending),

@@ -106,8 +106,8 @@ Restorable = Annotated[
     typer.Option(
         "--restorable",
         help="Also build the rows that a restore of NAME, or of the newest snapshot (--newest), would load, evaluate"
-        " constraints and foreign keys over them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
-        " temporary servers.",
+        " constraints and foreign keys over them, and throw them away. If this machine has PostgreSQL's programs, run"
+        " the DDL in empty databases on temporary servers.",
     ),
 ]
 SinceLast = Annotated[

@@ -15,7 +15,6 @@ import psycopg
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.units import size_text
-from cutline.nodes.connections import database_name
 from cutline.nodes.managers import MANAGERS_EXPRESSION, MARKS, advice_on
 from cutline.nodes.sessions import Sessions
 
@@ -24,7 +23,8 @@ INTERVALS_KEPT = 3
 # Before this version, a slot can't have FAILOVER and decode prepared transactions.
 FAILOVER_VERSION = 180000
 SURROUNDINGS_QUERY = f"""
-SELECT {MANAGERS_EXPRESSION},
+SELECT current_database(),
+       {MANAGERS_EXPRESSION},
        EXISTS (SELECT FROM pg_settings WHERE name = 'wal_level' AND pending_restart),
        -- In seconds; new in version 18.
        coalesce((SELECT setting::bigint * CASE unit WHEN 'min' THEN 60 ELSE 1 END
@@ -46,10 +46,11 @@ SELECT {MANAGERS_EXPRESSION},
 class Surroundings:
     """The facts about one server that the warnings depend on.
 
-    `managers` are names of MARKS. `idle_timeout_seconds` is 0 and `wal_kept_bytes` is negative if the server has no
-    such limit.
+    `database` is the server's name of the node's database, and `managers` are names of MARKS. `idle_timeout_seconds` is
+    0 and `wal_kept_bytes` is negative if the server has no such limit.
     """
 
+    database: str
     managers: Sequence[str]
     level_is_pending: bool
     idle_timeout_seconds: int
@@ -87,8 +88,8 @@ def read_surroundings(sessions: Sessions) -> dict[str, Surroundings]:
         row = connection.execute(SURROUNDINGS_QUERY).fetchone()
         if row is None:
             raise RuntimeError("a query without a table returned no row")
-        managers, pending, timeout, kept_megabytes, *others = row
-        return Surroundings(tuple(managers), pending, timeout, kept_megabytes << 20, *others)
+        database, managers, pending, timeout, kept_megabytes, *others = row
+        return Surroundings(database, tuple(managers), pending, timeout, kept_megabytes << 20, *others)
 
     return sessions.ask_nodes(read)
 
@@ -103,7 +104,7 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
     every_seconds = float(fleet.watch.every) if fleet.watch else 0.0
     for manager, _ in MARKS:
         managed = tuple(node for node, one in found.items() if manager in one.managers)
-        databases = [database_name(nodes[node].dsn) for node in managed]
+        databases = [found[node].database for node in managed]
         yield SurroundingsWarning(manager, managed, *advice_on(manager, databases))
     yield SurroundingsWarning(
         "wal-level-pending",

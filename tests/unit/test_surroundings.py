@@ -12,6 +12,7 @@ from cutline.nodes.surroundings import Surroundings, find_warnings, unlimited_te
 from tests.unit.made_fleets import new_fleet
 
 PLAIN = Surroundings(
+    database="shop",
     managers=(),
     level_is_pending=False,
     idle_timeout_seconds=0,

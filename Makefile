@@ -25,7 +25,7 @@ INSTALLED := $(VENV)/.installed
 SAMPLED := tests/integration $(addprefix tests/spark/,test_executors_volume.py test_foreign_variables.py test_protection.py test_session.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test all rest quick oldest newest servers stores soak watching years fuzz lint format bench hot growth shards documents wheel release kept schemas lock clean
+.PHONY: help install demo test all rest quick oldest newest servers stores soak watching years patroni fuzz lint format bench hot growth shards documents wheel release kept schemas lock clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ watching: $(INSTALLED)  ## run `watch` under kills, promotions and outages; SECO
 
 years: $(INSTALLED)  ## take one chain through failovers, rebuilt standbys, shards that come and go; SECONDS=3600 is the time
 	@$(BIN)/python -m tests.soak.years $(SECONDS)
+
+# pip installs Patroni into an environment that is deleted at the end; without the package index, the exit code is 77.
+patroni: $(INSTALLED)  ## take one chain through switchovers, a failover and restarts of Patroni's members, in six minutes
+	@$(BIN)/python -m tests.soak.patroni
 
 # A case that fails is reduced and written to tests/fuzz/found; CUTLINE_SEED=N repeats the cases of a run. Part of the
 # time is for the decoder alone.

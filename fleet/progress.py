@@ -113,6 +113,16 @@ class Noting(Forwarding):
         super().__init__(target)
         self.notes: list[str] = []
 
+    @property
+    def warnings(self) -> list[str]:
+        """The notes that need action."""
+        return [note for note in self.notes if not isinstance(note, News)]
+
+    @property
+    def news(self) -> list[str]:
+        """The notes that need no action."""
+        return [note for note in self.notes if isinstance(note, News)]
+
     def note(self, text: str) -> None:
         self.notes.append(text)
         self.target.note(text)

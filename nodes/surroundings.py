@@ -6,7 +6,7 @@ Nothing here keeps a snapshot from being taken. What only its manager knows of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +15,16 @@ import psycopg
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.messages import name_nodes
 from cutline.fleet.units import size_text
-from cutline.nodes.connections import database_name
+from cutline.nodes.managers import MANAGERS_EXPRESSION, MARKS, advice_on
 from cutline.nodes.sessions import Sessions
 
 # An increment may be late once, and then needs its own time.
 INTERVALS_KEPT = 3
 # Before this version, a slot can't have FAILOVER and decode prepared transactions.
 FAILOVER_VERSION = 180000
-SURROUNDINGS_QUERY = """
-SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'Patroni'),
-       coalesce(current_setting('cnpg.config_sha256', true), '') <> ''
-           OR EXISTS (SELECT FROM pg_replication_slots WHERE slot_name ^@ '_cnpg_'),
+SURROUNDINGS_QUERY = f"""
+SELECT current_database(),
+       {MANAGERS_EXPRESSION},
        EXISTS (SELECT FROM pg_settings WHERE name = 'wal_level' AND pending_restart),
        -- In seconds; new in version 18.
        coalesce((SELECT setting::bigint * CASE unit WHEN 'min' THEN 60 ELSE 1 END
@@ -47,11 +46,12 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'Patroni')
 class Surroundings:
     """The facts about one server that the warnings depend on.
 
-    `idle_timeout_seconds` is 0 and `wal_kept_bytes` is negative if the server has no such limit.
+    `database` is the server's name of the node's database, and `managers` are names of MARKS. `idle_timeout_seconds` is
+    0 and `wal_kept_bytes` is negative if the server has no such limit.
     """
 
-    has_patroni: bool
-    has_cloudnative_pg: bool
+    database: str
+    managers: Sequence[str]
     level_is_pending: bool
     idle_timeout_seconds: int
     wal_kept_bytes: int
@@ -88,8 +88,8 @@ def read_surroundings(sessions: Sessions) -> dict[str, Surroundings]:
         row = connection.execute(SURROUNDINGS_QUERY).fetchone()
         if row is None:
             raise RuntimeError("a query without a table returned no row")
-        patroni, cnpg, pending, timeout, kept_megabytes, *others = row
-        return Surroundings(patroni, cnpg, pending, timeout, kept_megabytes << 20, *others)
+        database, managers, pending, timeout, kept_megabytes, *others = row
+        return Surroundings(database, tuple(managers), pending, timeout, kept_megabytes << 20, *others)
 
     return sessions.ask_nodes(read)
 
@@ -102,21 +102,10 @@ def find_warnings(fleet: Fleet, found: Mapping[str, Surroundings]) -> list[Surro
 def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[SurroundingsWarning]:
     nodes = {node.id: node for node in fleet.nodes}
     every_seconds = float(fleet.watch.every) if fleet.watch else 0.0
-    patroni = tuple(node for node, one in found.items() if one.has_patroni)
-    databases = sorted({database_name(nodes[node].dsn) for node in patroni})
-    entries = ", ".join(f"{{type: logical, plugin: pgoutput, database: {database}}}" for database in databases)
-    yield SurroundingsWarning(
-        "patroni",
-        patroni,
-        "Patroni runs the server, and drops slots that it does not know whenever it restarts a member",
-        f"patronictl edit-config, and set ignore_slots: [{entries}] (docs/patroni.md)",
-    )
-    yield SurroundingsWarning(
-        "cloudnative-pg",
-        tuple(node for node, one in found.items() if one.has_cloudnative_pg),
-        "CloudNativePG runs the server; an instance that it creates anew has no slot of the chain",
-        "see docs/kubernetes.md, section CloudNativePG",
-    )
+    for manager, _ in MARKS:
+        managed = tuple(node for node, one in found.items() if manager in one.managers)
+        databases = [found[node].database for node in managed]
+        yield SurroundingsWarning(manager, managed, *advice_on(manager, databases))
     yield SurroundingsWarning(
         "wal-level-pending",
         tuple(node for node, one in found.items() if one.level_is_pending),

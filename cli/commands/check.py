@@ -105,9 +105,9 @@ Restorable = Annotated[
     bool,
     typer.Option(
         "--restorable",
-        help="Also build the rows that a restore of NAME would load, evaluate constraints and foreign keys over"
-        " them, and throw them away. If this machine has PostgreSQL's programs, run the DDL in empty databases on"
-        " temporary servers.",
+        help="Also build the rows that a restore of NAME, or of the newest snapshot (--newest), would load, evaluate"
+        " constraints and foreign keys over them, and throw them away. If this machine has PostgreSQL's programs, run"
+        " the DDL in empty databases on temporary servers.",
     ),
 ]
 SinceLast = Annotated[
@@ -326,8 +326,14 @@ def check_request(request: CheckRequest, *, restorable: bool) -> None:
         raise UsageError("--exact and --metadata-only are mutually exclusive", hint="use only one of them")
     if request.newest and request.name is not None:
         raise UsageError("--newest and NAME are mutually exclusive", hint="use only one of them")
-    if restorable and request.name is None:
-        raise UsageError("--restorable needs a NAME", hint="snapshot check NAME --restorable")
+    if restorable and request.name is None and not request.newest:
+        raise UsageError(
+            "--restorable builds the rows of one snapshot",
+            hint=[
+                "name it: snapshot check NAME --restorable",
+                "or take the newest: snapshot check --newest --restorable",
+            ],
+        )
     if request.metadata_only and (restorable or request.rows):
         other = "--restorable" if restorable else "--rows"
         raise UsageError(f"{other} and --metadata-only are mutually exclusive", hint="use only one of them")
@@ -364,13 +370,15 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, re
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)
-        if restorable and request.name and report.snapshots:
+        if restorable and report.snapshots:
             # Imported here: most checks need nothing of restore.
             from cutline.restore.drill.restorable import check_restorable
             from cutline.snapshots.records.proven_chains import OnlyCutError
 
             try:
-                built = check_restorable(fleet, request.name, request.increment, spark, recorded.activity)
+                # With --newest, the snapshots after the first are those that can't be read.
+                name = report.snapshots[0].name
+                built = check_restorable(fleet, name, request.increment, spark, recorded.activity)
             except OnlyCutError:
                 # Conflicts that were found are more important than the refusal.
                 if not report.snapshots[0].conflicts:
@@ -414,11 +422,12 @@ def checked_points(
 ) -> tuple[CheckedPoint, ...]:
     """Return the result for each restore point, in the format used in the operation's outcome.
 
-    `built` is the report on the rows that a restore of the only snapshot would load, if any.
+    `built` is the report on the rows that a restore of the first snapshot would load, if any.
     """
     is_full = request.increment is None and request.at is None and not request.metadata_only
     return tuple(
-        _checked_point(snapshot, built, is_full=is_full and snapshot.reads_all) for snapshot in report.snapshots
+        _checked_point(snapshot, None if number else built, is_full=is_full and snapshot.reads_all)
+        for number, snapshot in enumerate(report.snapshots)
     )
 
 

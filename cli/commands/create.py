@@ -184,7 +184,7 @@ def run_create(context: typer.Context, fleet: Fleet, request: CreateRequest, *, 
     lines = lines_of(commit, before)
     if request.only_cut:
         lines.append(f"to recover physical backups to it: snapshot show {request.name} --recovery-plan")
-    emit(context, document_of(commit) | {"warnings": noting.notes}, lines)
+    emit(context, document_of(commit) | {"warnings": noting.warnings, "notes": noting.news}, lines)
 
 
 def _left_out_before(fleet: Fleet, commit: Commit) -> tuple[LeftOut, ...]:
@@ -200,7 +200,8 @@ def show_plan(context: typer.Context, fleet: Fleet, request: CreateRequest, *, i
     with progress(context) as shown:
         noting = Noting(shown)
         document, lines = make_plan(fleet, request, noting, incremental=incremental)
-    answer(context, document | {"warnings": noting.notes}, [*lines, "every check passed; nothing was changed"])
+    document |= {"warnings": noting.warnings, "notes": noting.news}
+    answer(context, document, [*lines, "every check passed; nothing was changed"])
 
 
 @contextmanager

@@ -107,6 +107,7 @@ def drill(
         lines = drill_lines(report, announced.get("warnings", ()))
         lines += [f"warning: {problem}" for problem in problems]
         code = EXIT_CODES[report.result] or (UNWRITTEN if problems else DONE)
-        warnings = [*report.restored.warnings, *noting.notes, *problems]
-        emit(context, drill_document(report) | announced | {"warnings": warnings}, lines, code=code)
+        warnings = [*report.restored.warnings, *noting.warnings, *problems]
+        told = {"warnings": warnings, "notes": noting.news}
+        emit(context, drill_document(report) | announced | told, lines, code=code)
         raise typer.Exit(code)

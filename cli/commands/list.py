@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
@@ -30,7 +30,7 @@ from cutline.cli.output.tables import (
     stdout_levels,
     time_text,
 )
-from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, name_nodes
+from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some, name_nodes
 from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
@@ -47,6 +47,9 @@ from cutline.storage.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from cutline.nodes.other_databases import OldDatabase
+
 
 SCHEMA, FLAT_SCHEMA = "cutline/list/1", "cutline/list-flat/1"
 # The number of increments to list per snapshot: when all snapshots are listed, when one is named, and the maximum.
@@ -274,12 +277,8 @@ def lines_of(
     lines += [_copy_text(state, now) for state in listing.copies]
     if cut := [entry.name for entry in chosen if _first_shown(entry, last) > max(entry.first, 1)]:
         lines.append(f"all increments: snapshot list {cut[0] if len(cut) == 1 else 'NAME'} --all")
-    lines += [
-        f"node {database.node}: database {database.database}, set aside by a restore"
-        + (f", takes {size_text(database.bytes)}" if database.bytes is not None else "")
-        + "; to drop it: snapshot restore-discard"
-        for database in listing.answers.old
-    ]
+    if listing.answers.old:
+        lines.append(_set_aside_text(listing.answers.old))
     if not listing.entries:
         # The line of an interrupted full snapshot names the command that resumes it.
         is_begun = any(one.is_resumable for one in listing.open_operations)
@@ -293,6 +292,15 @@ def lines_of(
             earlier = f"{len(gaps) - GAPS_SHOWN_MAX:,} earlier gaps; to see them: snapshot show {entry.name}"
             remarks.append(f"snapshot {entry.name}: {earlier}")
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
+
+
+def _set_aside_text(databases: Sequence[OldDatabase]) -> str:
+    """Return one line about the databases that restores have set aside."""
+    what, it = ("database", "it") if len(databases) == 1 else ("databases", "them")
+    sizes = [one.bytes for one in databases if one.bytes is not None]
+    taken = f" ({size_text(sum(sizes))})" if sizes else ""
+    names = list_some((f"{one.database} on {one.node}" for one in databases), NODES_NAMED_MAX)
+    return f"{what} set aside by a restore{taken}: {names}; to drop {it}: snapshot restore-discard"
 
 
 def _copy_text(state: SecondStoreState, now: datetime) -> str:

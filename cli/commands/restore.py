@@ -228,7 +228,8 @@ def _run_restore(
         raise
     in_doubt = write_transactions((report.snapshot, report.increment), report.in_doubt, _folder(), report.exact)
     failed = [line.removeprefix(WARNING) for line in in_doubt if line.startswith(WARNING)]
-    document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.notes, *failed]}
+    document = document_of(report) | dict(announced) | {"warnings": [*report.warnings, *noting.warnings, *failed]}
+    document["notes"] = noting.news
     others = list(in_doubt)
     if report.refused:
         path, line = write_refused(report.operation, report.refused, _folder(), is_published=True)

@@ -49,7 +49,7 @@ def emit(
     to stderr. With `--json`, the document is always written.
     """
     options = command_context(context)
-    options.results.append(document)
+    options.results.append(_with_warnings(options, document))
     if options.json or not options.quiet or code:
         answer(context, document, lines)
         return
@@ -75,11 +75,16 @@ def answer(
     """
     options = command_context(context)
     if options.json:
-        own = document.get("warnings", ())
-        write_document({**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]})
+        write_document(_with_warnings(options, document))
     else:
         _write_lines(_naming_fleet(lines, options.given_fleet), wraps=wraps)
     sys.stdout.flush()
+
+
+def _with_warnings(options: CommandContext, document: Mapping[str, object]) -> dict[str, object]:
+    """Return the document with its warnings last, which begin with those about fleet.toml."""
+    own = document.get("warnings", ())
+    return {**document, "warnings": [*options.warnings, *(own if isinstance(own, Iterable) else ())]}
 
 
 def emit_items(

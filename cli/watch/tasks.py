@@ -132,7 +132,10 @@ def take_increment(
     ):
         noting = _Logging(shown, note)
         commit = create_increment(fleet, CreateRequest(name, ddl_seconds=WAIT_SECONDS), spark, noting)
-        run.result = commit_document.document_of(commit) | {"warnings": noting.notes}
+        run.result = commit_document.document_of(commit) | {
+            "warnings": [*fleet.store.warnings, *noting.warnings],
+            "notes": noting.news,
+        }
     counts = commit.counts
     text = (
         f"increment {commit.increment} of {name}: {quantity_text(counts['changes'], 'changes')},"

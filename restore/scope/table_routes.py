@@ -230,7 +230,8 @@ def _check_type(what: str, column: Column, kind: RouteKind) -> str:
     }[kind]
     if type_ not in allowed:
         raise UsageError(
-            f"{what}: column {column.name} has type {column.type}", hint=f"{kind} takes {', '.join(allowed)}"
+            f"{what}: column {column.name} has type {column.type}",
+            hint=f"{kind} takes {', '.join(allowed)}, and no domain over these",
         )
     return type_
 

@@ -358,6 +358,7 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     read = (read_entry(store, identity, name) for name in snapshot_names(store))
     entries = [entry for entry in read if entry is not None]
     checks = read_checks(store, documents, None if all_checks else {entry.name for entry in entries})
+    checks = checks.from_increments({entry.name: entry.first for entry in entries})
     missing, answers = tuple(read_missing(store, documents, entries)), query.answers()
     listed, now = tuple(_with_retained(entry, answers) for entry in entries), utc_now()
     pins = {entry.name: pins_in_force(store, entry.name, now) for entry in entries}

@@ -375,6 +375,18 @@ class NewestChecks:
         if point.full and is_valid:
             _keep_newest(self.valid, point.snapshot, check)
 
+    def from_increments(self, first: Mapping[str, int]) -> NewestChecks:
+        """Return the checks without those that found nothing in increments of a chain before its `first`.
+
+        What they read was given up after a merge. Conflicts may be in later restore points as well.
+        """
+        kept = NewestChecks(unread=self.unread, unread_conflicts=self.unread_conflicts)
+        for name, checks in self.by_snapshot.items():
+            for check in checks:
+                if check.point.result == CONFLICTS or check.point.increment >= first.get(name, 0):
+                    kept.add(check)
+        return kept
+
     def add_all(self, batch: Sequence[Ended]) -> list[str]:
         """Add the checks among operations; return the ids of those that can't be read, or whose clock was ahead."""
         latest = utc_now() + timedelta(seconds=AHEAD_SECONDS_MAX)

@@ -516,8 +516,10 @@ def read_lost_since(store: ObjectStore, chain: Chain) -> tuple[RenewalGap, ...]:
     Returns none if later commits can't be read: they matter to no restore of this increment.
     """
     last = chain.last.increment
+    if is_known_only_full(store, chain.name):
+        return ()
     try:
-        newest = read_newest_part(store, chain.name)
+        newest = _read_newest_part(store, chain.stored_full)
     except (ManifestError, RefusedError):
         return ()
     gaps = (gap for one in newest.increments if one.increment > last for gap in gaps_of(one))

@@ -221,7 +221,7 @@ def _reasons(
     places = {one.name: number for number, one in enumerate(counted)}
     for number, one in enumerate(series):
         passed_over = " without conflicts" if places[one.name] != number else ""
-        place = f"it is number {number + 1} counting from the newest{passed_over}"
+        place = f"it is the {_ordinal(number)}newest{passed_over}"
         if _is_among(number, rules.last):
             for increment in one.following(rules.last):
                 reasons[one.name][increment].append(_Reason(f"last {rules.last}", place, keeps_chain=True))
@@ -229,6 +229,13 @@ def _reasons(
             reasons[one.name][one.first].append(_Reason(f"only_full {rules.only_full}", place))
     _add_time_rules(reasons, series, rules, now)
     return reasons
+
+
+def _ordinal(number: int) -> str:
+    """Return the place of the snapshot after `number` newer ones: nothing for the newest, then `2nd `, `3rd `."""
+    place = number + 1
+    ending = "th" if place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+    return f"{place}{ending} " if number else ""
 
 
 def _reasons_of_only_cuts(series: Sequence[HeldSnapshot], rules: Retention, now: datetime) -> _Reasons:

@@ -13,6 +13,7 @@ from cutline.fleet.progress import Silent
 from cutline.nodes.read_only import resume_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.target import TargetUnfitError
+from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.faults.pg_proxy import pg_proxies, route_through
 
@@ -47,6 +48,14 @@ def test_a_chain_goes_on_with_and_without_an_alias(both: tuple[Runs, Runs]) -> N
     for runs in (direct, aliased):
         assert {facts.name for facts in runs.increment(NAME).databases.values()} == {DATABASE}
     assert [aliased.check_one(NAME, number).result for number in range(3)] == ["valid"] * 3
+
+
+def test_what_is_to_be_set_for_the_server_has_the_name_there(both: tuple[Runs, Runs]) -> None:
+    direct, aliased = both
+    with psycopg.connect(direct.fleet.nodes[0].dsn, application_name="Patroni heartbeat"):
+        code, document = run_here(aliased.fleet, "init")
+    (found,) = [one for one in document["surroundings"] if one["warning"] == "patroni"]
+    assert (code, f"database: {DATABASE}}}]" in found["action"]) == (0, True), found
 
 
 @pytest.mark.parametrize("scope", [RestoreScope(), RestoreScope(data_only=True)], ids=["databases", "rows"])

@@ -292,7 +292,7 @@ def test_a_prune_keeps_the_older_snapshot_while_a_check_of_the_newest_has_found_
         verdicts = {one["name"]: one for one in document["snapshots"]}  # type: ignore[attr-defined]
         assert {name: one["fate"] for name, one in verdicts.items()} == {"bad": "keep", "good": "keep"}
         assert verdicts["good"]["why"] == [
-            "last 1: it is number 1 counting from the newest without conflicts",
+            "last 1: it is the newest without conflicts",
             "it is the newest snapshot without conflicts",
         ]
         assert (verdicts["bad"]["checked"]["result"], verdicts["good"]["checked"]) == ("conflicts", None)

@@ -45,7 +45,7 @@ def test_a_pinned_increment_stays_with_its_chain(
         assert points[1]["why"][0].endswith(": audit")
         drawn = run_as_text(fleet, *LAST_1, "--dry-run")
         assert "needed by increment 1" in drawn
-        assert "last 1: it is number 1 counting from the newest" in drawn
+        assert "last 1: it is the newest" in drawn
         assert ended(3, "delete", "old", "--yes")["error"] == "pinned"
         listed = {one["name"]: one["pins"] for one in ended(0, "list")["snapshots"]}
         assert listed == {"old": [pin], "new": []}

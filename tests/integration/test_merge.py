@@ -255,6 +255,9 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     for node in place.live:
         place.execute(node, "SELECT lo_from_bytea(0, 'a large object')")
     make_chain(place, 3, large_objects=True)
+    command(place, "check", "chain", "--increment", "1")
+    (listed,) = command(place, "list")["snapshots"]
+    assert listed["last_check"]["increment"] == 1
     document = command(place, "merge", "chain", "--to", "2", "--drop-earlier", "--yes")
     assert (document["increment"], document["is_new"]) == (2, True)
     assert document["dropped"]["increments"] == [0, 1]
@@ -280,6 +283,8 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     (listed,) = command(place, "list")["snapshots"]
     assert (listed["state"], listed["begins_at"]) == ("complete", 2)
     assert [one["number"] for one in listed["increments"]] == [2, 3]
+    # What it read has been given up.
+    assert listed["last_check"] is None
     assert [row["increment"] for row in command(place, "list", "--flat")["restore_points"]] == [2, 3]
     shown = command(place, "show", "chain")
     assert {name: shown[name] for name in ("name", "cut_at", "begins_at", "increments")} == {

@@ -142,7 +142,7 @@ def test_a_renamed_shard_goes_on_and_nothing_is_copied_again(place: Place) -> No
     assert "east is s3 in chain: its increments go on with it under that id" in shown
     code, document = run_here(place.fleet, "create", "chain", "--incremental", "--dry-run")
     assert code == 0
-    assert "s3 is called east in fleet.toml now: the chain still calls it s3" in " ".join(document["warnings"])
+    assert "s3 is called east in fleet.toml now: the chain still calls it s3" in " ".join(document["notes"])
     second = place.next()
     assert (second.renamed, second.renewed, second.retired) == (EAST, {}, ())
     assert second.counts["rows"] == 0

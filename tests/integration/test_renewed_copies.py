@@ -28,6 +28,7 @@ from cutline.snapshots.records.commit import Increment, LostWal
 from cutline.snapshots.records.documents import ManifestError, seal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
+from cutline.wal.drain.open_transactions import SlotWaitError
 from cutline.wal.segments.archive import ArchiveError
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.snapshot_runs import Runs, command_line, run_command, slots_of
@@ -158,6 +159,25 @@ def test_a_primary_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> N
     assert place.check().result == VALID
     place.check_restores(1, 2, 3)
     place.check_restores_without("s1", 1, 2, 3)
+
+
+def test_a_transaction_that_the_copied_shard_may_have_committed_is_awaited_on_the_others(place: ChangingFleet) -> None:
+    """The new slot of s2 has not seen its COMMIT PREPARED there, so a cut would have its rows on s2 alone."""
+    place.runs.full("chain")
+    for node in ("s1", "s2"):
+        place.execute(node, "BEGIN; INSERT INTO seen VALUES (-1, 'both'); PREPARE TRANSACTION 'both'")
+    next_increment(place)
+    place.execute("s2", "COMMIT PREPARED 'both'")
+    drop_slot(place, "s2")
+    with pytest.raises(SlotWaitError) as raised:
+        place.increment(wait_seconds=1)
+    (transaction,) = raised.value.details["transactions"]  # type: ignore[misc]  # it is a list
+    assert (transaction["node"], transaction["gid"]) == ("s1", "both")
+    place.execute("s1", "COMMIT PREPARED 'both'")
+    second = next_increment(place)
+    assert second.renewed.keys() == {"s2"}
+    assert all(b"-1\tboth" in rows["public.seen"] for rows in place.states[2])
+    place.check_restores(2)
 
 
 def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> None:

@@ -323,7 +323,7 @@ def test_tables_that_were_read_on_a_standby_that_is_lost_are_copied_again(place:
 
     if how == "past the limit":
         # The preview drops no slot, so it resumes with the standby.
-        watching.notes = document["warnings"]
+        watching.notes = [*document["warnings"], *document["notes"]]
     assert "the tables of s1 are copied again: they were read on a standby that is left out" in watching.notes
     assert document["operation"] == operation
     commit = committed(place, "nightly")
@@ -526,7 +526,9 @@ def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) ->
     assert "of WAL for snapshot nightly, which is not finished, more than its limit" in note
     assert [slots_of(node.dsn) for node in place.fleet.nodes] == [[]] * len(place.fleet.nodes)
     again = place.run("create", "nightly")
-    assert any("begins again" in text and "does not exist" in text for text in again["warnings"]), again["warnings"]
+    assert any("begins again" in text and "does not exist" in text for text in [*again["warnings"], *again["notes"]]), (
+        again
+    )
     assert place.restored("nightly") == place.live()
 
 
@@ -550,7 +552,7 @@ def test_a_changed_file_refuses_nothing_once_the_slots_are_gone(place: Place, *,
     document = place.run("create", "nightly")
 
     assert document["operation"] != operation
-    (note,) = [text for text in document["warnings"] if "begins again" in text]
+    (note,) = [text for text in [*document["warnings"], *document["notes"]] if "begins again" in text]
     assert f"node s2: slot {slot} does not exist" in note
     assert place.run("status")["operations"] == []
     assert place.run("check", "nightly")["result"] == "valid"
@@ -629,7 +631,7 @@ def test_a_slot_that_is_another_one_is_not_used(place: Place) -> None:
     document = place.run("create", "nightly")
 
     assert document["operation"] != operation
-    (note,) = [text for text in document["warnings"] if "begins again" in text]
+    (note,) = [text for text in [*document["warnings"], *document["notes"]] if "begins again" in text]
     assert "another process advanced the slot" in note
     assert place.run("status")["operations"] == []
     assert place.restored("nightly") == place.live()
@@ -679,7 +681,7 @@ def test_the_lost_slot_of_a_standby_does_not_give_up_the_others(place: Place, ho
 
     document = place.run("create", "nightly")
 
-    assert document["operation"] == operation, document["warnings"]
+    assert document["operation"] == operation, document
     commit = committed(place, "nightly")
     assert "s1-b1" not in commit.parts
     kept = {stored.key for stored in copied.entries if stored.node != "s1-b1"}
@@ -743,7 +745,7 @@ def test_a_standby_that_is_back_is_copied_if_the_snapshot_begins_again(place: Pl
     document = place.run("create", "nightly")
 
     assert document["operation"] != operation
-    assert any("begins again" in text for text in document["warnings"]), document["warnings"]
+    assert any("begins again" in text for text in [*document["warnings"], *document["notes"]]), document
     assert "s1-b1" in committed(place, "nightly").parts
     assert place.restored("nightly") == place.live()
 

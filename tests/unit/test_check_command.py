@@ -94,7 +94,7 @@ def test_the_report_of_an_earlier_check_does_not_survive_one_that_fails(fleet: F
     (["daily", "--since-last", "--increment", "1"], "--increment can't be combined with"),
     (["daily", "--since-last", "--metadata-only"], "--metadata-only can't be combined with"),
     (["daily", "--max-seconds", "5", "--rows", "3"], "--rows can't be combined with"),
-    (["--restorable"], "--restorable needs a NAME"),
+    (["--restorable"], "--restorable builds the rows of one snapshot"),
     (["daily", "--rows", "5", "--metadata-only"], "--rows and --metadata-only are mutually exclusive"),
     (["daily", "--restorable", "--metadata-only"], "--restorable and --metadata-only are mutually exclusive"),
     (["daily", "--subset", "0/3"], "--subset '0/3' is not a part such as 1/7"),

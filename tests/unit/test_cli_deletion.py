@@ -177,7 +177,7 @@ def test_a_prune_says_what_happens_to_every_snapshot_and_why() -> None:
     lines = prune_plan_lines(plan)
     assert lines[:2] == [
         "rules: last 1",
-        "newer: kept: last 1: it is number 1 counting from the newest; it is the newest snapshot that can be restored",
+        "newer: kept: last 1: it is the newest; it is the newest snapshot that can be restored",
     ]
     assert lines[2].startswith("new: kept: it is damaged")
     assert "part-0.parquet is missing from the store" in lines[2]
@@ -261,11 +261,10 @@ def test_a_prune_says_what_it_keeps_in_the_place_of_snapshots_with_conflicts() -
         " newer snapshots without conflicts"
     )
     assert prune_plan_lines(plan)[1:4] == [
-        "newer: kept: last 1: it is number 1 counting from the newest; it is the newest snapshot that can be restored;"
+        "newer: kept: last 1: it is the newest; it is the newest snapshot that can be restored;"
         " it is not counted, because the check that ended at 2026-11-24 10:07 UTC found conflicts: see snapshot check"
         " newer",
-        "new: kept: last 1: it is number 1 counting from the newest without conflicts; it is the newest snapshot"
-        " without conflicts",
+        "new: kept: last 1: it is the newest without conflicts; it is the newest snapshot without conflicts",
         "old: deleted: no rule keeps it",
     ]
     assert f"warning: {warning}" in prune_plan_lines(plan)

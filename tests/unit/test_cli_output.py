@@ -54,6 +54,14 @@ def test_times_and_paths_have_their_json_form(capsys: pytest.CaptureFixture[str]
     assert written.isascii()
 
 
+def test_a_hook_gets_the_result_with_the_warnings_that_stdout_has(capsys: pytest.CaptureFixture[str]) -> None:
+    options = CommandContext(json=True, warnings=["about fleet.toml"])
+    emit(context_of(options), {"snapshot": "daily", "warnings": ["its own"]})
+    written = json.loads(capsys.readouterr().out)
+    assert written["warnings"] == ["about fleet.toml", "its own"]
+    assert options.results == [written]
+
+
 @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}])
 def test_a_value_that_json_cannot_represent_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

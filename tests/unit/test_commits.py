@@ -22,6 +22,7 @@ from cutline.snapshots.records.proven_chains import (
     commit_key,
     read_chain,
     read_commit,
+    read_lost_since,
     snapshot_names,
 )
 from cutline.snapshots.records.tombstones import RestorePoint
@@ -30,6 +31,7 @@ from cutline.storage.errors import UsageError
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import AnswerLostError, EncryptionIgnoredError, ObjectExistsError, StoreUnreachableError
 from cutline.wal.segments.archive import ArchiveError
+from tests.unit.made_chains import store_chain
 from tests.unit.made_commits import as_read, commit, full_commit, increment_commit, memory, unused_url
 
 
@@ -211,6 +213,28 @@ def test_a_commit_whose_answer_was_lost_is_read_back(monkeypatch: pytest.MonkeyP
         with pytest.raises(CommitIndeterminateError) as error:
             put_commit(store, commit(0))
         assert error.value.exit_code == 5
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingStore(InMemoryStore):
+    """A store that keeps the keys that are read."""
+
+    keys: list[str] = field(default_factory=list)
+
+    def read(self, key: str) -> bytes:
+        self.keys.append(key)
+        return InMemoryStore.read(self, key)
+
+
+def test_what_was_lost_since_is_found_without_reading_the_full_snapshot_again() -> None:
+    store = ReadingStore(unused_url())
+    store_chain(store, "daily", "2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z", "2020-01-03T00:00:00Z")
+    chain = read_chain(store, "daily", 1)
+    assert chain.last.increment == 1
+    store.keys.clear()
+    assert read_lost_since(store, chain) == ()
+    assert commit_key("daily", 2) in store.keys
+    assert commit_key("daily", 0) not in store.keys
 
 
 class UnencryptingStore(InMemoryStore):

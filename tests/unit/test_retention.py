@@ -85,12 +85,12 @@ def test_an_older_chain_without_increments_gets_none_any_more() -> None:
     assert fates(*found, daily=3) == {"c": "keep", "b": "keep", "a": "only-full"}
     assert whys(*found, last=1, only_full=9) == {
         "c": (
-            "last 1: it is number 1 counting from the newest",
-            "only_full 9: it is number 1 counting from the newest",
+            "last 1: it is the newest",
+            "only_full 9: it is the newest",
             NEWEST,
         ),
-        "b": ("only_full 9: it is number 2 counting from the newest",),
-        "a": ("only_full 9: it is number 3 counting from the newest", "its chain ends here: no rule keeps increments"),
+        "b": ("only_full 9: it is the 2nd newest",),
+        "a": ("only_full 9: it is the 3rd newest", "its chain ends here: no rule keeps increments"),
     }
 
 
@@ -146,17 +146,17 @@ def test_every_restore_point_says_why_it_stays_or_goes() -> None:
     verdicts = {one.name: one for one in apply_retention(found, Retention(only_full=3, weekly=2), NOW)}
     # The sixth day before is the Saturday of the last week, and the fifth its Sunday.
     assert [(one.why, one.needed_by, one.is_kept) for one in verdicts["b"].points] == [
-        (("only_full 3: it is number 2 counting from the newest",), None, True),
+        (("only_full 3: it is the 2nd newest",), None, True),
         ((), 2, True),
         (("weekly 2: newest of 2026-W46",), None, True),
     ]
     assert [(one.why, one.needed_by, one.is_kept) for one in verdicts["a"].points] == [
-        (("only_full 3: it is number 3 counting from the newest",), None, True),
+        (("only_full 3: it is the 3rd newest",), None, True),
         ((), None, False),
         ((), None, False),
     ]
     assert verdicts["b"].why == (
-        "only_full 3: it is number 2 counting from the newest",
+        "only_full 3: it is the 2nd newest",
         "weekly 2: 1 restore point",
     )
     # What follows the last that a rule keeps stays with its chain, which can't be cut.

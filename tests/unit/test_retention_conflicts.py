@@ -29,9 +29,9 @@ def test_a_snapshot_with_conflicts_takes_no_place_from_older_ones() -> None:
     found = (snapshot("a", 9), snapshot("b", 8), snapshot("c", 7, found="conflicts"), snapshot("d", 6, found="valid"))
     assert fates(*found, last=2) == {"d": "keep", "c": "keep", "b": "keep", "a": "delete"}
     assert whys(*found, last=2) == {
-        "d": ("last 2: it is number 1 counting from the newest", NEWEST),
-        "c": ("last 2: it is number 2 counting from the newest", note("c")),
-        "b": ("last 2: it is number 2 counting from the newest without conflicts",),
+        "d": ("last 2: it is the newest", NEWEST),
+        "c": ("last 2: it is the 2nd newest", note("c")),
+        "b": ("last 2: it is the 2nd newest without conflicts",),
         "a": ("no rule keeps it",),
     }
     # It is deleted as one without conflicts would be.
@@ -57,7 +57,7 @@ def test_increments_are_numbered_without_snapshots_with_conflicts() -> None:
     # The newest chain goes on; the newest without conflicts has the restore points that somebody would need.
     assert fates(*found[:3], only_full=9) == {"c": "keep", "b": "keep", "a": "only-full"}
     assert whys(*found[:3], only_full=9)["b"] == (
-        "only_full 9: it is number 1 counting from the newest without conflicts",
+        "only_full 9: it is the newest without conflicts",
         "it is the newest snapshot without conflicts",
     )
 
@@ -90,7 +90,7 @@ def test_damaged_snapshots_and_restore_points_with_conflicts_are_judged_as_ever(
     point = HeldSnapshot("p", (NOW - DAY,), is_only_cut=True, checked=check("p", "conflicts"))
     found = (snapshot("a", 4), snapshot("b", 3), snapshot("c", 2, is_whole=False, found="conflicts"), point)
     assert fates(*found, last=1) == {"p": "keep", "c": "keep", "b": "keep", "a": "delete"}
-    assert whys(*found, last=1)["b"] == ("last 1: it is number 1 counting from the newest", NEWEST)
+    assert whys(*found, last=1)["b"] == ("last 1: it is the newest", NEWEST)
 
 
 def test_what_is_kept_only_because_newer_ones_have_conflicts_is_known() -> None:

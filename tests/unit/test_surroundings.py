@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cutline.fleet.config import Fleet, WatchTable
+from cutline.nodes.managers import MARKS
 from cutline.nodes.surroundings import Surroundings, find_warnings, unlimited_text
 from tests.unit.made_fleets import new_fleet
 
 PLAIN = Surroundings(
-    has_patroni=False,
-    has_cloudnative_pg=False,
+    database="shop",
+    managers=(),
     level_is_pending=False,
     idle_timeout_seconds=0,
     wal_kept_bytes=-1,
@@ -46,8 +47,7 @@ def test_plain_servers_give_no_warning(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "name"),
     [
-        ("has_patroni", True, "patroni"),
-        ("has_cloudnative_pg", True, "cloudnative-pg"),
+        *(("managers", (name,), name) for name, _ in MARKS),
         ("level_is_pending", True, "wal-level-pending"),
         ("apply_delay_seconds", 1200.0, "delayed-standby"),
         ("names_own_slots", True, "synchronized-standby-slots"),
@@ -92,7 +92,7 @@ def test_limits_that_leave_enough_room_give_no_warning(fleet: Fleet) -> None:
 
 
 def test_the_entry_for_patroni_names_the_database(fleet: Fleet) -> None:
-    (warning,) = find_warnings(fleet, {"a": replace(PLAIN, has_patroni=True), "b": PLAIN})
+    (warning,) = find_warnings(fleet, {"a": replace(PLAIN, managers=("patroni",)), "b": PLAIN})
     assert "ignore_slots: [{type: logical, plugin: pgoutput, database: shop}]" in warning.action
     assert warning.text.startswith("node a: ")
     assert warning.to_json().keys() == {"warning", "nodes", "message", "action"}

@@ -150,6 +150,9 @@ def test_a_restorable_snapshot_says_so_without_a_server_for_its_rows(copied: Cop
     counted = [sum(rows.count(b"\n") for rows in shard.values()) for shard in copied.truth[2]]
     assert list(document["restorable"]["rows"].values()) == counted
     assert document["restorable"]["ddl"] == "run", document["restorable"]
+    code, newest = run_here(copied.fleet, "check", "--newest", "--restorable", spark=copied.spark.running)
+    assert (code, [one["name"] for one in newest["snapshots"]]) == (0, [NAME])
+    assert newest["restorable"]["rows"] == document["restorable"]["rows"]
 
 
 def test_what_a_restore_would_refuse_is_a_conflict(copied: CopiedChain) -> None:

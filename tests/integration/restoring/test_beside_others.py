@@ -14,7 +14,7 @@ from cutline.restore.plan.plan import plan_restore
 from cutline.restore.run.restore import restore_fleet
 from cutline.restore.targets.databases import RestoreCrashPoint
 from cutline.storage.errors import SnapshotError
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_as_text, run_here
 from tests.commands.snapshot_runs import Ready
 from tests.commands.watching import Reached, Watching
 from tests.integration.restoring.ending import REQUEST, abandon, restore_left
@@ -83,6 +83,8 @@ def test_databases_that_were_put_aside_are_counted_until_they_are_dropped(place:
             (node.id, *names) for node in place.target.primaries
         ]
         assert all(one["bytes"] > 1_000_000 for one in listed["put_aside"])
+        (line,) = [line for line in run_as_text(place.target, "list").splitlines() if "set aside by a restore" in line]
+        assert all(f" on {node.id}" in line for node in place.target.primaries)
         discarding = ("restore-discard", "--to", str(place.target.path))
         code, shown = run_here(place.fleet, *discarding, "--dry-run")
         assert (code, shown["discarded"]) == (0, listed["put_aside"])

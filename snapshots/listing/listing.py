@@ -66,16 +66,15 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, RetainedQuery
 from cutline.wal.drain.slots import slot_name, slot_problem
 
-COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
-SLOT_LOST = "slot-lost"
+COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST = "complete", "broken", "ended", "only-full", "slot-lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A snapshot. If its chain can't be read, `problem` is the reason and `chain` is the readable part, if any.
 
-    `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
-    was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
+    `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if a
+    command ended the chain. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
     if the increments were pruned. `summaries` describe the increments, including those before `first`, at which the
     chain begins for good if that is not 0: a base of `base_bytes` replaces them. `slot_problems` are the problems
     with the chain's slots, by node, as far as the nodes have answered; only chains that have not ended need slots.
@@ -123,17 +122,15 @@ class Entry:
     def state(self) -> str:
         """The state, determined without reading the objects that commits list (only `check` reads these).
 
-        Broken: a commit is missing or damaged. Lost: a node kept too much WAL for the chain. Ended: a command ended the
-        chain, or a mark is damaged. Only-full: the increments were pruned. No increment can follow in any of these
-        states. Slot-lost: a primary has no usable slot of the chain, so WAL after the last increment is lost.
+        Broken: a commit is missing or damaged. Ended: a command ended the chain, or a mark is damaged. Only-full: the
+        increments were pruned. No increment can follow in any of these states. Slot-lost: a primary has no usable slot
+        of the chain, so WAL after the last increment is lost.
         """
         if self.problem and not self.has_damaged_mark:
             return BROKEN
         if self.is_only_full:
             return ONLY_FULL
-        if self.lost:
-            return ENDED if self.lost.is_planned else LOST
-        if self.has_damaged_mark:
+        if self.lost or self.has_damaged_mark:
             return ENDED
         return SLOT_LOST if self.lost_slots else COMPLETE
 
@@ -388,7 +385,7 @@ def _slot_warnings(
         elif owners is not None:
             kept = find_kept_chain(store, kept, owners.owner_of(slot))
         lost = entry is None and is_marked_lost(store, kept, Silent())
-        if text := ruling_text(kept, rule_on_slots(kept, fleet, None, lost=lost)):
+        if text := ruling_text(kept, rule_on_slots(kept, fleet, ended=lost)):
             yield text
 
 

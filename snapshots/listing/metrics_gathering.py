@@ -27,7 +27,6 @@ from cutline.snapshots.listing.listing import (
     BROKEN,
     COMPLETE,
     ENDED,
-    LOST,
     ONLY_FULL,
     SLOT_LOST,
     Entry,
@@ -327,7 +326,7 @@ def _restored(end: KindEnd) -> Iterator[Sample]:
         yield metrics.RESTORE_CHANGES.of(steps[metrics.WAL_STEP].amount)
 
 
-STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL, SLOT_LOST)
+STATES = (COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST)
 # At most this many snapshots are named in labels.
 NAMED_MAX = 20
 

@@ -17,7 +17,6 @@ from typing import Any
 from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Time, fields_of
-from cutline.fleet.units import size_text
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
 from cutline.snapshots.records.tombstones import is_only_full, only_full_key
@@ -33,7 +32,7 @@ NODES_NAMED_MAX = 5
 
 
 class ChainLostError(RefusedError):
-    """The chain has ended: it retained too much WAL, lost its slot, has a successor, or a command ended it."""
+    """A command has ended the chain, or another has taken its place."""
 
 
 class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
@@ -49,19 +48,12 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
     chain: str
     after_increment: Count
     node: str
-    retained_bytes: Count
-    limit_bytes: Count
     at: Time
     restore: str = ""
     successor: str = ""
     slot_problem: str = ""
     nodes: tuple[str, ...] = ()
     ended_by: str = ""
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether a command ended the chain, rather than too much WAL or a lost slot."""
-        return bool(self.ended_by) or (bool(self.restore or self.successor) and not self.slot_problem)
 
     @property
     def text(self) -> str:
@@ -77,13 +69,8 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
             who = f"{label.user}@{label.host}" if label else "an unknown user"
             problem = f"; node {self.node}: {self.slot_problem}" if self.slot_problem else ""
             return f"can't be continued after {after}: ended by {who}{problem}"
-        if self.slot_problem:
-            replaced = f"; {self.successor} has taken its place" if self.successor else ""
-            return f"can't be continued after {after}: node {self.node}: {self.slot_problem}{replaced}"
-        if self.successor:
-            return f"can't be continued after {after}: {self.successor} has taken its place"
-        kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
-        return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
+        problem = f"node {self.node}: {self.slot_problem}; " if self.slot_problem else ""
+        return f"can't be continued after {after}: {problem}{self.successor} has taken its place"
 
     def details(self) -> dict[str, Any]:
         """Return the fields of the mark that appear in `list` and in errors."""

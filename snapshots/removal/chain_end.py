@@ -144,8 +144,6 @@ def _mark(
             chain.full.chain,
             chain.last.increment,
             node,
-            0,
-            0,
             current_time(),
             successor=successor,
             slot_problem=problem,

@@ -28,7 +28,7 @@ from cutline.snapshots.create.continuable import check_continuable, check_fleet_
 from cutline.snapshots.create.renamed import ask_renamed, missing_shards
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.lost_chains import check_chain_not_lost
+from cutline.snapshots.records.end_marks import check_chain_not_ended
 from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
@@ -84,7 +84,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         with naming_contradictions(store, name), exclusive(sessions, store, "archive", name) as lock:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
-            check_chain_not_lost(store, chain)
+            check_chain_not_ended(store, chain)
             leave_out_ended(sessions, chain, progress)
             nodes = tuple(node.listed_id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))

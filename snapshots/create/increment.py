@@ -92,7 +92,7 @@ from cutline.snapshots.records.commit import (
     Previous,
     with_large_object_counts,
 )
-from cutline.snapshots.records.lost_chains import check_chain_not_lost
+from cutline.snapshots.records.end_marks import check_chain_not_ended
 from cutline.snapshots.records.proven_chains import (
     check_has_rows,
     check_not_pruned,
@@ -349,7 +349,7 @@ def _check_chain(
     guard_nodes(store, sessions, progress, operations, chain.full.chain)
     leave_out_crowded(sessions)
     progress.reached(CrashPoint.GIVEN_UP)
-    check_chain_not_lost(store, chain)
+    check_chain_not_ended(store, chain)
     continuable = check_continuable(store, sessions, chain, operations, request.replaced)
     check_free_slots(sessions, continuable)
     _note_found(continuable, sessions, chain, progress)
@@ -533,7 +533,7 @@ def _preview_increment(
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
-        check_chain_not_lost(store, chain)
+        check_chain_not_ended(store, chain)
         check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):

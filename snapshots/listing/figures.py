@@ -387,8 +387,8 @@ def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
     points = tuple(_point_of(commit) for commit in commits if commit.increment >= entry.first)
     if entry.base_bytes is not None and points:
         points = (replace(points[0], bytes=entry.base_bytes), *points[1:])
-    is_replaced = entry.lost is not None and bool(entry.lost.successor) and not entry.lost.slot_problem
-    is_given_up = entry.state == ENDED and entry.lost is not None and not is_replaced
+    is_replaced = entry.ended is not None and bool(entry.ended.successor) and not entry.ended.slot_problem
+    is_given_up = entry.state == ENDED and entry.ended is not None and not is_replaced
     is_only_cut = chain is not None and chain.full.only_cut
     return SnapshotFigures(entry.name, entry.state, entry.remark, is_only_cut, is_given_up, points)
 

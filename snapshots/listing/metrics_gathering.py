@@ -64,7 +64,7 @@ from cutline.wal.drain.lags import FleetLags, LagsQuery, NodeLags
 
 # The number of snapshots kept in memory, each with the size of its newest commits and a kilobyte per increment.
 KEPT_MAX = 256
-FULL_COMMIT, LOST_FOLDER, BEGINS = "snapshot.", "lost", "begins"
+FULL_COMMIT, ENDED_FOLDER, BEGINS = "snapshot.", "ended", "begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Known:
             return True
         # An earlier chain of the same name left the folder behind, so a new mark on this chain would not change the
         # listing.
-        is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
+        is_of_another = ENDED_FOLDER in self.listed.files and self.entry.ended is None
         return self.entry.problem is None and not is_of_another
 
     @property

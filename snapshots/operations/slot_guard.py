@@ -30,7 +30,7 @@ from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed, is_resumable
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, has_end, mark_end
 from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     commit_key,
@@ -183,8 +183,8 @@ def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = Non
             return f"{over_limit_text(kept)}: the increment {will}, and copy {where} again"
         renewed = ""
         if kept.snapshot:
-            renewed = f"; the next increment copies {where} again: snapshot create {kept.snapshot} --incremental"
-            renewed += _how_to_end(kept.snapshot)
+            renewed = f"; the next increment copies {where} again: snapshot create {kept.snapshot} --incremental;"
+            renewed += f" {_how_to_end(kept.snapshot)}"
         if kept.readers.intersection(past):
             renewed = "; the tables that were read there are copied again when the snapshot is resumed"
         return f"{over_limit_text(kept)}: the next create {will}{renewed}"
@@ -209,7 +209,7 @@ def guard_nodes(
     """
     staying: list[str] = []
     for kept in read_kept_chains(store, sessions, progress, operations):
-        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_lost(store, kept, progress))
+        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
         dropped = {node.id for node in ruling.nodes}
         if kept.snapshot and not dropped.issuperset(retained.node for retained in kept.retained):
             staying.append(kept.snapshot)
@@ -240,11 +240,11 @@ def _dropped_text(store: ObjectStore, kept: KeptChain, ruling: SlotRuling) -> st
     if any(node.backup_of is None for node in ruling.nodes):
         last = point_label(_last_number(store, kept.snapshot))
         text += f"; no time between {last} and that increment can be restored"
-    return text + _how_to_end(kept.snapshot)
+    return f"{text}; {_how_to_end(kept.snapshot)}"
 
 
 def _how_to_end(snapshot: str) -> str:
-    return f"; if nobody continues this chain: snapshot end {snapshot}"
+    return f"if nobody continues this chain: snapshot end {snapshot}"
 
 
 def note_older_chains(store: ObjectStore, snapshots: Iterable[str], progress: Progress) -> None:
@@ -319,7 +319,7 @@ def _newest_cut(store: ObjectStore, snapshot: str) -> datetime:
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
     """Note what guard_nodes would do, without doing it."""
     for kept in read_kept_chains(store, sessions, progress):
-        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_lost(store, kept, progress))
+        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
         if text := ruling_text(kept, ruling, continued):
             progress.note(News(text) if ruling.reason else text)
 
@@ -392,8 +392,8 @@ def _has_ended(store: ObjectStore, operation: str) -> bool:
         return False
 
 
-def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
-    """Mark the chains that continue in these slots, each with its node, as lost: the `restore` operation ended them."""
+def mark_set_aside(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
+    """Mark the chains that continue in these slots, each with its node, as ended by the `restore` operation."""
     found: dict[str, list[str]] = {}
     for slot, node in slots:
         found.setdefault(slot, []).append(node)
@@ -403,16 +403,16 @@ def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: st
         if owner is not None and not owner.increment and has_committed(store, owner):
             last = _last_number(store, owner.snapshot)
             at, of_nodes = current_time(), tuple(sorted(set(nodes)))
-            lost = LostChain(owner.snapshot, owner.id, last, of_nodes[0], at, restore=restore, nodes=of_nodes)
-            mark_lost(store, lost)
+            mark = EndMark(owner.snapshot, owner.id, last, of_nodes[0], at, restore=restore, nodes=of_nodes)
+            mark_end(store, mark)
 
 
-def is_marked_lost(store: ObjectStore, kept: KeptChain, progress: Progress) -> bool:
-    """Whether the chain is marked as lost; an unreadable mark is noted and ignored."""
+def is_marked_ended(store: ObjectStore, kept: KeptChain, progress: Progress) -> bool:
+    """Whether the chain is marked as ended; an unreadable mark is noted and ignored."""
     if not kept.snapshot:
         return False
     try:
-        return is_lost(store, kept.snapshot, kept.chain)
+        return has_end(store, kept.snapshot, kept.chain)
     except ManifestError as error:
         progress.note(f"{error.message}; {error.hint}")
         return False
@@ -437,7 +437,7 @@ def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = ""
     if kept.snapshot:
-        remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental{_how_to_end(kept.snapshot)}"
+        remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental; {_how_to_end(kept.snapshot)}"
     if kept.unfinished:
         remedy = f"; to resume it: snapshot create {kept.unfinished}"
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"

@@ -208,7 +208,7 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
     assert (old["name"], new["state"]) == (snapshot["name"], "complete")
     wait_until(lambda: listed(fleet)[0]["state"] != "complete", lambda: "the chain before is ended")
     lost = listed(fleet)[0]
-    assert (lost["state"], lost["lost"]["successor"]) == ("ended", new["name"])
+    assert (lost["state"], lost["ended"]["successor"]) == ("ended", new["name"])
     assert all(len(slots_of(node.dsn)) == 1 for node in fleet.nodes)
     wait_until(lambda: len(notified(tmp_path)) > 1, lambda: "the gap and the failure are notified")
     events = [[event[name] for name in ("event", "task", "snapshot")] for event in notified(tmp_path)]

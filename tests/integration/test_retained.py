@@ -143,9 +143,7 @@ def assert_the_other_chain_goes_on(guarded: GuardedFleet, chain: str) -> None:
     noted.find_one("primary s1 is copied again", "between the full snapshot and this increment can be restored")
     assert slot_name(chain) in guarded.slots()[0] & guarded.slots()[1]
     assert guarded.list_states() == {"first": "complete", "second": "complete"}
-    gap = (
-        "snapshot first: no time between the full snapshot and increment 1 can be restored: primary s1 was copied again"
-    )
+    gap = "no time between the full snapshot and increment 1 can be restored: primary s1 was copied again"
     assert f"snapshot first: {gap}" in read_output(guarded.fleet, "list")
     execute(guarded.fleet.primaries[0].dsn, "CREATE TABLE again (id int PRIMARY KEY)", "INSERT INTO again VALUES (1)")
     assert guarded.runs.increment("first").renewed == {}

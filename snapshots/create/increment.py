@@ -25,6 +25,7 @@ from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
+from cutline.nodes.publications import PublicationChangedError
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.unmatched_patterns import note_unmatched
@@ -45,7 +46,13 @@ from cutline.snapshots.create.absent_copies import (
     timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
-from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
+from cutline.snapshots.create.continuable import (
+    Continuable,
+    check_continuable,
+    check_fleet_file,
+    check_free_slots,
+    without_publication,
+)
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
 from cutline.snapshots.create.definition_changes import with_objects
@@ -406,17 +413,19 @@ def _commit_renewing(
         context = CreateContext(request, store, operation, lock, sessions.nodes)
         try:
             return _run_operation(context, chain, continuable, spark, progress, began)
-        except ENDING as error:
-            # Only reading a node's WAL showed that its copy can't be continued.
+        except (*ENDING, PublicationChangedError) as error:
+            # Only reading a node's WAL showed that its copy can't be continued, or a publication was altered meanwhile.
             node = _find_ended(sessions, continuable, error)
             if node is None or request.terminal or is_open(store, operation.id):
                 raise
-            reason = without_node(error.message, node)
+            ended = {node: without_node(error.message, node)}
+            if isinstance(error, PublicationChangedError):
+                ended = without_publication(sessions, error)
             position = agreed_position(error)
             agreed = {} if position is None else {node: position}
             continuable = replace(
                 continuable,
-                to_renew={**continuable.to_renew, node: reason},
+                to_renew={**ended, **continuable.to_renew},
                 agreed={**continuable.agreed, **agreed},
             )
 

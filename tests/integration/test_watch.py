@@ -203,7 +203,7 @@ def test_it_takes_over_backs_off_and_begins_a_new_chain(
             session.execute(f"ALTER PUBLICATION {name} SET (publish = '{publish}')".encode())
     second.await_text("is copied again: the publication of")
     # A chain that an operator ends: another begins.
-    wait_until(lambda: run_command(fleet, "end", snapshot["name"])[0] == 0, lambda: "the fleet is busy")
+    wait_until(lambda: run_command(fleet, "end", snapshot["name"], "--yes")[0] == 0, lambda: "the fleet is busy")
     second.await_text("can't continue")
     second.await_text("full snapshot watch-")
     second.await_text("increment 1 of watch-")

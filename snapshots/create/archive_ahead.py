@@ -131,7 +131,8 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
 
     def problem_of(standby: Node) -> SnapshotError | None:
         try:
-            await_standbys([standby], finishes, plan.wait_seconds, progress, "archiving WAL")
+            spared = {standby.id} if sessions.may_leave_out(standby) else set[str]()
+            await_standbys([standby], finishes, plan.wait_seconds, progress, "archiving WAL", spared)
         except SnapshotError as error:
             return error
         return None

@@ -195,7 +195,8 @@ class CutPlan:
 
     `run` is the id of the operation's run (Operation.run_id), from which the ids of cuts are made. `known` holds each
     node's committed segments, at least those that reach beyond the previous cut. `last_at` is the time of the previous
-    cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
+    cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys. If it `spares_late` ones, it does
+    not wait for standbys that it can do without and that will not be in time.
     """
 
     chain: str
@@ -206,6 +207,7 @@ class CutPlan:
     retries: int
     last_at: datetime | None
     wait_seconds: float
+    spares_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +316,8 @@ def _drain(
     standbys = [task.node for task in tasks if task.node.backup_of is not None]
     finishes = {shard: marker.position for shard, marker in marked.finishes.items()}
     try:
-        await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut")
+        spared = {node.id for node in standbys if plan.spares_late and sessions.may_leave_out(node)}
+        await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut", spared)
     except NodeUnreachableError as error:
         raise AttemptFailedError(error.message, error) from error
     shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)

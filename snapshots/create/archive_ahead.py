@@ -101,6 +101,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     """Archive the WAL; return False if nothing was archived because an increment must copy tables first."""
     # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
+    from cutline.snapshots.create.failover_slots import reading_failover_slots
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
     from cutline.snapshots.ddl.table_changes import plan_ddl
     from cutline.wal.cut.markers import Marker, write_markers
@@ -140,14 +141,15 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     for problem in in_parallel(problem_of, [task.node for task in tasks if task.node.backup_of is not None]):
         if problem is not None:
             _spare(sessions, problem)
-    for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
-        for report in run_own_tasks(drain, some, sessions, progress, at_once):
-            if report.problem is not None:
-                problem = error_of(report.problem)
-                if isinstance(problem, SchemaMovedError):
-                    return False
-                _spare(sessions, problem)
-            _read_before.update({segment.segment.key: segment for segment in report.segments})
+    with reading_failover_slots(sessions, tasks[0].slot, finishes, plan.wait_seconds, progress):
+        for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
+            for report in run_own_tasks(drain, some, sessions, progress, at_once):
+                if report.problem is not None:
+                    problem = error_of(report.problem)
+                    if isinstance(problem, SchemaMovedError):
+                        return False
+                    _spare(sessions, problem)
+                _read_before.update({segment.segment.key: segment for segment in report.segments})
     return True
 
 

@@ -56,7 +56,7 @@ def reading_failover_slots(
     Waits at most `wait_seconds` for them. Raises NodeUnreachableError.
     """
     nodes = [node for node in sessions.nodes if node.id in positions and _may_have(sessions, node)]
-    began = time.monotonic()
+    began, altered = time.monotonic(), set[str]()
 
     def prepare(node: Node) -> None:
         notes, connection = WaitNotes("reading the failover slot", progress, began), sessions.connections[node.id]
@@ -64,6 +64,7 @@ def reading_failover_slots(
             while _has_failover(connection, slot) and (behind := _find_behind(connection, positions[node.id])):
                 if time.monotonic() - began > wait_seconds:
                     _alter(node, slot, has_failover=False)
+                    altered.add(node.id)
                     progress.note(
                         f"node {node.id}: slot {slot} is read without its failover property, because"
                         f" {list_some(behind, SLOTS_NAMED_MAX)} in synchronized_standby_slots did not confirm the WAL"
@@ -76,10 +77,8 @@ def reading_failover_slots(
     def restore(node: Node) -> None:
         try:
             with raising_unreachable(node):
-                lacks = sessions.fleet.has_failover_slots(node) and not _has_failover(
-                    sessions.connections[node.id], slot
-                )
-                if lacks:
+                is_wanted = node.id in altered or sessions.fleet.has_failover_slots(node)
+                if is_wanted and _has_failover(sessions.connections[node.id], slot) is False:
                     _alter(node, slot, has_failover=True)
         except (psycopg.Error, SnapshotError) as error:
             progress.note(f"node {node.id}: slot {slot} has no failover property until the next increment: {error}")

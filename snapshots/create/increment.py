@@ -201,7 +201,7 @@ def _prepare_commit(
     changes = new.with_entries(cut.definition_changes, renewed)
     if retired:
         changes = changes or DefinitionChanges()
-    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store, progress)
     return Increment(
         snapshot=chain.name,
         increment=operation.increment,

@@ -138,7 +138,7 @@ def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullS
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     try:
         if has_end(store, full.snapshot, full.chain):
-            return "its chain was given up or ended"
+            return "its chain has ended"
         return "its increments were pruned" if is_only_full(store, full.snapshot) else ""
     except StoreEncryptedError:
         raise

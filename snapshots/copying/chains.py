@@ -647,7 +647,7 @@ class _ChainCopy:
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
-        """Copy the mark of a lost chain, so that `list` says why nothing follows.
+        """Copy the mark of an ended chain, so that `list` says why nothing follows.
 
         Not before the second store has all restore points: for gc, segments after the last one would be garbage, among
         them those that this copy has stored and the next one expects.

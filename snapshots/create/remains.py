@@ -19,7 +19,7 @@ from cutline.wal.drain.slots import slot_name
 def naming_remains(sessions: Sessions, chain: Chain) -> Iterator[None]:
     """If the block ends the chain for good, name in the error the nodes that have slots of the chain, which retain WAL.
 
-    The slots of a chain that is marked as lost have been dropped before.
+    The slots of a chain that is marked as ended have been dropped before.
     """
     try:
         yield

@@ -13,7 +13,7 @@ before any object, its commit after all objects, and its outcome last:
 - The objects that a commit lists were stored before it, and a commit never changes. An object that the commit does not
   list is never listed later, except for the segments after the last segment of a chain, which the next increment lists.
 - Those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
-  marked as lost or pruned, and no operation begins after that. So the mark is read first, then open operations, then
+  marked as ended or pruned, and no operation begins after that. So the mark is read first, then open operations, then
   commits.
 
 docs/storage.md, "Garbage", contains the rules as a table. Nothing here changes the store.
@@ -298,7 +298,7 @@ class GarbageRules:
         return judge
 
     def _judge_of_lost_segments(self, full: Commit) -> Judge:
-        """Return the judge for a lost chain's segments. The chain's increments are final, and none may be missing."""
+        """Return the judge for an ended chain's segments. The chain's increments are final, and none may be missing."""
         # A create that was about to begin when the mark was stored has stored its intent by now.
         is_settled = self._lost.get(end_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.

@@ -91,7 +91,7 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
     found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert not found.goes_on
-    assert found.ended == "its chain was given up or ended"
+    assert found.ended == "its chain has ended"
 
 
 def test_without_a_snapshot_there_is_no_chain() -> None:

@@ -14,7 +14,7 @@ from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
-from cutline.snapshots.records.lost_chains import LostChain, lost_key, read_marks
+from cutline.snapshots.records.end_marks import EndMark, end_key, read_marks
 from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -85,8 +85,8 @@ def check_structure(
         detail = f"the mark says that its increments were removed, but increment {max(kept)} is in the store"
         why = "a prune was interrupted, which gc completes, or somebody changed the store"
         report.doubts.append(Doubt("mark", f"{detail}: {why}", object=only_full_key(name)))
-    if marks.lost is not None and not marks.is_only_full:
-        _check_mark(store, chain, marks.lost, report, is_whole=is_whole)
+    if marks.ended is not None and not marks.is_only_full:
+        _check_mark(store, chain, marks.ended, report, is_whole=is_whole)
     if is_whole and not marks.is_only_full:
         report.conflicts += _check_lost(chain, recorded)
     if chain.full.fleet_id != fleet_id:
@@ -141,21 +141,21 @@ def _read_intact(
             last = number - 1
 
 
-def _check_mark(store: ObjectStore, chain: Chain, lost: LostChain, report: SnapshotReport, *, is_whole: bool) -> None:
-    """Compare the mark of a lost chain with its commits; if `is_whole`, the chain was read up to its newest increment.
+def _check_mark(store: ObjectStore, chain: Chain, mark: EndMark, report: SnapshotReport, *, is_whole: bool) -> None:
+    """Compare the mark of an ended chain with its commits; if `is_whole`, the chain was read to its newest increment.
 
     A mark is stored while no create runs, except by a restore, which may run while a create does.
     """
-    key, number, last = lost_key(lost.snapshot, lost.chain), lost.after_increment, chain.last.increment
+    key, number, last = end_key(mark.snapshot, mark.chain), mark.after_increment, chain.last.increment
     if is_whole and number > last and find_place(store, chain.name, number).commit is None:
-        detail = f"the chain was lost after increment {number} according to its mark, but that increment does not exist"
+        detail = f"the chain ended after increment {number} according to its mark, but that increment does not exist"
         report.conflicts.append(Conflict("mark", detail, object=key))
-    if number < last and not lost.restore:
-        detail = f"the chain was lost after {point_label(number)} according to its mark, but increment {last} follows"
+    if number < last and not mark.restore:
+        detail = f"the chain ended after {point_label(number)} according to its mark, but increment {last} follows"
         report.conflicts.append(Conflict("mark", detail, object=key))
-    unknown = sorted({lost.node, *lost.nodes} - chain.parts.keys() - {*map(chain.listed_id, chain.parts)} - {""})
+    unknown = sorted({mark.node, *mark.nodes} - chain.parts.keys() - {*map(chain.listed_id, chain.parts)} - {""})
     if unknown:
-        detail = f"the mark of the lost chain names {list_some(unknown, NAMED_MAX)}, which is no node of the snapshot"
+        detail = f"the mark of the ended chain names {list_some(unknown, NAMED_MAX)}, which is no node of the snapshot"
         why = "it has got another name in the fleet file or a copy of the slot, or somebody changed the store"
         report.doubts.append(Doubt("mark", f"{detail}: {why}", object=key))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,14 +25,14 @@ import psycopg
 from psycopg import sql
 
 from cutline.fleet.config import GroupRules
-from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
+from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.fleet.table_names import table_name
 from cutline.nodes.connections import node_of
 from cutline.nodes.encodings import digest_of
 from cutline.nodes.groups import Group, Table, qualify, read_tables
 from cutline.nodes.problems import quote
 from cutline.nodes.server_errors import shorten_message
-from cutline.storage.errors import ChainEnd, RefusedError
+from cutline.storage.errors import RefusedError
 
 # PostgreSQL's default without "$user": nobody keeps objects in a schema named after our role.
 DEFAULT_PATH = "public"
@@ -347,7 +347,7 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
 
 
 def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> None:
-    """Add tables that are not in the publication of their kind, and remove them from the other; repair the options.
+    """Add tables to the publication of their kind without limits, and remove them from the other; repair the options.
 
     PostgreSQL rejects updates of a table without a replica identity as long as the publication for updates has it. If
     it raises NotOwnerError or EventTriggerError, it has changed nothing.
@@ -361,10 +361,23 @@ def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             for name, operations in operations_of(fleet_id).items():
                 _ensure_options(connection, name, operations, options)
                 present = members.get(name, {})
-                others = [table for table in listed if publication_of(table.group, fleet_id) != name]
-                _alter(connection, name, "DROP TABLE", [table for table in others if table.group.name in present])
+                _alter(connection, name, "DROP TABLE", [table for table in listed if table.group.name in present])
                 own = [table for table in listed if publication_of(table.group, fleet_id) == name]
                 _alter(connection, name, "ADD TABLE", own)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _not_owner_error(connection, str(error.diag.message_primary)) from error
+
+
+def repair_options(connection: psycopg.Connection[Any], fleet_id: str) -> None:
+    """Create the publications that are missing, and repair what the others publish; their tables stay.
+
+    If it raises NotOwnerError or EventTriggerError, it has changed nothing.
+    """
+    try:
+        with connection.transaction():
+            options = _options(connection, fleet_id)
+            for name, operations in operations_of(fleet_id).items():
+                _ensure_options(connection, name, operations, options)
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
 
@@ -464,13 +477,13 @@ def check_published(
     fleet_id: str,
     groups: Iterable[Group],
     *,
-    unpublished_too: bool,
+    accepts_altered: bool = False,
     oids: Collection[int] | None = None,
 ) -> dict[str, Membership]:
-    """Return the groups' memberships, keyed by table; raise PublicationChangedError unless all changes are published.
+    """Return the memberships, by table, of the groups all of whose changes Cutline's publications publish.
 
-    With `unpublished_too`, groups that are not in any of Cutline's publications are left out of the result instead.
-    If the groups are few, their `oids` save reading the memberships of all others.
+    Raises PublicationChangedError if a publication is missing, or does not publish all operations, unless this
+    `accepts_altered` publications. If the groups are few, their `oids` save reading the memberships of all others.
     """
     options, members = _options(connection, fleet_id), _members(connection, fleet_id, oids)
     wanted: dict[str, list[str]] = {}
@@ -479,33 +492,29 @@ def check_published(
     published: dict[str, Membership] = {}
     for name, tables in sorted(wanted.items()):
         present = members.get(name, {})
-        missing = sorted(set(tables) - present.keys())
-        limited = [
-            f"{table} with {present[table].limits}"
-            for table in sorted(set(tables) - set(missing))
-            if present[table].limits
-        ]
         problem = ""
         if name not in options:
-            problem = f"publication {name} no longer exists; it published {list_some(missing, TABLES_NAMED_MAX)}"
+            problem = f"publication {name} no longer exists; it published {list_some(sorted(tables), TABLES_NAMED_MAX)}"
         elif options[name] != (operations_of(fleet_id)[name], ""):
             operations, additions = options[name]
             some = list_some(sorted(tables), TABLES_NAMED_MAX)
             problem = f"publication {name} ({some}) was altered: it publishes {operations}"
             problem += f", {additions}" if additions else ""
-        elif missing and not unpublished_too:
-            problem = f"Cutline's publication {name} lacks {list_some(missing, TABLES_NAMED_MAX)}"
-        elif limited:
-            problem = f"publication {name} was altered: it contains {list_some(limited, TABLES_NAMED_MAX)}"
-        if problem:
-            raise PublicationChangedError(
-                f"node {node}: {problem}",
-                hint=NEW_CHAIN,
-                ends_chain=ChainEnd.FOR_GOOD,
-                details={"node": node, "publication": name, "tables": missing or sorted(tables)},
-            )
-        published |= {table: present[table] for table in tables if table in present}
+        if problem and not accepts_altered:
+            raise changed_error(node, problem, sorted(tables))
+        published |= {
+            table: membership for table in tables if (membership := present.get(table)) and not membership.limits
+        }
     return published
+
+
+def changed_error(node: str, problem: str, tables: Sequence[str]) -> PublicationChangedError:
+    """Return the error for a publication that may not have published all changes to these tables."""
+    return PublicationChangedError(
+        f"node {node}: {problem}",
+        hint="repair the publications, then repeat the command: snapshot init",
+        details={"node": node, "tables": list(tables)},
+    )
 
 
 def have_same_members(connection: psycopg.Connection[Any], fleet_id: str, memberships: Iterable[TableStamps]) -> bool:

@@ -183,7 +183,7 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
         "failover-slots-wait",
         tuple(node for node in wanted if node not in is_old and found[node].waits_for_standbys),
         "synchronized_standby_slots is set: reading a failover slot waits for these standbys, so while one of them is"
-        " down, no create ends",
+        " down, each create waits for [copies] wait, and then reads the slot without the property",
         "leave synchronized_standby_slots unset, or remove [copies] failover_slots and take a new full snapshot",
     )
 

@@ -290,18 +290,18 @@ def read_table_states(
     fleet_id: str,
     tables: Iterable[Table],
     *,
-    unpublished_too: bool,
+    accepts_altered: bool = False,
     are_few: bool = False,
 ) -> dict[str, TableState]:
-    """Return the states of `tables`, keyed by name; raise PublicationChangedError if changes are not published.
+    """Return the states of `tables`, keyed by name; raise PublicationChangedError as check_published does.
 
-    With `unpublished_too`, a table that is not in any of Cutline's publications has a state with an empty membership.
-    If the tables `are_few`, the publications' other members are not read.
+    A table that is not in any of Cutline's publications, or not with all its changes, has an empty membership. If the
+    tables `are_few`, the publications' other members are not read.
     """
     tables = list(tables)
     groups = [table.group for table in tables]
     of_these = [table.oid for table in tables] if are_few else None
-    published = check_published(connection, node, fleet_id, groups, unpublished_too=unpublished_too, oids=of_these)
+    published = check_published(connection, node, fleet_id, groups, accepts_altered=accepts_altered, oids=of_these)
     names = {table.oid: table.group.name for table in tables}
     special = {table.oid: table.special_columns for table in tables}
     oids = list(names)

@@ -143,7 +143,7 @@ class CutSource:
         """Return the tables that were changed or altered while the rows were read."""
         tables = self.shard.tables.values()
         node = self.shard.node.id
-        now = read_table_states(self.connection, node, self.fleet_id, tables, unpublished_too=True)
+        now = read_table_states(self.connection, node, self.fleet_id, tables)
         return {
             number
             for number, group in self.shard.groups.items()

@@ -1001,7 +1001,7 @@ def _cut_source(
     other = why_other(chain, node.id, live.identities[node.id])
     is_own = not other
     tables = check.tables.values()
-    states = read_table_states(connection, node.id, fleet_id, tables, unpublished_too=True) if is_own else None
+    states = read_table_states(connection, node.id, fleet_id, tables) if is_own else None
     matched, groups = match_tables(chain, node.id, tables, states, run.report)
     since = None
     if is_own:

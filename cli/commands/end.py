@@ -64,7 +64,7 @@ def _question(plan: EndPlan) -> str:
 
 
 def _has_ended(plan: EndPlan) -> bool:
-    return plan.marks.lost is not None or plan.marks.is_only_full
+    return plan.marks.ended is not None or plan.marks.is_only_full
 
 
 def plan_document(plan: EndPlan) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def plan_lines(plan: EndPlan) -> list[str]:
     last = f"increment {plan.last}" if plan.last else "the full snapshot"
     if plan.marks.is_only_full:
         lines = [f"{plan.snapshot}: its increments were pruned before"]
-    elif plan.marks.lost:
-        lines = [f"{plan.snapshot} {plan.marks.lost.text}"]
+    elif plan.marks.ended:
+        lines = [f"{plan.snapshot} {plan.marks.ended.text}"]
     else:
         lines = [f"end the chain of {plan.snapshot} after {last}: it gets no more increments; its restore points stay"]
     lines += [
@@ -109,7 +109,7 @@ def document_of(result: EndResult) -> dict[str, Any]:
     """Return the command's JSON output: the plan, the chain's mark, and the nodes on which slots may remain."""
     return plan_document(result.plan) | {
         "dry_run": False,
-        "lost": result.mark.details() if result.mark else None,
+        "ended": result.mark.details() if result.mark else None,
         "slots_left": result.left,
     }
 

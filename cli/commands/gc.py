@@ -30,7 +30,7 @@ REASONS = {
     GarbageReason.PRUNED: "of pruned increments",
     GarbageReason.FAILED: "of failed operations",
     GarbageReason.UNLISTED: "not listed in any commit",
-    GarbageReason.LOST: "after the last increment of a lost chain",
+    GarbageReason.ENDED: "after the last increment of a chain that has ended",
     GarbageReason.LEFT_OVER: "left by unfinished writes",
     GarbageReason.OLD_RECORD: "records of old operations",
     GarbageReason.NEEDED: "needed",

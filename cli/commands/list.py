@@ -193,7 +193,7 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
         "safe_at": safe_time(full),
         "state": entry.state,
         "problem": entry.problem,
-        "lost": entry.lost.details() if entry.lost else None,
+        "ended": entry.ended.details() if entry.ended else None,
         "base": full.chain,
         "nodes": [identity.node for identity in chain.nodes if identity.backup_of is None],
         "baseline_nodes": [identity.node for identity in chain.nodes],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import asdict
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.pins import PinState, StoredPin, pinned_text
-from cutline.snapshots.records.proven_chains import cut_time
+from cutline.snapshots.records.proven_chains import cut_time, lost_text, read_lost_since
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import UsageError
 from cutline.storage.store import ObjectStore
@@ -140,6 +141,8 @@ def show(
     lines: list[str | RenderableType] = []
     exact = _find_exact(fleet, chain, moment) if moment else None
     shown = exact.chain if exact else chain
+    later = read_lost_since(fleet.store.open(), shown) if exact or increment is not None else ()
+    document["later_gaps"] = [asdict(gap) for gap in later]
     if exact:
         document["exact"] = exact_document(exact)
     if transactions:
@@ -151,7 +154,7 @@ def show(
         document["recovery_plan"] = [node.to_json() for node in nodes]
         lines += plan_lines(shown.last, nodes, exact)
     if exact and not lines:
-        lines = exact_lines(exact)
+        lines = [*exact_lines(exact), *map(lost_text, later)]
     if verifiers and not statements:
         raise UsageError("--verifiers needs --statements", hint=f"snapshot show {name} --statements --verifiers")
     if statements:
@@ -163,7 +166,11 @@ def show(
         document["timeline"] = figures_document(figures)
         lines += [] if options.json else timeline_of(figures, timeline_levels())
     if not lines and not options.json:
-        lines = [*lines_of(entry, chain), *(open_operation.text for open_operation in open_operations)]
+        lines = [
+            *lines_of(entry, chain),
+            *map(lost_text, later),
+            *(open_operation.text for open_operation in open_operations),
+        ]
         lines += [_pin_text(chain.name, pin, now) for pin in details.pins]
     answer(context, document, lines)
 

@@ -23,6 +23,7 @@ from cutline.cli.output.tables import (
     time_text,
     took_text,
 )
+from cutline.fleet.messages import list_some
 from cutline.snapshots.listing.listing import Entry, Listing
 from cutline.snapshots.operations.ended_operations import EndedCheck, newest_covering
 from cutline.snapshots.records.chain import Chain, summary_of
@@ -60,7 +61,9 @@ COLUMNS = (
     "rests_on_records",
     "oldest_read_at",
     "ran_seconds",
+    "lost_shards",
 )
+SHARDS_NAMED_MAX = 3
 # Spreadsheets interpret text that begins with one of these characters as a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@")
 TITLES = (
@@ -136,6 +139,7 @@ def _rows_of(entry: Entry, of: Chain, checks: Sequence[EndedCheck]) -> Iterator[
             "rests_on_records": check.point.rests_on_records if check else None,
             "oldest_read_at": check.point.oldest_read_at if check else None,
             "ran_seconds": None if one.increment else of.full.ran_seconds,
+            "lost_shards": sorted({gap.node for gap in of.gaps if gap.may_hold_lost(one.increment)}),
         }
 
 
@@ -188,6 +192,7 @@ def _cells(row: dict[str, Any], now: datetime) -> tuple[Cell, ...]:
     if row["type"] is None:
         return (row["snapshot"], *[""] * 10, row["state"], "", shortened(row["problem"]))
     state = row["state"] + ", terminal" * row["terminal"]
+    state += f", may hold what was lost on {list_some(row['lost_shards'], SHARDS_NAMED_MAX)}" * bool(row["lost_shards"])
     up_to = row["checked_increment"]
     by_records = bool(row["rests_on_records"])
     is_of_earlier = up_to is not None and up_to < row["increment"]

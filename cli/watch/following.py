@@ -29,7 +29,7 @@ from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.listing.name_templates import read_template
 from cutline.snapshots.records.commit import FullSnapshot
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, StoreEncryptedError
-from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     cut_time,
@@ -137,8 +137,8 @@ def _read_full(store: ObjectStore, name: str, log: Callable[..., None]) -> FullS
 
 def _why_ended(store: ObjectStore, full: FullSnapshot) -> str:
     try:
-        if is_lost(store, full.snapshot, full.chain):
-            return "its chain was given up or ended"
+        if has_end(store, full.snapshot, full.chain):
+            return "its chain has ended"
         return "its increments were pruned" if is_only_full(store, full.snapshot) else ""
     except StoreEncryptedError:
         raise

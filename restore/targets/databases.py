@@ -46,7 +46,7 @@ from cutline.nodes.problems import quote
 from cutline.nodes.server_errors import remedy_of, shorten_message
 from cutline.restore.scope.scope import WHOLE, RestoreScope
 from cutline.restore.targets.target import Target, TargetUnfitError
-from cutline.snapshots.operations.slot_guard import mark_ended
+from cutline.snapshots.operations.slot_guard import mark_set_aside
 from cutline.snapshots.records.commit import DatabasePrivilege, DatabaseProperties
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
@@ -501,7 +501,7 @@ def end_chains(
         slots = [
             (slot, target.node.id) for target in targets for slot in find_slots(connections[target.shard], target.aside)
         ]
-        mark_ended(store, slots, operation)
+        mark_set_aside(store, slots, operation)
     dropped: list[str] = []
     left: list[str] = []
     for target in targets:

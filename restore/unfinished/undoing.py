@@ -56,7 +56,7 @@ from cutline.restore.unfinished.unfinished import (
 )
 from cutline.snapshots.operations.open_operations import is_open
 from cutline.snapshots.operations.operation import ABANDON, PUBLISH, decide_restore, record_outcome
-from cutline.snapshots.operations.slot_guard import mark_ended
+from cutline.snapshots.operations.slot_guard import mark_set_aside
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.storage.errors import IndeterminateError, RefusedError, StoppedError, UnreachableError
 from cutline.storage.store import ObjectStore
@@ -387,7 +387,7 @@ def _abandon(undoable: Undoable, found: UnfinishedRestore, progress: Progress, r
     # Look up the slots again, because undoing a newer restore may have renamed this restore's database.
     slots = [(one.node.id, slot) for one in targets for slot in find_slots(connections[one.shard], one.loading)]
     try:
-        mark_ended(store, ((slot, node) for node, slot in slots), operation)
+        mark_set_aside(store, ((slot, node) for node, slot in slots), operation)
     except (UnreachableError, IndeterminateError) as error:
         progress.note(f"the end of the dropped databases' chains could not be recorded: {error.message}")
     in_parallel(drop, targets, undoable.watch.end_all)

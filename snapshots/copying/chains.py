@@ -39,7 +39,7 @@ from cutline.snapshots.operations.object_lists import lost_list_error, read_chai
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, seal, unseal
-from cutline.snapshots.records.lost_chains import is_lost, lost_key
+from cutline.snapshots.records.end_marks import end_key, has_end
 from cutline.snapshots.records.merge_records import (
     Merge,
     begin_key,
@@ -647,7 +647,7 @@ class _ChainCopy:
         self.progress.reached(CopyCrashPoint.REPAIRS_STORED)
 
     def _copy_mark(self) -> None:
-        """Copy the mark of a lost chain, so that `list` says why nothing follows.
+        """Copy the mark of an ended chain, so that `list` says why nothing follows.
 
         Not before the second store has all restore points: for gc, segments after the last one would be garbage, among
         them those that this copy has stored and the next one expects.
@@ -655,8 +655,8 @@ class _ChainCopy:
         if self.result.behind:
             return
         full = self.plan.chain.full
-        key = lost_key(full.snapshot, full.chain)
-        if is_lost(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):
+        key = end_key(full.snapshot, full.chain)
+        if has_end(self.pair.first, full.snapshot, full.chain) and not self.pair.target.exists(key):
             _copy_document(self.pair, key)
 
     def _copy_records(self) -> None:

@@ -45,7 +45,7 @@ from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
 from cutline.wal.drain.open_transactions import SlotSnapshotError
-from cutline.wal.drain.replay import ReplayLagError, ReplayState, read_replay, replay_error, replay_state, report_replay
+from cutline.wal.drain.replay import ReplayLagError, read_replay, replay_error, replay_state, report_replay
 from cutline.wal.drain.slots import NoFreeSlotError, SlotLostError, drop_slots, slot_name
 from cutline.wal.segments.archive import SegmentDamagedError
 
@@ -105,6 +105,11 @@ def leave_out_failed(sessions: Sessions, error: Exception, progress: Progress) -
         if not isinstance(error, SnapshotError) or (node := find_spare(sessions, error)) is None:
             return False
         leave_out(sessions, node, error)
+        if isinstance(error, ReplayLagError):
+            # They were waited for together. Each further cut would wait for the next of them.
+            for other in [node for node in sessions.nodes if node.id in error.late]:
+                if sessions.may_leave_out(other):
+                    leave_out(sessions, other, error.late[other.id])
     note_left_out(sessions, before, progress)
     return True
 
@@ -170,7 +175,7 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
             with raising_unreachable(node):
                 while state := read_replay(node.id, sessions.connections[node.id], needed[node.shard]):
                     waited = time.monotonic() - began
-                    if _is_hopeless(state, wait_seconds):
+                    if state.is_hopeless(wait_seconds):
                         return ReplayLagError(state.text, hint=state.remedies, details={"node": node.id})
                     if waited > wait_seconds:
                         return replay_error(state, f"node {node.id}", waited)
@@ -178,7 +183,7 @@ def leave_out_late(sessions: Sessions, progress: Progress, wait_seconds: float) 
                     time.sleep(POLL_SECONDS)
                 # Of a quiet primary it may have replayed everything, and yet will not replay what the command writes.
                 state = replay_state(node.id, sessions.connections[node.id], needed[node.shard])
-                if _is_hopeless(state, wait_seconds):
+                if state.is_hopeless(wait_seconds):
                     return ReplayLagError(state.text, hint=state.remedies, details={"node": node.id})
         except NodeUnreachableError as error:
             return error
@@ -303,11 +308,6 @@ def leave_out_silent(sessions: Sessions) -> bool:
     for node in nodes:
         leave_out(sessions, node, silent_error({node.id: silent[node.id]}))
     return True
-
-
-def _is_hopeless(state: ReplayState, wait_seconds: float) -> bool:
-    """Whether waiting is in vain: replay is paused, or delayed by more than the wait."""
-    return state.why == "paused" or (state.why == "delayed" and state.delay_seconds > wait_seconds)
 
 
 def joining_primaries(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:

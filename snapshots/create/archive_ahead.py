@@ -28,7 +28,7 @@ from cutline.snapshots.create.continuable import check_continuable, check_fleet_
 from cutline.snapshots.create.renamed import ask_renamed, missing_shards
 from cutline.snapshots.operations.operation import Operation, exclusive, new_operation
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.lost_chains import check_chain_not_lost
+from cutline.snapshots.records.end_marks import check_chain_not_ended
 from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, check_takes_snapshots, read_identity
 from cutline.spark.spark_jobs import run_own_tasks
@@ -84,7 +84,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         with naming_contradictions(store, name), exclusive(sessions, store, "archive", name) as lock:
             # Read the increments under the lock, which keeps other commands from adding any.
             chain = read_continued(store, name)
-            check_chain_not_lost(store, chain)
+            check_chain_not_ended(store, chain)
             leave_out_ended(sessions, chain, progress)
             nodes = tuple(node.listed_id for node in sessions.nodes)
             operation = Operation(new_operation("archive", name, chain.last.increment + 1, nodes))
@@ -101,6 +101,7 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     """Archive the WAL; return False if nothing was archived because an increment must copy tables first."""
     # Imported here: a command that is refused, or finds too little WAL to archive, does not need Arrow.
     from cutline.snapshots.create.cut_attempt import plan_cut
+    from cutline.snapshots.create.failover_slots import reading_failover_slots
     from cutline.snapshots.create.prepare_tables import PreparedTables, read_archived
     from cutline.snapshots.ddl.table_changes import plan_ddl
     from cutline.wal.cut.markers import Marker, write_markers
@@ -131,7 +132,8 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
 
     def problem_of(standby: Node) -> SnapshotError | None:
         try:
-            await_standbys([standby], finishes, plan.wait_seconds, progress, "archiving WAL")
+            spared = {standby.id} if sessions.may_leave_out(standby) else set[str]()
+            await_standbys([standby], finishes, plan.wait_seconds, progress, "archiving WAL", spared)
         except SnapshotError as error:
             return error
         return None
@@ -139,14 +141,15 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     for problem in in_parallel(problem_of, [task.node for task in tasks if task.node.backup_of is not None]):
         if problem is not None:
             _spare(sessions, problem)
-    for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
-        for report in run_own_tasks(drain, some, sessions, progress, at_once):
-            if report.problem is not None:
-                problem = error_of(report.problem)
-                if isinstance(problem, SchemaMovedError):
-                    return False
-                _spare(sessions, problem)
-            _read_before.update({segment.segment.key: segment for segment in report.segments})
+    with reading_failover_slots(sessions, tasks[0].slot, finishes, plan.wait_seconds, progress):
+        for some, at_once in drain_rounds(task for task in tasks if task.node.id not in sessions.absent):
+            for report in run_own_tasks(drain, some, sessions, progress, at_once):
+                if report.problem is not None:
+                    problem = error_of(report.problem)
+                    if isinstance(problem, SchemaMovedError):
+                        return False
+                    _spare(sessions, problem)
+                _read_before.update({segment.segment.key: segment for segment in report.segments})
     return True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import structs
 
@@ -21,7 +22,7 @@ from cutline.nodes.left_out import LeftOut
 from cutline.nodes.preconditions import find_fillings, find_undecodable_nodes
 from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
-from cutline.nodes.publications import check_exists, publication_names
+from cutline.nodes.publications import PublicationChangedError, check_exists, publication_names
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.nodes.timelines import read_switches
 from cutline.snapshots.create.absent_copies import (
@@ -148,17 +149,39 @@ def check_continuable(
     refuse_unfit(find_fillings(sessions) + find_table_problems(sessions, rules, chain.full.fleet_id))
     joining = [node.id for node in joining_primaries(sessions.fleet, chain)]
     _check_published(sessions, chain.full.fleet_id, to_renew)
-    # Another server may have the same fingerprint, if it was set up in the same way.
-    known, seen = read_tables_since_commit(
-        sessions,
-        TableSelection(chain.full.fleet_id, rules),
-        lambda: known_tables(chain, joining, lost=to_renew),
-        {*joining, *to_renew},
-    )
+    altered: set[str] = set()
+    while True:
+        try:
+            # Another server may have the same fingerprint, if it was set up in the same way.
+            known, seen = read_tables_since_commit(
+                sessions,
+                TableSelection(chain.full.fleet_id, rules),
+                partial(known_tables, chain, joining, to_renew),
+                {*joining, *to_renew},
+                altered,
+            )
+            plan = plan_ddl(seen, known, {}, {})
+            break
+        except PublicationChangedError as error:
+            shard = str(error.details["node"])
+            if shard in altered:
+                raise
+            altered.add(shard)
+            for node, reason in without_publication(sessions, error).items():
+                to_renew.setdefault(node, reason)
     state = state_of(chain, rules, known, seen)
-    plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
     return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain), agreed)
+
+
+def without_publication(sessions: Sessions, error: PublicationChangedError) -> dict[str, str]:
+    """Return the nodes of the shard whose publication was altered, with the reason why their copies begin again.
+
+    The publication selects changes while WAL is decoded, as it was at that position: no slot can read again what was
+    written meanwhile.
+    """
+    shard = str(error.details["node"])
+    return {node.id: without_node(error.message, shard) for node in sessions.nodes if node.shard == shard}
 
 
 def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:

@@ -214,6 +214,8 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
         context.request.retries,
         state.last_at,
         context.standby_wait_seconds,
+        # The copy of a full snapshot that has begun is worth a wait.
+        spares_late=context.operation.increment > 0,
     )
 
 

@@ -338,7 +338,7 @@ def take_full(
     commit = structs.replace(
         commit, left_out=(*with_large_object_counts(commit.left_out, commit, commit.parts), *unknown)
     )
-    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store, progress)
     check_own_store(store, plan.selection.fleet_id)
     check_commit_stored(store, commit)
     commit = counted_full(replace_by_lists(store, commit, progress), cut.archived_cut.ignored)

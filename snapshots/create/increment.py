@@ -25,6 +25,7 @@ from cutline.nodes.baseline import BaselineChangedError
 from cutline.nodes.clocks import check_clocks
 from cutline.nodes.left_out import LeftOut, read_left_out
 from cutline.nodes.lock import FleetLock
+from cutline.nodes.publications import PublicationChangedError
 from cutline.nodes.read_only import check_terminal
 from cutline.nodes.sessions import Sessions, open_sessions
 from cutline.nodes.unmatched_patterns import note_unmatched
@@ -45,7 +46,13 @@ from cutline.snapshots.create.absent_copies import (
     timelines_of,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
-from cutline.snapshots.create.continuable import Continuable, check_continuable, check_fleet_file, check_free_slots
+from cutline.snapshots.create.continuable import (
+    Continuable,
+    check_continuable,
+    check_fleet_file,
+    check_free_slots,
+    without_publication,
+)
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
 from cutline.snapshots.create.definition_changes import with_objects
@@ -92,7 +99,7 @@ from cutline.snapshots.records.commit import (
     Previous,
     with_large_object_counts,
 )
-from cutline.snapshots.records.lost_chains import check_chain_not_lost
+from cutline.snapshots.records.end_marks import check_chain_not_ended
 from cutline.snapshots.records.proven_chains import (
     check_has_rows,
     check_not_pruned,
@@ -194,7 +201,7 @@ def _prepare_commit(
     changes = new.with_entries(cut.definition_changes, renewed)
     if retired:
         changes = changes or DefinitionChanges()
-    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store)
+    check_final(operation, cut.plan, cut.archived_cut, cut.ends, sessions, store, progress)
     return Increment(
         snapshot=chain.name,
         increment=operation.increment,
@@ -349,7 +356,7 @@ def _check_chain(
     guard_nodes(store, sessions, progress, operations, chain.full.chain)
     leave_out_crowded(sessions)
     progress.reached(CrashPoint.GIVEN_UP)
-    check_chain_not_lost(store, chain)
+    check_chain_not_ended(store, chain)
     continuable = check_continuable(store, sessions, chain, operations, request.replaced)
     check_free_slots(sessions, continuable)
     _note_found(continuable, sessions, chain, progress)
@@ -406,17 +413,19 @@ def _commit_renewing(
         context = CreateContext(request, store, operation, lock, sessions.nodes)
         try:
             return _run_operation(context, chain, continuable, spark, progress, began)
-        except ENDING as error:
-            # Only reading a node's WAL showed that its copy can't be continued.
+        except (*ENDING, PublicationChangedError) as error:
+            # Only reading a node's WAL showed that its copy can't be continued, or a publication was altered meanwhile.
             node = _find_ended(sessions, continuable, error)
             if node is None or request.terminal or is_open(store, operation.id):
                 raise
-            reason = without_node(error.message, node)
+            ended = {node: without_node(error.message, node)}
+            if isinstance(error, PublicationChangedError):
+                ended = without_publication(sessions, error)
             position = agreed_position(error)
             agreed = {} if position is None else {node: position}
             continuable = replace(
                 continuable,
-                to_renew={**continuable.to_renew, node: reason},
+                to_renew={**ended, **continuable.to_renew},
                 agreed={**continuable.agreed, **agreed},
             )
 
@@ -533,7 +542,7 @@ def _preview_increment(
         leave_out_late(sessions, progress, standby_wait_seconds(fleet, request.wait_seconds))
         check_clocks(sessions.clocks, progress, cut_time(chain.last))
         leave_out_crowded(sessions)
-        check_chain_not_lost(store, chain)
+        check_chain_not_ended(store, chain)
         check_timelines(sessions, read_newest_record(store))
         preview_guard(store, sessions, chain.full.chain, progress)
         with naming_remains(sessions, chain):

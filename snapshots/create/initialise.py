@@ -51,7 +51,7 @@ from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import KeptChain, how_to_free_slots, note_unknown_slots, read_kept_chains
-from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, snapshot_names
 from cutline.snapshots.records.store_identity import (
     FLEET_KEY,
@@ -267,7 +267,7 @@ def _find_copies_to_renew(
     for name in sorted(names):
         with suppress(SnapshotError), naming_contradictions(store, name):
             continued = read_continued(store, name)
-            if not continued.full.only_cut and not is_lost(store, name, continued.full.chain):
+            if not continued.full.only_cut and not has_end(store, name, continued.full.chain):
                 ids = find_renamed_of(sessions, sessions.fleet, continued)
                 in_chain = sessions.with_chain_ids(ids)
                 reasons = find_renewable(in_chain, continued)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -28,6 +28,7 @@ from cutline.nodes.clocks import ClockReading, check_clocks
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.sessions import Sessions
+from cutline.snapshots.create.failover_slots import reading_failover_slots
 from cutline.snapshots.records.commit import CutRecord
 from cutline.spark.spark_jobs import NodeShares, SparkSource, run_own_tasks, run_tasks, start_session
 from cutline.storage.clock import utc_now
@@ -45,6 +46,9 @@ from cutline.wal.drain.lineage import KnownMarker, check_markers, diverged_error
 from cutline.wal.drain.replay import ReplayLagError, await_standbys
 from cutline.wal.segments.archive import ArchivedSegment, Segment
 from cutline.wal.segments.segments import MARKER, SEGMENT_SCHEMA, read_events
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class AttemptFailedError(Exception):
@@ -195,7 +199,8 @@ class CutPlan:
 
     `run` is the id of the operation's run (Operation.run_id), from which the ids of cuts are made. `known` holds each
     node's committed segments, at least those that reach beyond the previous cut. `last_at` is the time of the previous
-    cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys.
+    cut, if it belongs to the same chain. `wait_seconds` is the maximum wait for standbys. If it `spares_late` ones, it
+    does not wait for standbys that it can do without and that will not be in time.
     """
 
     chain: str
@@ -206,6 +211,7 @@ class CutPlan:
     retries: int
     last_at: datetime | None
     wait_seconds: float
+    spares_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,22 +320,30 @@ def _drain(
     standbys = [task.node for task in tasks if task.node.backup_of is not None]
     finishes = {shard: marker.position for shard, marker in marked.finishes.items()}
     try:
-        await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut")
+        spared = {node.id for node in standbys if plan.spares_late and sessions.may_leave_out(node)}
+        await_standbys(standbys, finishes, plan.wait_seconds, progress, "the cut", spared)
     except NodeUnreachableError as error:
         raise AttemptFailedError(error.message, error) from error
     shares = NodeShares[DrainTask].of_tasks(progress, tasks, lambda task: task.node.id, lambda task: task.wal_bytes)
     shares.begin()
-    if session is None:
-        by_node = {
-            report.node: report
-            for some, at_once in drain_rounds(tasks)
-            for report in run_own_tasks(drain, some, sessions, shares, at_once)
-        }
-        reports = [by_node[task.node.id] for task in tasks]
-    else:
-        reports = run_tasks(session, drain, tasks, shares, watch=sessions.watch)
+    wait_seconds = min(plan.wait_seconds, sessions.fleet.standby_wait_seconds)
+    with reading_failover_slots(sessions, tasks[0].slot, finishes, wait_seconds, progress):
+        reports = _run_drains(tasks, session, sessions, shares)
     _raise_problems(reports)
     return reports
+
+
+def _run_drains(
+    tasks: list[DrainTask], session: SparkSession | None, sessions: Sessions, shares: NodeShares[DrainTask]
+) -> list[DrainReport]:
+    if session is not None:
+        return run_tasks(session, drain, tasks, shares, watch=sessions.watch)
+    by_node = {
+        report.node: report
+        for some, at_once in drain_rounds(tasks)
+        for report in run_own_tasks(drain, some, sessions, shares, at_once)
+    }
+    return [by_node[task.node.id] for task in tasks]
 
 
 def _raise_problems(reports: list[DrainReport]) -> None:

@@ -9,7 +9,7 @@ from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.fleet.units import size_text
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.lost_chains import ChainLostError
+from cutline.snapshots.records.end_marks import ChainEndedError
 from cutline.storage.errors import ChainEnd, SnapshotError
 from cutline.wal.drain.lags import query_retained
 from cutline.wal.drain.slots import slot_name
@@ -19,12 +19,12 @@ from cutline.wal.drain.slots import slot_name
 def naming_remains(sessions: Sessions, chain: Chain) -> Iterator[None]:
     """If the block ends the chain for good, name in the error the nodes that have slots of the chain, which retain WAL.
 
-    The slots of a chain that is marked as lost have been dropped before.
+    The slots of a chain that is marked as ended have been dropped before.
     """
     try:
         yield
     except SnapshotError as error:
-        if error.ends_chain is ChainEnd.FOR_GOOD and not isinstance(error, ChainLostError):
+        if error.ends_chain is ChainEnd.FOR_GOOD and not isinstance(error, ChainEndedError):
             # The error is raised even if a node does not answer any more.
             with suppress(SnapshotError):
                 _complete(error, sessions, chain)

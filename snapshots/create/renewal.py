@@ -1,11 +1,11 @@
 """Copy nodes again whose copies in the chain can't be continued, so that only their copies begin again, not the chain.
 
-A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, if its server was
-upgraded, if its database was replaced, or if a standby was rebuilt, was added to fleet.toml, or missed a change of
-tables. A shard that joins the chain has none to continue. The increment creates the chain's slot on such a
-node again and begins a new archive at the slot's position. A standby's tables are copied as they are at this position.
-The tables of a primary are copied by the increment's own attempts (`prepare_tables`), on all nodes of the shard, under
-new group numbers.
+A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, if a publication
+of its shard was altered, if its server was upgraded, if its database was replaced, or if a standby was rebuilt, was
+added to fleet.toml, or missed a change of tables. A shard that joins the chain has none to continue. The increment
+creates the chain's slot on such a node again and begins a new archive at the slot's position. A standby's tables are
+copied as they are at this position. The tables of a primary are copied by the increment's own attempts
+(`prepare_tables`), on all nodes of the shard, under new group numbers.
 
 The new archive has the increment's operation in its keys. So it never continues the archive of another attempt. The
 slot has the chain's name: the intent names the nodes, and whoever settles a dead increment drops it on them.
@@ -29,10 +29,11 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import without_node
 from cutline.fleet.progress import News, Progress
-from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.groups import SchemaChangedError, Table
 from cutline.nodes.problems import NodeUnfitError
-from cutline.nodes.sessions import Absence, Sessions
+from cutline.nodes.publications import repair_options
+from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
@@ -157,6 +158,7 @@ def renew_copies(
         progress.note(renewal_note(node, "is copied", reasons[node.id], chain))
     # Another increment that had taken the lock would have created these slots.
     check_exclusive(context.lock, context.store, context.operation)
+    _repair_publications(sessions, nodes, state.selection.fleet_id)
     left = drop_slots(nodes, slot)
     for node in (node for node in nodes if node.id in left):
         _do_without(sessions, node, _undropped_error(sessions, node, slot))
@@ -168,6 +170,16 @@ def renew_copies(
         progress.reached(CrashPoint.PREPARED_OVER)
         new = replace(new, slots_complete_at=sessions.ask_primaries(insert_position))
     return replace(new, reasons=reasons)
+
+
+def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: str) -> None:
+    """Repair the publications of the primaries among the nodes: slots decode the WAL that follows through them."""
+
+    def repair(node: Node) -> None:
+        with raising_unreachable(node):
+            repair_options(sessions.connections[node.id], fleet_id)
+
+    in_parallel(repair, [node for node in nodes if node.backup_of is None])
 
 
 def find_lost(store: ObjectStore, chain: Chain, agreed: Mapping[str, Lsn]) -> dict[str, LostWal]:

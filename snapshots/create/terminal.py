@@ -34,6 +34,7 @@ from cutline.nodes.read_only import freeze, read_frozen
 from cutline.nodes.sessions import Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_slots import insert_position
 from cutline.snapshots.create.absent_copies import COMMIT_QUERY
+from cutline.snapshots.create.failover_slots import reading_failover_slots
 from cutline.snapshots.create.make_cut import ArchivedCut, CutPlan
 from cutline.snapshots.create.prepared_transactions import await_prepared
 from cutline.snapshots.operations.operation import Operation, check_exclusive
@@ -107,6 +108,7 @@ def check_final(
     ends: Mapping[str, Lsn],
     sessions: Sessions,
     store: ObjectStore,
+    progress: Progress,
 ) -> None:
     """Raise FinalStateError if anything was written after `ends`, the positions that `end_writes` returned.
 
@@ -141,7 +143,12 @@ def check_final(
         if frozen is None or frozen.operation != operation.id:
             raise _not_final_error(plan.tasks[node].node, "it was made writable again before the commit", [])
 
-    in_parallel(check, ends)
+    if not ends:
+        return
+    wait_seconds = min(plan.wait_seconds, sessions.fleet.standby_wait_seconds)
+    written = sessions.ask_primaries(insert_position)
+    with reading_failover_slots(sessions, next(iter(plan.tasks.values())).slot, written, wait_seconds, progress):
+        in_parallel(check, ends)
 
 
 def _check_unwritten(connection: psycopg.Connection[Any], task: DrainTask, finish: Lsn) -> None:

@@ -15,7 +15,7 @@ Planning works on plain values. Only `publish_new_tables` changes a node: it add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ from msgspec import structs
 
 from cutline.fleet.config import GroupRules
 from cutline.fleet.crash_points import CrashPoint
-from cutline.fleet.messages import NEW_CHAIN, list_some
+from cutline.fleet.messages import list_some
 from cutline.fleet.progress import News, Progress
 from cutline.fleet.table_names import ANY, is_included, table_name
 from cutline.nodes.changed_tables import find_changed
@@ -34,9 +34,9 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, list_names, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
     NOWHERE,
-    PublicationChangedError,
     TableStamps,
     add_to_publications,
+    changed_error,
     check_admissible,
     check_exists,
     check_published,
@@ -57,7 +57,6 @@ from cutline.snapshots.ddl.fingerprint import (
     read_rows,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.storage.errors import ChainEnd
 
 if TYPE_CHECKING:
     from cutline.wal.segments.archive import Definition
@@ -189,13 +188,8 @@ def _assign_number(table: Table, number: int, partitions: int) -> Table:
 def check_publication(node: str, before: TableState, after: TableState) -> None:
     """Raise PublicationChangedError if the publication itself was altered: changes to all its tables may be missing."""
     if before.publication != after.publication:
-        raise PublicationChangedError(
-            f"node {node}: table {after.table} is in a Cutline publication that was altered after the last commit:"
-            " the chain may lack changes made since then",
-            hint=NEW_CHAIN,
-            ends_chain=ChainEnd.FOR_GOOD,
-            details={"node": node, "tables": [after.table]},
-        )
+        problem = "was altered or replaced after the last commit; changes may be missing"
+        raise changed_error(node, f"the publication of {after.table} {problem}", [after.table])
 
 
 def _why_copy(was: TableBefore, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool) -> str:
@@ -418,8 +412,12 @@ class DdlPlan:
         return {shard: list(plan.to_copy) for shard, plan in self.shards.items() if plan.to_copy}
 
 
-def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: TableSelection) -> NodeTables:
+def read_node_tables(
+    connection: psycopg.Connection[Any], node: str, selection: TableSelection, *, accepts_altered: bool = False
+) -> NodeTables:
     """Read the node's tables, their states and the fingerprint, all from one snapshot of the server.
+
+    With `accepts_altered`, publications that the command repairs later raise no error.
 
     Values from the server's functions (sizes, files, privileges) may be more recent, but a change in between also
     changes the fingerprint, so a later comparison detects it.
@@ -427,7 +425,7 @@ def read_node_tables(connection: psycopg.Connection[Any], node: str, selection: 
     with connection.transaction():
         connection.execute(ONE_SNAPSHOT)
         tables = read_tables(connection, selection.rules)
-        states = read_table_states(connection, node, selection.fleet_id, tables, unpublished_too=True)
+        states = read_table_states(connection, node, selection.fleet_id, tables, accepts_altered=accepts_altered)
         rows, moment = read_rows(connection)
         return NodeTables(tuple(tables), states, read_again(connection, "", rows), moment)
 
@@ -473,11 +471,13 @@ def read_tables_since_commit(
     selection: TableSelection,
     find_known: Callable[[], KnownTables],
     unknown: Collection[str] = (),
+    altered: Container[str] = (),
 ) -> tuple[KnownTables, dict[str, NodeTables]]:
     """Do the same as `read_fleet_tables`, but take the tables that have not changed from the last commit.
 
     Returns the tables at that commit, too: `find_known` finds them while the servers search their catalogs. It must use
-    no session. The tables of the nodes in `unknown` are read in any case.
+    no session. The tables of the nodes in `unknown` are read in any case; the publications of those in `altered`, which
+    are among them, need not be right yet.
     """
 
     def find() -> tuple[KnownTables, Mapping[str, _Committed]]:
@@ -489,7 +489,7 @@ def read_tables_since_commit(
         now = None
         if node not in unknown:
             now = _read_as_committed(connection, node, selection, lambda: finding.result()[1].get(node))
-        return now or read_node_tables(connection, node, selection)
+        return now or read_node_tables(connection, node, selection, accepts_altered=node in altered)
 
     with ThreadPoolExecutor(max_workers=1) as threads:
         finding = threads.submit(find)
@@ -635,7 +635,7 @@ def _read_some(
 ) -> NodeTables:
     """Return the tables without those that are `gone`, and with those with these `oids` as they are now."""
     read = read_tables(connection, selection.rules, oids) if oids else []
-    states = read_table_states(connection, node, selection.fleet_id, read, unpublished_too=True, are_few=True)
+    states = read_table_states(connection, node, selection.fleet_id, read, are_few=True)
     kept = {name: state for name, state in was.states.items() if state.oid not in oids and state.oid not in gone}
     committed = None
     if was.committed is not None:
@@ -839,7 +839,7 @@ def _describe_change(
     members = (TableStamps(state.oid, state.publication, state.membership) for state in states)
     if have_same_members(connection, fleet_id, members):
         return ""
-    published = check_published(connection, node, fleet_id, was.groups, unpublished_too=True)
+    published = check_published(connection, node, fleet_id, was.groups)
     for name, state in was.states.items():
         now = published.get(name, NOWHERE)
         if (now.publication, now.membership) != (state.publication, state.membership):

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from statistics import median
 
 from cutline.fleet.config import Fleet
-from cutline.snapshots.listing.listing import BROKEN, ENDED, LOST, Entry, SnapshotDetails, read_entry
+from cutline.snapshots.listing.listing import BROKEN, ENDED, Entry, SnapshotDetails, read_entry
 from cutline.snapshots.operations.ended_operations import (
     DRILL,
     Ended,
@@ -238,7 +238,7 @@ class SnapshotFigures:
     """A snapshot with its restore points in order; for a broken snapshot, only the readable restore points.
 
     Of a merged chain, the restore points that were given up are left out, and the first has the size of its new base.
-    `is_given_up` is set if the chain was lost, or was ended by a restore, but not if another snapshot replaced it.
+    `is_given_up` is set if a command ended the chain, but not if another snapshot replaced it as planned.
     """
 
     name: str
@@ -387,8 +387,8 @@ def figures_of(entry: Entry, chain: Chain | None) -> SnapshotFigures:
     points = tuple(_point_of(commit) for commit in commits if commit.increment >= entry.first)
     if entry.base_bytes is not None and points:
         points = (replace(points[0], bytes=entry.base_bytes), *points[1:])
-    is_replaced = entry.lost is not None and entry.lost.is_planned and bool(entry.lost.successor)
-    is_given_up = entry.state in (LOST, ENDED) and entry.lost is not None and not is_replaced
+    is_replaced = entry.ended is not None and bool(entry.ended.successor) and not entry.ended.slot_problem
+    is_given_up = entry.state == ENDED and entry.ended is not None and not is_replaced
     is_only_cut = chain is not None and chain.full.only_cut
     return SnapshotFigures(entry.name, entry.state, entry.remark, is_only_cut, is_given_up, points)
 

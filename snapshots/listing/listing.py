@@ -31,7 +31,7 @@ from cutline.snapshots.operations.slot_guard import (
     KeptChain,
     ended_text,
     find_kept_chain,
-    is_marked_lost,
+    is_marked_ended,
     read_slot_owners,
     retained_text,
     rule_on_slots,
@@ -40,7 +40,7 @@ from cutline.snapshots.operations.slot_guard import (
 from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, read_marks
+from cutline.snapshots.records.end_marks import EndMark, read_marks
 from cutline.snapshots.records.merge_records import first_increment, newest_merge
 from cutline.snapshots.records.merged_chain import MergedAwayError, before_beginning_error, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
@@ -66,16 +66,15 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, RetainedQuery
 from cutline.wal.drain.slots import slot_name, slot_problem
 
-COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL = "complete", "broken", "lost", "ended", "only-full"
-SLOT_LOST = "slot-lost"
+COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST = "complete", "broken", "ended", "only-full", "slot-lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A snapshot. If its chain can't be read, `problem` is the reason and `chain` is the readable part, if any.
 
-    `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `lost` is set if the chain
-    was given up and can't be continued. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
+    `has_damaged_mark` is set if the whole chain can be read, and `problem` is about a mark. `ended` is set if a
+    command ended the chain. `retained` is the WAL that the nodes keep for the chain. `is_only_full` is set
     if the increments were pruned. `summaries` describe the increments, including those before `first`, at which the
     chain begins for good if that is not 0: a base of `base_bytes` replaces them. `slot_problems` are the problems
     with the chain's slots, by node, as far as the nodes have answered; only chains that have not ended need slots.
@@ -85,7 +84,7 @@ class Entry:
     chain: Chain | None
     problem: str | None = None
     has_damaged_mark: bool = False
-    lost: LostChain | None = None
+    ended: EndMark | None = None
     retained: tuple[Retained, ...] = ()
     is_only_full: bool = False
     summaries: tuple[CommitSummary, ...] = ()
@@ -123,17 +122,15 @@ class Entry:
     def state(self) -> str:
         """The state, determined without reading the objects that commits list (only `check` reads these).
 
-        Broken: a commit is missing or damaged. Lost: a node kept too much WAL for the chain. Ended: a command ended the
-        chain, or a mark is damaged. Only-full: the increments were pruned. No increment can follow in any of these
-        states. Slot-lost: a primary has no usable slot of the chain, so WAL after the last increment is lost.
+        Broken: a commit is missing or damaged. Ended: a command ended the chain, or a mark is damaged. Only-full: the
+        increments were pruned. No increment can follow in any of these states. Slot-lost: a primary has no usable slot
+        of the chain, so WAL after the last increment is lost.
         """
         if self.problem and not self.has_damaged_mark:
             return BROKEN
         if self.is_only_full:
             return ONLY_FULL
-        if self.lost:
-            return ENDED if self.lost.is_planned else LOST
-        if self.has_damaged_mark:
+        if self.ended or self.has_damaged_mark:
             return ENDED
         return SLOT_LOST if self.lost_slots else COMPLETE
 
@@ -148,7 +145,7 @@ class Entry:
     def remark(self) -> str:
         """The explanation of the state for the operator; "" if none is needed."""
         pruned = "its increments were pruned, and no more can be added" if self.is_only_full else ""
-        return self.problem or pruned or (self.lost.text if self.lost else "") or self._slots_text
+        return self.problem or pruned or (self.ended.text if self.ended else "") or self._slots_text
 
     @property
     def _slots_text(self) -> str:
@@ -339,7 +336,7 @@ class Listing:
     def notes(self) -> list[str]:
         """A line for every chain for which a node retains much WAL, unless there is a warning about it."""
         kept = (
-            KeptChain("", entry.retained, entry.name) for entry in self.entries if entry.retained and not entry.lost
+            KeptChain("", entry.retained, entry.name) for entry in self.entries if entry.retained and not entry.ended
         )
         return [retained_text(one) for one in kept if one.worst.is_much and not one.worst.is_past_half]
 
@@ -383,13 +380,13 @@ def _slot_warnings(
         kept, entry = KeptChain(slot, answers.of_slot(slot)), entries_by_slot.get(slot)
         if entry is not None and entry.chain is not None:
             kept = replace(kept, snapshot=entry.name, chain=entry.chain.full.chain)
-            if entry.lost or entry.is_only_full:
+            if entry.ended or entry.is_only_full:
                 yield f"{ended_text(kept)}: the next create will drop its slots, or: snapshot end {entry.name}"
                 continue
         elif owners is not None:
             kept = find_kept_chain(store, kept, owners.owner_of(slot))
-        lost = entry is None and is_marked_lost(store, kept, Silent())
-        if text := ruling_text(kept, rule_on_slots(kept, fleet, None, lost=lost)):
+        ended = entry is None and is_marked_ended(store, kept, Silent())
+        if text := ruling_text(kept, rule_on_slots(kept, fleet, ended=ended)):
             yield text
 
 
@@ -469,7 +466,7 @@ def entry_of(store: ObjectStore, chain: Chain) -> Entry:
         chain,
         marks.problem or None,
         has_damaged_mark=bool(marks.damaged),
-        lost=marks.lost,
+        ended=marks.ended,
         is_only_full=marks.is_only_full,
         summaries=summaries,
         first=first,

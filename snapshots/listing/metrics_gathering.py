@@ -27,7 +27,6 @@ from cutline.snapshots.listing.listing import (
     BROKEN,
     COMPLETE,
     ENDED,
-    LOST,
     ONLY_FULL,
     SLOT_LOST,
     Entry,
@@ -65,7 +64,7 @@ from cutline.wal.drain.lags import FleetLags, LagsQuery, NodeLags
 
 # The number of snapshots kept in memory, each with the size of its newest commits and a kilobyte per increment.
 KEPT_MAX = 256
-FULL_COMMIT, LOST_FOLDER, BEGINS = "snapshot.", "lost", "begins"
+FULL_COMMIT, ENDED_FOLDER, BEGINS = "snapshot.", "ended", "begins"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class _Known:
             return True
         # An earlier chain of the same name left the folder behind, so a new mark on this chain would not change the
         # listing.
-        is_of_another = LOST_FOLDER in self.listed.files and self.entry.lost is None
+        is_of_another = ENDED_FOLDER in self.listed.files and self.entry.ended is None
         return self.entry.problem is None and not is_of_another
 
     @property
@@ -327,7 +326,7 @@ def _restored(end: KindEnd) -> Iterator[Sample]:
         yield metrics.RESTORE_CHANGES.of(steps[metrics.WAL_STEP].amount)
 
 
-STATES = (COMPLETE, BROKEN, LOST, ENDED, ONLY_FULL, SLOT_LOST)
+STATES = (COMPLETE, BROKEN, ENDED, ONLY_FULL, SLOT_LOST)
 # At most this many snapshots are named in labels.
 NAMED_MAX = 20
 

@@ -26,6 +26,7 @@ from cutline.fleet.own_process import own_label, own_process
 from cutline.fleet.progress import Progress, Reading, Silent, StepTimes
 from cutline.fleet.record import Time
 from cutline.nodes.lock import FleetBusyError, FleetLock, lock_fleet
+from cutline.nodes.publications import PublicationChangedError
 from cutline.nodes.sessions import Sessions
 from cutline.nodes.table_state import AppendOnlyChangedError
 from cutline.snapshots.operations.committing import (
@@ -262,7 +263,13 @@ def _left_open(store: ObjectStore, operation: Operation, error: BaseException) -
 
         # The counters of append-only tables, altered publications, and lost or damaged WAL would be found again by
         # every repetition.
-        lasting = AppendOnlyChangedError, SegmentDamagedError, SlotLostError, WalDivergedError
+        lasting = (
+            AppendOnlyChangedError,
+            PublicationChangedError,
+            SegmentDamagedError,
+            SlotLostError,
+            WalDivergedError,
+        )
         is_repeated = isinstance(error, lasting) or (
             isinstance(error, SnapshotError) and error.ends_chain is ChainEnd.FOR_GOOD
         )

@@ -5,11 +5,9 @@ an application, or of another store's chain. Slot names are derived from the ids
 can have the same slot name. In that case one of the ids was planted, and neither is trusted. The exception is a node's
 limit on retained WAL: past the limit, a slot that is named like Cutline's slots is always dropped.
 
-A node's limit protects its disk, so it applies to every chain. The slots of a chain that the command continues are
-dropped only on the nodes past their limit, which the increment then copies again. Any other chain past the limit is
-first marked lost in the store, and then its slots are dropped. A process that dies between the two steps
-leaves a lost chain with slots, which the next create drops. In the other order, it could leave a chain that can't be
-continued, and no record of the reason.
+A node's limit protects its disk, so it applies to every chain. The slots of a chain are dropped only on the nodes past
+their limit, and the chain's next increment copies these nodes again. So a limit never ends a chain, and the slots of a
+chain that nobody continues are dropped node by node.
 """
 
 from __future__ import annotations
@@ -32,13 +30,14 @@ from cutline.snapshots.operations.committing import has_committed
 from cutline.snapshots.operations.open_operations import has_failed, is_resumable
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, is_lost, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, has_end, mark_end
 from cutline.snapshots.records.operation_records import Intent, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
     commit_key,
     cut_time,
     increment_numbers,
     listed_numbers,
+    point_label,
     read_newest_part,
 )
 from cutline.snapshots.records.store_identity import read_fleet_id
@@ -110,6 +109,11 @@ class KeptChain:
         return max(self.retained, key=lambda one: one.size_bytes / one.limit_bytes)
 
     @property
+    def past_limit(self) -> set[str]:
+        """The nodes that keep more WAL than their limits."""
+        return {one.node for one in self.retained if one.is_past_limit}
+
+    @property
     def label(self) -> str:
         """The snapshot or slot for which the WAL is kept."""
         if self.snapshot:
@@ -125,21 +129,20 @@ class KeptChain:
 class SlotRuling:
     """What a create does with the slots of a chain: it drops those on `nodes`. Without nodes, all slots stay.
 
-    `reason` says why, as part of a sentence; it is "" if the reason is a node's limit. Then either only the copies of
-    these nodes end (`ends_copies`), or the whole chain does, and `marks_lost` says that it is first marked as lost.
+    `reason` says why, as part of a sentence; it is "" if the reason is a node's limit. Then only the copies of these
+    nodes end (`ends_copies`), unless no chain can be continued without them.
     """
 
     nodes: tuple[Node, ...] = ()
     reason: str = ""
     ends_copies: bool = False
-    marks_lost: bool = False
 
 
-def rule_on_slots(kept: KeptChain, fleet: Fleet, continued: str | None, *, lost: bool) -> SlotRuling:
-    """Return what a create does with the slots of `kept`; `continued` is the chain that it continues, if any.
+def rule_on_slots(kept: KeptChain, fleet: Fleet, *, ended: bool) -> SlotRuling:
+    """Return what a create does with the slots of `kept`.
 
-    `lost` says that the chain is marked as lost. This is the only place that decides about slots: guard_nodes obeys it,
-    and `list` and every preview report it.
+    `ended` says that the chain is marked as ended. This is the only place that decides about slots: guard_nodes obeys
+    it, and `list` and every preview report it.
     """
     nodes = tuple(fleet.nodes)
     if kept.is_failed:
@@ -150,13 +153,16 @@ def rule_on_slots(kept: KeptChain, fleet: Fleet, continued: str | None, *, lost:
         return SlotRuling(tuple(node for node in nodes if node.id in having), reason)
     if kept.removal_text:
         return SlotRuling(nodes, f"{kept.removal_text} but still has slots")
-    if lost:
+    if ended:
         return SlotRuling(nodes, f"{kept.label} will get no more increments but still has slots")
-    if spare := _spare_nodes(kept, fleet, continued):
-        return SlotRuling(tuple(spare), ends_copies=True)
-    if kept.worst.is_past_limit:
-        return SlotRuling(nodes, marks_lost=kept.snapshot is not None)
-    return SlotRuling()
+    if not kept.worst.is_past_limit:
+        return SlotRuling()
+    past = tuple(node for node in nodes if node.id in kept.past_limit)
+    is_needed = any(node.backup_of is None or fleet.standbys_needed(node.shard) for node in past)
+    # The tables that an unfinished snapshot read on a standby alone are copied again when it is resumed.
+    if kept.snapshot or (kept.unfinished and not is_needed):
+        return SlotRuling(past, ends_copies=True)
+    return SlotRuling(nodes)
 
 
 def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = None) -> str:
@@ -168,23 +174,20 @@ def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = Non
         return f"{ruling.reason}: the next create will drop them"
     if not ruling.nodes:
         return warning_text(kept) if kept.worst.is_past_half else ""
-    past = sorted({retained.node for retained in kept.retained if retained.is_past_limit})
+    past = sorted(kept.past_limit)
     where = list_some(past, NODES_NAMED_MAX)
-    again = f"snapshot create {kept.snapshot} --incremental"
     if ruling.ends_copies:
         copies = "copy of this node" if len(past) == 1 else "copies of these nodes"
         will = f"will drop its slot on {where}, which ends only the {copies}"
         if kept.snapshot and kept.chain == continued:
             return f"{over_limit_text(kept)}: the increment {will}, and copy {where} again"
-        renewed = f"; the next increment copies {where} again: {again}" if kept.snapshot else ""
+        renewed = ""
+        if kept.snapshot:
+            renewed = f"; the next increment copies {where} again: snapshot create {kept.snapshot} --incremental;"
+            renewed += f" {_how_to_end(kept.snapshot)}"
         if kept.readers.intersection(past):
             renewed = "; the tables that were read there are copied again when the snapshot is resumed"
         return f"{over_limit_text(kept)}: the next create {will}{renewed}"
-    if ruling.marks_lost:
-        return (
-            f"{over_limit_text(kept)}: a create of another snapshot will mark the chain as lost and drop its slots; to"
-            f" keep the chain, take an increment first, which copies {where} again: {again}"
-        )
     lost = ", so it can't be resumed" if kept.unfinished else ""
     return f"{over_limit_text(kept)}: the next create will drop its slots{lost}"
 
@@ -196,9 +199,9 @@ def guard_nodes(
     operations: Iterable[str] | None = None,
     continued: str | None = None,
 ) -> list[str]:
-    """Warn of every chain past half of a node's limit, and give up chains past the limit, except for `continued`.
+    """Warn of every chain past half of a node's limit, and drop the slots past it.
 
-    Also drops the slots of chains that have failed, were removed or are lost, and those for copying tables whose
+    Also drops the slots of chains that have failed, were removed or have ended, and those for copying tables whose
     operations have ended: a standby that was away then may still have one. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
 
@@ -206,8 +209,9 @@ def guard_nodes(
     """
     staying: list[str] = []
     for kept in read_kept_chains(store, sessions, progress, operations):
-        ruling = rule_on_slots(kept, sessions.fleet, continued, lost=is_marked_lost(store, kept, progress))
-        if kept.snapshot and (ruling.ends_copies or not ruling.nodes):
+        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
+        dropped = {node.id for node in ruling.nodes}
+        if kept.snapshot and not dropped.issuperset(retained.node for retained in kept.retained):
             staying.append(kept.snapshot)
         if not ruling.nodes:
             if kept.worst.is_past_half:
@@ -215,17 +219,32 @@ def guard_nodes(
             continue
         if ruling.reason:
             progress.note(News(ruling.reason))
-        elif ruling.ends_copies:
-            for node in ruling.nodes:
-                progress.note(f"node {node.id} keeps too much WAL for {kept.label.removesuffix(',')}: its copy ends")
-        elif kept.snapshot:
-            lost = _lost_chain(store, kept, kept.snapshot)
-            mark_lost(store, lost)
-            progress.note(f"snapshot {lost.snapshot} {lost.text}; its stored restore points can still be restored")
-        else:
+        elif not ruling.ends_copies:
             progress.note(over_limit_text(kept))
+        elif kept.chain == continued:
+            # The increment says what it copies again.
+            progress.note(News(over_limit_text(kept)))
+        else:
+            progress.note(_dropped_text(store, kept, ruling))
         _drop_kept_slots(kept, ruling.nodes, progress)
     return sorted(staying)
+
+
+def _dropped_text(store: ObjectStore, kept: KeptChain, ruling: SlotRuling) -> str:
+    """Return the note that slots of a chain, or of an unfinished snapshot, that the command does not continue go."""
+    where = list_some([node.id for node in ruling.nodes], NODES_NAMED_MAX)
+    text = f"{over_limit_text(kept)}: its slot is dropped on {where}"
+    if not kept.snapshot:
+        return text
+    text += f", and the next increment copies {where} again"
+    if any(node.backup_of is None for node in ruling.nodes):
+        last = point_label(_last_number(store, kept.snapshot))
+        text += f"; no time between {last} and that increment can be restored"
+    return f"{text}; {_how_to_end(kept.snapshot)}"
+
+
+def _how_to_end(snapshot: str) -> str:
+    return f"if nobody continues this chain: snapshot end {snapshot}"
 
 
 def note_older_chains(store: ObjectStore, snapshots: Iterable[str], progress: Progress) -> None:
@@ -300,7 +319,7 @@ def _newest_cut(store: ObjectStore, snapshot: str) -> datetime:
 def preview_guard(store: ObjectStore, sessions: Sessions, continued: str | None, progress: Progress) -> None:
     """Note what guard_nodes would do, without doing it."""
     for kept in read_kept_chains(store, sessions, progress):
-        ruling = rule_on_slots(kept, sessions.fleet, continued, lost=is_marked_lost(store, kept, progress))
+        ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
         if text := ruling_text(kept, ruling, continued):
             progress.note(News(text) if ruling.reason else text)
 
@@ -373,8 +392,8 @@ def _has_ended(store: ObjectStore, operation: str) -> bool:
         return False
 
 
-def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
-    """Mark the chains that continue in these slots, each with its node, as lost: the `restore` operation ended them."""
+def mark_set_aside(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: str) -> None:
+    """Mark the chains that continue in these slots, each with its node, as ended by the `restore` operation."""
     found: dict[str, list[str]] = {}
     for slot, node in slots:
         found.setdefault(slot, []).append(node)
@@ -384,26 +403,19 @@ def mark_ended(store: ObjectStore, slots: Iterable[tuple[str, str]], restore: st
         if owner is not None and not owner.increment and has_committed(store, owner):
             last = _last_number(store, owner.snapshot)
             at, of_nodes = current_time(), tuple(sorted(set(nodes)))
-            mark_lost(
-                store,
-                LostChain(owner.snapshot, owner.id, last, of_nodes[0], 0, 0, at, restore=restore, nodes=of_nodes),
-            )
+            mark = EndMark(owner.snapshot, owner.id, last, of_nodes[0], at, restore=restore, nodes=of_nodes)
+            mark_end(store, mark)
 
 
-def is_marked_lost(store: ObjectStore, kept: KeptChain, progress: Progress) -> bool:
-    """Whether the chain is marked as lost; an unreadable mark is noted and ignored."""
+def is_marked_ended(store: ObjectStore, kept: KeptChain, progress: Progress) -> bool:
+    """Whether the chain is marked as ended; an unreadable mark is noted and ignored."""
     if not kept.snapshot:
         return False
     try:
-        return is_lost(store, kept.snapshot, kept.chain)
+        return has_end(store, kept.snapshot, kept.chain)
     except ManifestError as error:
         progress.note(f"{error.message}; {error.hint}")
         return False
-
-
-def _lost_chain(store: ObjectStore, kept: KeptChain, snapshot: str) -> LostChain:
-    worst, last = kept.worst, _last_number(store, snapshot)
-    return LostChain(snapshot, kept.chain, last, worst.node, worst.size_bytes, worst.limit_bytes, current_time())
 
 
 def _last_number(store: ObjectStore, snapshot: str) -> int:
@@ -413,37 +425,19 @@ def _last_number(store: ObjectStore, snapshot: str) -> int:
         return max(listed_numbers(store, snapshot), default=0)
 
 
-def _spare_nodes(kept: KeptChain, fleet: Fleet, continued: str | None) -> list[Node]:
-    """Return the nodes that keep more WAL for the chain than their limit, if only their copies need to end.
-
-    The command copies them again if it continues the chain. Any other chain continues without the copies of standbys,
-    unless fleet.toml requires them, and so does an unfinished snapshot: the tables that were read on them alone are
-    copied again when it is resumed.
-    """
-    past = {retained.node for retained in kept.retained if retained.is_past_limit}
-    nodes = [node for node in fleet.nodes if node.id in past]
-    if kept.snapshot and kept.chain == continued:
-        return nodes
-    needed = {node.shard for node in nodes if node.backup_of is None or fleet.standbys_needed(node.shard)}
-    return nodes if (kept.snapshot or kept.unfinished) and not needed else []
-
-
 def _drop_kept_slots(kept: KeptChain, nodes: Iterable[Node], progress: Progress) -> None:
     left = drop_slots(nodes, kept.slot)
     if left:
         progress.note(f"slot {kept.slot} could not be dropped on {', '.join(left)}; the next create will retry")
     else:
-        progress.note(News(f"slot {kept.slot} was dropped on all nodes that had it"))
+        progress.note(News(f"slot {kept.slot} was dropped"))
 
 
 def warning_text(kept: KeptChain) -> str:
     """Return the warning about a chain past half of a node's limit."""
     remedy = ""
     if kept.snapshot:
-        remedy = (
-            f"; take an increment: snapshot create {kept.snapshot} --incremental; if nobody continues this chain:"
-            f" snapshot end {kept.snapshot}"
-        )
+        remedy = f"; take an increment: snapshot create {kept.snapshot} --incremental; {_how_to_end(kept.snapshot)}"
     if kept.unfinished:
         remedy = f"; to resume it: snapshot create {kept.unfinished}"
     return f"{_wal_text(kept, kept.worst)}, more than half its limit of {size_text(kept.worst.limit_bytes)}{remedy}"

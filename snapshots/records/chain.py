@@ -67,6 +67,10 @@ class RenewalGap:
     lost_since: int | None = None
     lost_after: str | None = None
 
+    def may_hold_lost(self, increment: int) -> bool:
+        """Whether the restore point may hold transactions that the primary has lost."""
+        return self.lost_since is not None and self.lost_since <= increment < self.increment
+
 
 @dataclass(frozen=True, slots=True)
 class AppliedRepairs:

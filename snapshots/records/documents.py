@@ -68,7 +68,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
     Kind.MARK: (
         re.compile(r"only-full\.json"),
         re.compile(r"begins/\d{16}\.json"),
-        re.compile(rf"lost/{_OWNER}\.json"),
+        re.compile(rf"ended/{_OWNER}\.json"),
     ),
     Kind.PIN: (re.compile(rf"pins/{_OWNER}(?:\.released)?\.json"),),
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from cutline.fleet.record import Count, Record, json_schema
 from cutline.snapshots.records.commit import Increment, ListedObjects, StoredFull, Void
-from cutline.snapshots.records.lost_chains import LostChain
+from cutline.snapshots.records.end_marks import EndMark
 from cutline.snapshots.records.merge_records import Begin, Merge, MergePart
 from cutline.snapshots.records.operation_records import (
     CancelRequest,
@@ -97,7 +97,7 @@ KINDS = (
     DocumentKind("unfinished-base", (UnfinishedBase,)),
     DocumentKind("copied-ranges", (CopiedRanges,)),
     DocumentKind("resumption", (Resumption,)),
-    DocumentKind("lost", (LostChain,)),
+    DocumentKind("ended", (EndMark,)),
     DocumentKind("deleted", (Mark,)),
     DocumentKind("pin", (Pin, PinRelease)),
     DocumentKind("intent", (Intent,), is_always_sealed=False),

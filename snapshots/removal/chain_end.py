@@ -16,7 +16,7 @@ from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.operations.operation import current_time, exclusive
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.lost_chains import ChainMarks, LostChain, mark_lost, read_lost, read_marks
+from cutline.snapshots.records.end_marks import ChainMarks, EndMark, mark_end, read_end, read_marks
 from cutline.snapshots.records.proven_chains import check_has_rows, read_newest_part
 from cutline.snapshots.records.store_identity import check_of_fleet, read_identity
 from cutline.storage.store import ObjectStore
@@ -48,7 +48,7 @@ class EndResult:
     """The mark of the chain; None if its increments were pruned before. `left` are nodes where slots may remain."""
 
     plan: EndPlan
-    mark: LostChain | None
+    mark: EndMark | None
     left: list[str] = field(default_factory=list)
 
 
@@ -134,22 +134,20 @@ def _problems(
 
 def _mark(
     store: ObjectStore, chain: Chain, ended_by: str, successor: str, problems: list[tuple[str, str]]
-) -> LostChain | None:
+) -> EndMark | None:
     """Mark the chain as ended, and return the mark, which may be an earlier one."""
     node, problem = problems[0] if problems else ("", "")
-    mark_lost(
+    mark_end(
         store,
-        LostChain(
+        EndMark(
             chain.name,
             chain.full.chain,
             chain.last.increment,
             node,
-            0,
-            0,
             current_time(),
             successor=successor,
             slot_problem=problem,
             ended_by=ended_by,
         ),
     )
-    return read_lost(store, chain.name, chain.full.chain)
+    return read_end(store, chain.name, chain.full.chain)

@@ -13,7 +13,7 @@ before any object, its commit after all objects, and its outcome last:
 - The objects that a commit lists were stored before it, and a commit never changes. An object that the commit does not
   list is never listed later, except for the segments after the last segment of a chain, which the next increment lists.
 - Those segments are garbage only if no increment can follow: all earlier operations were settled before the chain was
-  marked as lost or pruned, and no operation begins after that. So the mark is read first, then open operations, then
+  marked as ended or pruned, and no operation begins after that. So the mark is read first, then open operations, then
   commits.
 
 docs/storage.md, "Garbage", contains the rules as a table. Nothing here changes the store.
@@ -35,7 +35,7 @@ from cutline.snapshots.operations.object_lists import read_lists, read_merge_lis
 from cutline.snapshots.operations.open_operations import RESTORE, read_open_operations, read_recorded_commits
 from cutline.snapshots.records.commit import Commit, Increment, Void, listed_objects
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey
-from cutline.snapshots.records.lost_chains import is_lost, lost_key
+from cutline.snapshots.records.end_marks import end_key, has_end
 from cutline.snapshots.records.merge_records import Merge, first_increment, merge_key, read_merge_turn
 from cutline.snapshots.records.operation_records import DONE, IN_STORE, MERGE, Intent, read_intent, read_outcome
 from cutline.snapshots.records.proven_chains import (
@@ -64,7 +64,7 @@ class GarbageReason(StrEnum):
     PRUNED = "pruned"
     FAILED = "failed"
     UNLISTED = "unlisted"
-    LOST = "lost"
+    ENDED = "ended"
     LEFT_OVER = "left-over"
     OLD_RECORD = "old-record"
     NEEDED = "needed"
@@ -88,7 +88,7 @@ GARBAGE = frozenset(
         GarbageReason.PRUNED,
         GarbageReason.FAILED,
         GarbageReason.UNLISTED,
-        GarbageReason.LOST,
+        GarbageReason.ENDED,
         GarbageReason.LEFT_OVER,
         GarbageReason.OLD_RECORD,
     }
@@ -116,7 +116,7 @@ class GarbageRules:
         self._lost = {
             entry.key: entry.created_at <= now - timedelta(seconds=LOST_SECONDS)
             for entry in listed
-            if "/lost/" in entry.key
+            if "/ended/" in entry.key
         }
         self.is_deleted = self.is_only_full = False
         self._unclear: GarbageVerdict | None = None
@@ -286,7 +286,7 @@ class GarbageRules:
         """Return the judge for those segments in a chain that its full snapshot does not list."""
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
-        if is_lost(self.store, self.snapshot, full.operation):
+        if has_end(self.store, self.snapshot, full.operation):
             return self._judge_of_lost_segments(full)
         last = _last_numbers(self.store, full)
 
@@ -298,9 +298,9 @@ class GarbageRules:
         return judge
 
     def _judge_of_lost_segments(self, full: Commit) -> Judge:
-        """Return the judge for a lost chain's segments. The chain's increments are final, and none may be missing."""
+        """Return the judge for an ended chain's segments. The chain's increments are final, and none may be missing."""
         # A create that was about to begin when the mark was stored has stored its intent by now.
-        is_settled = self._lost.get(lost_key(self.snapshot, full.operation), False)
+        is_settled = self._lost.get(end_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.
         open_here = [
             open_operation.id
@@ -331,7 +331,7 @@ class GarbageRules:
                 return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is missing")
             if parsed.number <= last.get(key.rpartition("/")[0], 0):
                 return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
-            return GarbageVerdict(GarbageReason.LOST if is_settled else GarbageReason.YOUNG)
+            return GarbageVerdict(GarbageReason.ENDED if is_settled else GarbageReason.YOUNG)
 
         return judge
 

@@ -16,7 +16,7 @@ from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, LostList
 from cutline.snapshots.records.documents import ManifestError, parse_key
-from cutline.snapshots.records.lost_chains import ChainMarks, read_marks
+from cutline.snapshots.records.end_marks import ChainMarks, read_marks
 from cutline.snapshots.records.merge_records import first_increment, read_merges
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import cut_time, listed_numbers, read_chain
@@ -129,7 +129,7 @@ class SurveyedSnapshot:
     @property
     def is_continuable(self) -> bool:
         """Whether an increment can follow, so that nodes keep WAL in the chain's slot; True if unknown."""
-        return not (self.is_only_cut or self.is_only_full or self.marks.lost)
+        return not (self.is_only_cut or self.is_only_full or self.marks.ended)
 
     @property
     def points(self) -> tuple[RestorePoint, ...]:

@@ -35,7 +35,7 @@ OBJECTS: Mapping[str, str] = {
     r"snapshots/[^/]+/lists/.*": "object list",
     r"snapshots/[^/]+/schema/.*": "schema object",
     r"snapshots/[^/]+/wal/.*": "segment",
-    r"snapshots/[^/]+/lost/.*": "mark of a lost chain",
+    r"snapshots/[^/]+/ended/.*": "mark of an ended chain",
     r"baselines/\d+\.json": "baseline",
     r"snapshots/[^/]+/(snapshot|increments/\d+)(\.\d+)?\.json": "commit",
 }

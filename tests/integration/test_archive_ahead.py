@@ -21,7 +21,7 @@ from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.archive_ahead import ArchivedAhead, archive_ahead
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.operations.operation import exclusive
-from cutline.snapshots.records.lost_chains import ChainLostError
+from cutline.snapshots.records.end_marks import ChainEndedError
 from cutline.snapshots.records.proven_chains import read_chain, read_full
 from cutline.snapshots.removal.chain_end import supersede
 from cutline.storage.store import ObjectStore
@@ -210,7 +210,7 @@ def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Ru
     kept = slots_of(fleet.nodes[0].dsn)
     assert supersede(fleet, NAME, "next", Silent()) == []
     assert [len(slots_of(node.dsn)) for node in fleet.nodes] == [len(kept) - 1] * len(fleet.nodes)
-    with pytest.raises(ChainLostError, match="next has taken its place"):
+    with pytest.raises(ChainEndedError, match="next has taken its place"):
         runs.increment(NAME)
     assert archive_ahead(fleet, NAME, Silent()) == ArchivedAhead()
     assert runs.check_one(NAME).result == "valid"
@@ -218,13 +218,13 @@ def test_a_chain_that_is_replaced_ends_keeps_no_wal_and_can_be_restored(runs: Ru
     assert supersede(fleet, NAME, "next", Silent()) == []
 
 
-def test_a_chain_that_is_replaced_as_its_slot_is_gone_is_lost_and_its_mark_says_where(runs: Runs) -> None:
+def test_the_mark_of_a_chain_that_is_replaced_as_its_slot_is_gone_says_where(runs: Runs) -> None:
     fleet, node = runs.fleet, runs.fleet.primaries[-1]
     slot = slot_name(runs.full("gone").operation)
     execute(node.dsn, f"SELECT pg_drop_replication_slot('{slot}')")
     assert supersede(fleet, "gone", "next", Silent()) == []
     (entry,) = [one for one in list_store(fleet).entries if one.name == "gone"]
     where = f"node {node.id}: slot {slot} does not exist"
-    assert entry.state == "lost"
+    assert entry.state == "ended"
     assert entry.remark == f"can't be continued after the full snapshot: {where}; next has taken its place"
     assert [one for one in fleet.nodes if slot in slots_of(one.dsn)] == []

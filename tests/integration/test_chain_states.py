@@ -135,12 +135,12 @@ def test_a_chain_without_its_slot_is_seen_and_ended_by_command(place: ChangingFl
     assert [one["node"] for one in plan["slots"]] == [STANDBY]
     assert listed(place)["state"] == "slot-lost"
     ended = command(place, "end", "chain", "--yes")
-    assert ended["lost"]["slot_problem"] == f"slot {slot} does not exist"
+    assert ended["ended"]["slot_problem"] == f"slot {slot} does not exist"
     assert slots_of(place.fleet.node(STANDBY).dsn) == []
     assert listed(place)["state"] == "ended"
     assert command(place, "end", "chain", "--yes")["ended_before"]
     code, refused = run_here(place.fleet, "create", "chain", "--incremental")
-    assert (code, refused["error"]) == (3, "chain-lost")
+    assert (code, refused["error"]) == (3, "chain-ended")
     place.check_restores(1)
 
 

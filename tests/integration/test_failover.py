@@ -198,6 +198,14 @@ def test_restore_points_that_hold_what_a_failover_has_lost_are_named(place: Chan
         code, document = restore_here(place, spark, "restore", *words)
         assert code == 0, document
         assert (text in document["warnings"]) == is_named, number
+        shown = ("show", "chain", "--increment", str(number))
+        assert (what in run_and_capture(place.fleet, *shown)[1]) == (is_named or number >= 4), number
+        document = run_here(place.fleet, *shown)[1]
+        assert [(gap["lost_since"], gap["increment"]) for gap in document["later_gaps"]] == [(2, 4)] * is_named
+    rows = run_here(place.fleet, "list", "--flat")[1]["restore_points"]
+    assert [row["lost_shards"] for row in rows] == [[], [], [PRIMARY], [PRIMARY], [], []]
+    marked = [line for line in run_and_capture(place.fleet, "list", "--flat")[1].splitlines() if "lost on s1" in line]
+    assert [line.split()[1] for line in marked] == ["2", "3"]
     # They stay restorable.
     place.check_restores(2, 3, 4)
 

@@ -22,11 +22,14 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import PORT, SUPERUSER, stop_server
 from cutline.fleet.config import Fleet, load_fleet
-from cutline.fleet.progress import Silent
+from cutline.fleet.progress import News, Silent
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.wal.drain.slots import slot_name
 from tests.commands.changing_fleet import SECONDS_MAX, SEEN, ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, run_command
+from tests.commands.watching import Watching
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ PRIMARY, STANDBY = "s1", "s1-b1"
 FAILOVER_SLOTS = "[copies]\nfailover_slots = true\n"
 # The worker sleeps up to 30 s while no slot changes (slotsync.c).
 WORKER_SECONDS_MAX, INCREMENT_SECONDS = 90.0, 3.0
+WAIT_SECONDS, HELD_SECONDS_MAX = 3.0, 25.0
 SLOT = "SELECT failover, synced, temporary, two_phase FROM pg_replication_slots WHERE slot_name = %s"
 
 
@@ -320,24 +324,45 @@ def test_after_a_switchover_the_old_primary_copies_the_slot_once_its_own_is_drop
     place.check_restores(max(place.states))
 
 
-def test_an_increment_waits_for_the_standbys_in_synchronized_standby_slots(place: Pair) -> None:
-    """Reading a failover slot waits for them, as the warning of init says."""
+def test_a_standby_in_synchronized_standby_slots_that_is_down_does_not_hold_an_increment(place: Pair) -> None:
+    """Reading a failover slot waits for it without a limit; the slot is read without the property instead."""
     place.begin()
     place.on(PRIMARY, "ALTER SYSTEM SET synchronized_standby_slots = 's1_b1'")
     place.on(PRIMARY, "SELECT pg_reload_conf()")
     await_true(lambda: bool(initialise(place.fleet, Silent()).warnings))
     (warning,) = initialise(place.fleet, Silent()).warnings
     assert (warning.name, warning.nodes) == ("failover-slots-wait", (PRIMARY,))
+    fleet = replace(place.fleet, standby_wait_seconds=WAIT_SECONDS)
+    place.write()
+    noted = Watching()
+    create_increment(fleet, CreateRequest("chain"), place.runs.spark, noted)
+    assert not [note for note in noted.notes if "failover property" in note]
+
     stop_server(place.servers.node(STANDBY))
     place.write()
-    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'WaitForStandbyConfirmation'"
+    progress, began = Watching(), time.monotonic()
     with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(place.increment)
+        future = threads.submit(create_increment, fleet, CreateRequest("chain"), place.runs.spark, progress)
         try:
-            await_true(lambda: bool(place.on(PRIMARY, waiting)))
-            time.sleep(5)
-            assert not future.done()
+            commit = future.result(HELD_SECONDS_MAX)
         finally:
+            # Otherwise it would not end.
             place.on(PRIMARY, "ALTER SYSTEM RESET synchronized_standby_slots")
             place.on(PRIMARY, "SELECT pg_reload_conf()")
-        assert future.result(SECONDS_MAX).renewed == {}
+    assert time.monotonic() - began > WAIT_SECONDS
+    assert commit.renewed == {}
+    (note,) = [note for note in progress.notes if "failover property" in note]
+    assert not isinstance(note, News)
+    assert f"node s1: slot {place.slot} is read without" in note
+    assert "because s1_b1 (inactive) in synchronized_standby_slots did not confirm the WAL within 3 s" in note
+    assert place.on(PRIMARY, SLOT, place.slot) == [(True, False, False, True)]
+    place.states[commit.increment] = place.live_state()
+    place.check_restores(commit.increment)
+    # Of a process that died meanwhile, the slot is left without the property.
+    with psycopg.connect(place.servers.node(PRIMARY).dsn(), autocommit=True) as connection:
+        replication = make_conninfo(connection.info.dsn, password=connection.info.password, replication="database")
+    with psycopg.Connection.connect(replication, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f'ALTER_REPLICATION_SLOT "{place.slot}" (FAILOVER false)'.encode())
+    place.write()
+    assert place.increment().renewed == {}
+    assert place.on(PRIMARY, SLOT, place.slot) == [(True, False, False, True)]

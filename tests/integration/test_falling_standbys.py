@@ -5,7 +5,10 @@ Servers are stopped at crash points. Expected rows come from the live servers (C
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -362,6 +365,65 @@ def test_a_standby_whose_replay_is_paused_in_the_middle_is_left_out(place: Chang
     assert absent_names(commit) == {STANDBY}
     place.states[0] = place.live_state()
     place.check_restores(0)
+
+
+@dataclass(slots=True)
+class Holding(Stopping):
+    """Measures how long the fleet's lock is held after `act`."""
+
+    began_at: float = 0.0
+    held_seconds: float = 0.0
+
+    def _see(self, name: str) -> None:
+        Stopping._see(self, name)
+        if name == CrashPoint.CHECKED:
+            self.began_at = time.monotonic()
+        if name == CrashPoint.RELEASED:
+            self.held_seconds = time.monotonic() - self.began_at
+
+
+def walreceivers(place: ChangingFleet) -> list[int]:
+    """The processes that receive WAL on the standbys."""
+    pids: list[int] = []
+    for standby in (STANDBY, OTHER):
+        with psycopg.connect(place.fleet.node(standby).dsn) as connection:
+            pids += [pid for (pid,) in connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchall()]
+    return pids
+
+
+@pytest.mark.parametrize("place", ['[copies]\nwait = "4s"\n'], indirect=True)
+@pytest.mark.parametrize(("how", "seconds_max"), [("paused", 4.0), ("stopped", 8.0)])
+def test_standbys_that_fall_behind_in_an_increment_hold_the_lock_no_longer_than_copies_wait(
+    place: ChangingFleet, how: str, seconds_max: float
+) -> None:
+    """All late ones together: they are waited for once; one whose replay is paused is not waited for at all."""
+    place.runs.full("chain")
+    place.write()
+    receivers = walreceivers(place)
+
+    def fall_behind() -> None:
+        if how == "paused":
+            for standby in (STANDBY, OTHER):
+                place.execute(standby, "SELECT pg_wal_replay_pause()")
+        else:
+            for pid in receivers:
+                os.kill(pid, signal.SIGSTOP)
+
+    progress = Holding(at=CrashPoint.CHECKED, act=fall_behind)
+    try:
+        commit = create_increment(place.fleet, CreateRequest("chain", wait_seconds=60), place.runs.spark, progress)
+    finally:
+        if how == "stopped":
+            for pid in receivers:
+                os.kill(pid, signal.SIGCONT)
+    assert absent_names(commit) == {STANDBY, OTHER}
+    assert 0 < progress.held_seconds < seconds_max
+    for standby in (STANDBY, OTHER):
+        assert any(f"standby {standby} is left out" in note for note in progress.notes)
+        resume_replay(place, standby)
+        place.await_replay(standby)
+    assert absent_names(place.increment()) == set()
+    assert place.check().result == VALID
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "increment"])

@@ -26,7 +26,7 @@ from cutline.nodes.programs import Programs, run_as, server_programs
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import list_store
 from cutline.snapshots.records.commit import Increment
-from cutline.snapshots.records.lost_chains import ChainLostError
+from cutline.snapshots.records.end_marks import ChainEndedError
 from cutline.snapshots.removal.deletion import DeletionPlan, delete_snapshot
 from cutline.storage.errors import SnapshotError
 from cutline.storage.location import StoreLocation
@@ -200,7 +200,7 @@ def test_a_restore_on_the_fleet_ends_its_chains_and_releases_their_slots(embedde
             query = "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
             assert connection.execute(query).fetchall() == []
     aside = f"restore {report.operation} set aside its database on node s1"
-    with pytest.raises(ChainLostError, match=f"can't be continued after increment 1: {aside}"):
+    with pytest.raises(ChainEndedError, match=f"can't be continued after increment 1: {aside}"):
         runs.increment(chain.snapshot)
     (entry,) = [one for one in list_store(runs.fleet).entries if one.name == chain.snapshot]
     assert (entry.state, entry.remark.partition(": ")[2]) == ("ended", aside)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -18,8 +19,8 @@ import pytest
 from psycopg import sql
 
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.fleet.config import Fleet
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.config import Fleet, GroupRules
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import News, Noting, Silent
 from cutline.nodes.connections import with_database
 from cutline.nodes.left_out import LeftOutKind
@@ -30,7 +31,7 @@ from cutline.snapshots.records.commit import DefinitionChanges, Increment
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
-from tests.integration.refusing import create, execute, publication_name, refused, take_increment
+from tests.integration.refusing import create, execute, publication_name, refused
 from tests.tables.changes_between import CHANGES, LIKE_PERSON, RENAMED, SET_TABLES, TAKEN_OUT
 
 if TYPE_CHECKING:
@@ -172,11 +173,7 @@ def test_a_table_is_copied_again_only_if_wal_does_not_describe_its_change(curren
         assert [one.kind for one in changes.objects if one.kind == "base"] == []
         assert_restores_equal(current, target)
     finally:
-        with psycopg.connect(with_database(current.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
-            # The second restore has set the first one's database aside.
-            made = server.execute("SELECT datname FROM pg_database WHERE datname ^@ 'kept_back'").fetchall()
-            for (name,) in made:
-                server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        drop_restored(current)
         # The tables have changed: the next test starts with the ones that every test expects.
         current.take_name()
 
@@ -190,35 +187,154 @@ def assert_restores_equal(current: CurrentChain, target: Fleet) -> None:
     assert ours[0] == ours[1]
 
 
-@pytest.mark.parametrize(("change", "slug", "what"), [
-    (["DROP PUBLICATION {ours}"], "publication-changed",
+WITHOUT_UPDATES = (
+    "ALTER PUBLICATION {ours} SET (publish = 'insert')",
+    "UPDATE kept.person SET age = age + 1 WHERE id = 1",
+)
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    (["DROP PUBLICATION {ours}", "UPDATE kept.person SET age = age + 1 WHERE id = 2"],
      "publication {ours} no longer exists; it published kept.person"),
-    (["ALTER PUBLICATION {ours} SET (publish = 'insert')"], "publication-changed",
-     r"publication {ours} \(kept.person, kept.total\) was altered: it publishes insert$"),
-    (["ALTER PUBLICATION {ours} SET (publish = 'insert')", "UPDATE kept.person SET age = 3",
-      "ALTER PUBLICATION {ours} SET (publish = 'insert, update, delete, truncate')"], "publication-changed",
-     "kept.person is in a Cutline publication .* altered after"),
-    (["ALTER PUBLICATION {ours} SET (publish_via_partition_root)"], "publication-changed", "partitions as their root"),
-    (["ALTER PUBLICATION {ours}_append_only SET (publish = 'truncate')"], "publication-changed", "publishes truncate$"),
-    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person WHERE (id < 10)"], "publication-changed",
-     "kept.person with a row filter"),
-    (["ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person (id, name)"], "publication-changed",
-     "kept.person with a column list"),
+    (WITHOUT_UPDATES, r"publication {ours} \(kept.person, kept.total\) was altered: it publishes insert"),
+    ([*WITHOUT_UPDATES, "ALTER PUBLICATION {ours} SET (publish = 'insert, update, delete, truncate')"],
+     "the publication of kept.person was altered or replaced after the last commit; changes may be missing"),
+    (["DROP PUBLICATION {ours}", "UPDATE kept.person SET age = age + 1 WHERE id = 3",
+      "CREATE PUBLICATION {ours} FOR TABLE kept.person, kept.total"], "kept.person was altered or replaced after"),
+    (["ALTER PUBLICATION {ours} SET (publish_via_partition_root)"], "partitions as their root"),
+    (["ALTER PUBLICATION {ours}_append_only SET (publish = 'truncate')", "INSERT INTO kept.log VALUES ('unseen')"],
+     "publishes truncate"),
 ])  # fmt: skip
-def test_a_publication_that_may_miss_changes_ends_a_chain_and_the_hint_begins_another(
-    current: CurrentChain, change: list[str], slug: str, what: str
+@pytest.mark.timeout(300)
+def test_a_publication_that_may_miss_changes_costs_a_copy_of_its_shard(
+    chain_of_one: CurrentChain, change: list[str], what: str
 ) -> None:
-    ours = publication_name(current.fleet)
-    name = current.take_name()
+    current, ours = begin_again(chain_of_one), publication_name(chain_of_one.fleet)
+    slots = current.slots
     execute(current.dsn, *(statement.format(ours=ours) for statement in change))
-    with refused(current.fleet, slug) as errors:
-        take_increment(current.fleet, name)
-    (error,) = errors
-    assert error.message.startswith("node s1: ")
-    assert re.search(what.format(ours=ours), error.message), error.message
-    assert error.hint.startswith(NEW_CHAIN)
-    assert f"snapshot end {name}" in error.hint
+    dry, noted = Noting(Silent()), Noting(Silent())
+    preview_increment(current.fleet, CreateRequest(current.name), dry)
+    commit = create_increment(current.fleet, CreateRequest(current.name), current.runs.spark, noted)
+    assert commit.renewed.keys() == {"s1"}
+    assert re.search(what.format(ours=ours), commit.renewed["s1"].reason), commit.renewed["s1"].reason
+    for notes, does in ((dry.notes, "will be copied again"), (noted.notes, "is copied again")):
+        (note,) = [note for note in notes if f"primary s1 {does}: " in note]
+        assert not isinstance(note, News)
+        assert note.endswith(GAP.format("increment 1"))
+    assert current.slots == slots
+    assert_goes_on(current)
+
+
+@pytest.mark.parametrize("limit", [" WHERE (id < 10)", " (id, name)"])
+@pytest.mark.timeout(300)
+def test_a_row_filter_or_a_column_list_costs_a_copy_of_its_table(chain_of_one: CurrentChain, limit: str) -> None:
+    current, ours = begin_again(chain_of_one), publication_name(chain_of_one.fleet)
+    execute(
+        current.dsn,
+        f"ALTER PUBLICATION {ours} SET TABLE ONLY kept.total, ONLY kept.person{limit}",
+        "UPDATE kept.person SET age = age + 1 WHERE id = 20",
+    )
+    commit = current.runs.increment(current.name)
+    assert commit.renewed == {}
+    assert commit.definition_changes is not None
+    assert [group.table for group in commit.definition_changes.groups["s1"]] == ["person"]
+    assert_goes_on(current)
+
+
+@pytest.mark.parametrize("when", [CrashPoint.INTENT_STORED, CrashPoint.FINISHES_WRITTEN])
+@pytest.mark.timeout(300)
+def test_a_publication_that_is_altered_while_an_increment_runs_costs_a_copy_of_its_shard(
+    chain_of_one: CurrentChain, when: CrashPoint
+) -> None:
+    current, ours = begin_again(chain_of_one), publication_name(chain_of_one.fleet)
+
+    class Altering(Silent):
+        is_over = False
+
+        def reached(self, point: str, *, node: str = "") -> None:
+            if point == when and not self.is_over:
+                self.is_over = True
+                execute(current.dsn, *(statement.format(ours=ours) for statement in WITHOUT_UPDATES))
+
+    commit = create_increment(current.fleet, CreateRequest(current.name), current.runs.spark, Altering())
+    assert commit.renewed.keys() == {"s1"}
+    assert "was altered: it publishes insert" in commit.renewed["s1"].reason
+    assert_goes_on(current)
+
+
+@pytest.mark.timeout(300)
+def test_a_dropped_publication_costs_a_copy_of_its_shard_with_its_standby(chain_of_two: CurrentChain) -> None:
+    """WAL that was written without the publication can't be decoded through it, on a standby neither."""
+    current, ours = begin_again(chain_of_two), publication_name(chain_of_two.fleet)
+    execute(
+        current.dsn,
+        f"DROP PUBLICATION {ours}, {ours}_append_only",
+        "UPDATE kept.person SET age = age + 1 WHERE id = 4",
+        "INSERT INTO kept.log VALUES ('unseen')",
+    )
+    current.runs.init()
+    commit = current.runs.increment(current.name)
+    assert commit.renewed.keys() == {"s1", "s1-b1"}
+    assert_goes_on(current)
+
+
+@pytest.mark.timeout(300)
+def test_wal_without_a_publication_of_no_table_costs_a_copy_of_the_nodes(
+    shard: Fleet, spark: SparkSession, tmp_path: Path
+) -> None:
+    """No table of the chain shows that the publication of append-only tables is another."""
+    fleet = replace(shard, nodes=shard.primaries, groups=GroupRules(include=("kept.person",)))
+    current = CurrentChain(Runs(fleet, Ready(spark)), (f"alone-{n}" for n in count(1)))
     current.begin_new()
+    ours = publication_name(fleet)
+    execute(
+        current.dsn,
+        f"DROP PUBLICATION {ours}_append_only",
+        "UPDATE kept.person SET age = age + 1 WHERE id = 5",
+        f"CREATE PUBLICATION {ours}_append_only WITH (publish = 'insert, truncate')",
+    )
+    commit = current.runs.increment(current.name)
+    with psycopg.connect(current.dsn) as connection:
+        # From version 18 on, a server decodes WAL without the publications that did not exist.
+        decodes = connection.info.server_version >= VERSION_18
+    assert commit.renewed.keys() == (set() if decodes else {"s1"})
+    assert current.runs.check_one(current.name).result != "conflicts"
+
+
+def begin_again(current: CurrentChain) -> CurrentChain:
+    """Begin a new chain of the tables that every test expects, with an increment."""
+    for slot in current.slots:
+        assert drop_slots(current.fleet.nodes, slot) == []
+    execute(current.dsn, "DROP SCHEMA IF EXISTS kept CASCADE", *SCHEMA, "INSERT INTO kept.log VALUES ('first')")
+    current.begin_new()
+    execute(current.dsn, "UPDATE kept.person SET age = age + 1 WHERE id = 50")
+    current.runs.increment(current.name)
+    return current
+
+
+def assert_goes_on(current: CurrentChain) -> None:
+    """The newest increment restores what the source has, all are valid, and the next one is without a gap."""
+    target = replace(current.fleet, nodes=(with_database(current.fleet.primaries[0], "kept_back"),))
+    try:
+        assert_restores_equal(current, target)
+        execute(
+            current.dsn, "UPDATE kept.person SET age = age + 1 WHERE id < 10", "DELETE FROM kept.person WHERE id = 9"
+        )
+        assert current.runs.increment(current.name).renewed == {}
+        assert_restores_equal(current, target)
+        for increment in range(4):
+            assert current.runs.check_one(current.name, increment).conflicts == []
+    finally:
+        drop_restored(current)
+        current.take_name()
+
+
+def drop_restored(current: CurrentChain) -> None:
+    with psycopg.connect(with_database(current.fleet.primaries[0], "postgres").dsn, autocommit=True) as server:
+        # Each restore but the first has set the database before it aside.
+        made = server.execute("SELECT datname FROM pg_database WHERE datname ^@ 'kept_back'").fetchall()
+        for (name,) in made:
+            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def test_a_change_that_loses_nothing_ends_no_chain(current: CurrentChain) -> None:

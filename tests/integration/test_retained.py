@@ -1,11 +1,10 @@
-"""Retained WAL is bounded: past half of a node's limit commands warn, past the limit the chain is lost.
+"""Retained WAL is bounded: past half of a node's limit commands warn, past the limit its slots there are dropped.
 
 The tests ask PostgreSQL itself how much WAL a node retains.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -25,19 +24,17 @@ from cutline.nodes.connections import with_database
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full, preview_full
-from cutline.snapshots.create.increment import preview_increment
+from cutline.snapshots.create.increment import create_increment, preview_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.listing.listing import Listing, list_store
 from cutline.snapshots.operations.slot_guard import guard_nodes
-from cutline.snapshots.records.lost_chains import ChainLostError, lost_key
 from cutline.wal.drain.slots import create_exported_slot, drop_slot, slot_name
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.faults.ports import HOST, free_ports
 from tests.held.retained_wal import FILLER_BYTES, GuardedFleet, Notes
-from tests.integration.refusing import NoSpark, execute, take_increment
+from tests.integration.refusing import NoSpark, execute
 from tests.servers.dealt import start_fleet
-from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +68,9 @@ def with_settings(fleet: Fleet, more: str, path: Path) -> Fleet:
     return replace(fleet, path=path)
 
 
-def test_a_chain_is_warned_about_past_half_of_the_limit_and_lost_past_it(guarded: GuardedFleet, tmp_path: Path) -> None:
+def test_a_chain_past_half_of_the_limit_is_warned_about_and_past_it_goes_on_with_a_gap(
+    guarded: GuardedFleet, tmp_path: Path
+) -> None:
     chains = {name: guarded.runs.full(name).chain for name in ("first", "second")}
     guarded.increment("second", Notes())
     before = max(size for chain in chains.values() for size in guarded.retained_bytes(chain).values())
@@ -79,10 +78,9 @@ def test_a_chain_is_warned_about_past_half_of_the_limit_and_lost_past_it(guarded
     kept = {name: guarded.retained_bytes(chain) for name, chain in chains.items()}
     assert kept["first"]["s1"] > FILLER_BYTES > before / 2
     assert_warned(guarded, kept, chains, tmp_path)
-    assert_another_chain_is_lost(guarded, kept, chains)
-    assert_the_lost_chain_comes_back(guarded)
+    assert_another_chain_loses_only_its_slots(guarded, kept, chains)
+    assert_the_other_chain_goes_on(guarded, chains["first"])
     assert_the_continued_chain_is_copied_again(guarded, chains["second"])
-    assert_the_hint_helps(guarded)
 
 
 def assert_warned(
@@ -105,7 +103,7 @@ def assert_warned(
     assert (code, document["not_asked"], len(document["warnings"])) == (0, [], 2)
     for entry in document["snapshots"]:
         name = entry["name"]
-        assert (entry["state"], entry["lost"]) == ("complete", None)
+        assert (entry["state"], entry["ended"]) == ("complete", None)
         assert entry["retained_wal"].keys() == kept[name].keys() == {"s1", "s1-b1"}
         for node, size in entry["retained_wal"].items():
             assert kept[name][node] <= size <= after[name][node]
@@ -118,39 +116,44 @@ def assert_warned(
     assert guarded.slots() == slots
 
 
-def assert_another_chain_is_lost(
+def assert_another_chain_loses_only_its_slots(
     guarded: GuardedFleet, kept: dict[str, dict[str, int]], chains: dict[str, str]
 ) -> None:
-    """A create of one chain gives up another; the limit is between the amounts of WAL that the two retain."""
+    """A create of one chain drops the slots of another; the limit is between the WAL that the two retain."""
     limit = kept["first"]["s1"] - 1
     limited = guarded.with_limit(limit)
     assert max(guarded.retained_bytes(chains["second"]).values()) < limit
-    notes = Notes()
+    preview, notes = Notes(), Notes()
+    preview_full(limited.fleet, CreateRequest("third"), preview)
+    will = preview.find_one("snapshot first", "the next create will drop its slot on s1, s1-b1")
+    assert will.endswith("snapshot create first --incremental; if nobody continues this chain: snapshot end first")
     limited.increment("second", notes)
-    assert "can't be continued after the full snapshot: node s1" in notes.find_one("snapshot first ")
+    warned = notes.find_one("of WAL for snapshot first, more than its limit", "its slot is dropped on s1, s1-b1")
+    assert "no time between the full snapshot and that increment can be restored" in warned
     assert guarded.slots() == [{slot_name(chains["second"])}] * 2
-    entries = {entry.name: entry for entry in list_store(limited.fleet).entries}
-    assert (entries["first"].state, entries["second"].state) == ("lost", "complete")
-    lost = entries["first"].lost
-    assert lost is not None
-    assert (lost.after_increment, lost.limit_bytes) == (0, limit)
-    assert lost.retained_bytes >= kept["first"][lost.node] > limit
-    with pytest.raises(ChainLostError) as error:
-        take_increment(limited.fleet, "first")
-    assert (error.value.exit_code, error.value.slug) == (3, "chain-lost")
-    amount = f"{lost.retained_bytes / (1 << 20):.1f} MiB"
-    assert all(word in error.value.message for word in (f"node {lost.node}", amount, lost.at))
-    assert "under another name" in error.value.hint
+    assert limited.list_states() == {"first": "slot-lost", "second": "complete"}
 
 
-def assert_the_lost_chain_comes_back(guarded: GuardedFleet) -> None:
-    """A lost chain is complete; the tables have not changed since it was taken."""
-    assert guarded.runs.check_one("first").result == "valid"
+def assert_the_other_chain_goes_on(guarded: GuardedFleet, chain: str) -> None:
+    """Its next increment copies the shard anew, with a gap that is named; earlier restore points stay."""
+    noted = Notes()
+    commit = create_increment(guarded.fleet, CreateRequest("first"), guarded.spark, noted)
+    assert commit.renewed.keys() == {"s1", "s1-b1"}
+    assert commit.renewed["s1"].reason.endswith("does not exist")
+    noted.find_one("primary s1 is copied again", "between the full snapshot and this increment can be restored")
+    assert slot_name(chain) in guarded.slots()[0] & guarded.slots()[1]
+    assert guarded.list_states() == {"first": "complete", "second": "complete"}
+    gap = "no time between the full snapshot and increment 1 can be restored: primary s1 was copied again"
+    assert f"snapshot first: {gap}" in read_output(guarded.fleet, "list")
+    execute(guarded.fleet.primaries[0].dsn, "CREATE TABLE again (id int PRIMARY KEY)", "INSERT INTO again VALUES (1)")
+    assert guarded.runs.increment("first").renewed == {}
+    for increment in (0, 1, 2):
+        assert guarded.runs.check_one("first", increment).result == "valid"
     target = replace(guarded.fleet, nodes=(with_database(guarded.fleet.primaries[0], "back"),))
     guarded.runs.restore("first", target)
     (restored,) = (node.dsn for node in target.nodes)
     assert sorted_copies(restored) == sorted_copies(guarded.fleet.primaries[0].dsn)
-    execute(guarded.fleet.primaries[0].dsn, "DROP DATABASE back WITH (FORCE)")
+    execute(guarded.fleet.primaries[0].dsn, "DROP DATABASE back WITH (FORCE)", "DROP TABLE again")
 
 
 def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str) -> None:
@@ -169,33 +172,9 @@ def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str
     assert guarded.slots() == slots
     assert limited.list_states()["second"] == "complete"
     assert guarded.runs.check_one("second").result == "valid"
-    shown = read_output(guarded.fleet, "list")
-    assert re.search(r"(?m)^first .* lost ", shown)
-    assert "can't be continued after the full snapshot: node s1" in shown
-    code, document = run_here(guarded.fleet, "list")
-    assert code == 0
-    found = {entry["name"]: entry for entry in document["snapshots"]}
-    assert found["first"]["lost"].keys() == {
-        "node", "after_increment", "retained_bytes", "limit_bytes", "at", "restore", "successor", "slot_problem",
-        "nodes", "ended_by",
-    }  # fmt: skip
-    assert found["first"]["retained_wal"] == {}
-    code, document = run_here(guarded.fleet, "create", "first", "--incremental")
-    assert (code, document["error"]) == (3, "chain-lost")
 
 
-def assert_the_hint_helps(guarded: GuardedFleet) -> None:
-    """Follow the hint of chain-lost."""
-    guarded.runs.full("fourth")
-    assert guarded.runs.increment("fourth").increment == 1
-    assert guarded.list_states() == {"first": "lost", "second": "complete", "fourth": "complete"}
-    assert check_documents(guarded.fleet.store.open())["LostChain"] == 1
-
-
-@pytest.mark.parametrize(("dies_at", "marked"), [("mark_lost", False), ("drop_slots", True)])
-def test_the_next_create_finishes_a_guard_that_died(
-    guarded: GuardedFleet, monkeypatch: pytest.MonkeyPatch, dies_at: str, *, marked: bool
-) -> None:
+def test_the_next_create_finishes_a_guard_that_died(guarded: GuardedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -203,28 +182,21 @@ def test_the_next_create_finishes_a_guard_that_died(
     guarded.write_filler()
     slots = guarded.slots()
     assert slots == [{slot_name(chain)}] * 2
-    # The standby has its own limit, which applies although `--only-primary` opens no session to it.
+    # The standby has its own limit, which applies although `--only-primary` opens no session to it, and also if
+    # fleet.toml requires it.
     limited = guarded.with_limit(guarded.retained_bytes(chain)["s1-b1"] - 1, only="s1-b1")
     limited = replace(limited, fleet=replace(limited.fleet, standbys_min=None))
-    monkeypatch.setattr(module, dies_at, die)
+    monkeypatch.setattr(module, "drop_slots", die)
     with pytest.raises(KeyboardInterrupt):
         create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
     monkeypatch.undo()
-    # A chain never loses its slots before it is marked as lost.
     assert guarded.slots() == slots
-    store = guarded.fleet.store.open()
-    assert store.exists(lost_key("first", chain)) == marked
-    assert guarded.list_states() == {"first": "lost" if marked else "complete"}
-    if marked:
-        assert any("the next create will drop its slots" in text for text in list_store(limited.fleet).warnings)
-    else:
-        with pytest.raises(AssertionError, match="Spark"):
-            create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
-    # A marked chain stays lost even if there is no limit.
-    with pytest.raises(ChainLostError, match="node s1-b1 kept"):
-        take_increment(guarded.fleet, "first")
-    assert guarded.slots() == [set(), set()]
-    assert guarded.list_states() == {"first": "lost"}
+    assert any("the next create will drop its slot on s1-b1" in text for text in list_store(limited.fleet).warnings)
+    with pytest.raises(AssertionError, match="Spark"):
+        create_full(limited.fleet, CreateRequest("second", only_primary=True), NoSpark(), Silent())
+    assert guarded.slots() == [{slot_name(chain)}, set()]
+    assert guarded.list_states() == {"first": "complete"}
+    assert guarded.runs.increment("first").renewed.keys() == {"s1-b1"}
     assert guarded.runs.check_one("first").result == "valid"
 
 

@@ -32,7 +32,7 @@ from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.lost_chains import LostChain, lost_key
+from cutline.snapshots.records.end_marks import EndMark, end_key
 from cutline.snapshots.records.operation_records import LeaseRenewal, operation_key
 from cutline.snapshots.records.proven_chains import read_chain, read_full
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint
@@ -249,8 +249,8 @@ def _plant(world: World) -> None:
             ("cutline_slot",), tuple(chain.baseline), (RestorePoint(0, at, at), RestorePoint(1, at, at)), 7, 7000,
         )  # fmt: skip
         _put(world.store, mark.key, seal(mark))
-    lost = LostChain(LOST_NAME, chain.full.chain, 2, "s1", 2 << 30, 1 << 30, at)
-    _put(world.store, lost_key(LOST_NAME, chain.full.chain), seal(lost))
+    lost = EndMark(LOST_NAME, chain.full.chain, 2, "s1", at, successor="next")
+    _put(world.store, end_key(LOST_NAME, chain.full.chain), seal(lost))
     intent = new_operation("restore", NAME, 2, tuple(node.id for node in world.fleet.primaries))
     lease = structs.replace(intent, expires_at=Time("2126-11-20T01:02:03.000Z"), by="ops@db7:2")
     _put(world.store, operation_key(intent.operation, "intent"), seal(lease))

@@ -33,7 +33,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, CutRecord, FullSnapshot, Increment, Previous, StoredObject
 from cutline.snapshots.records.commit_rules import count_listed
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import check_chain_not_lost, is_lost
+from cutline.snapshots.records.end_marks import check_chain_not_ended, has_end
 from cutline.snapshots.records.operation_records import Intent, read_intent
 from cutline.snapshots.records.proven_chains import (
     check_name,
@@ -139,7 +139,7 @@ def create_increment(process: Process, name: str) -> None:
         settle_operations(store, FLEET, process)
         guard_nodes(process)
         chain = read_continued(store, name, full)
-        check_chain_not_lost(store, chain)
+        check_chain_not_ended(store, chain)
         check_commits(store, chain)
         _check_slots(process, chain)
         chain.check_archive()
@@ -168,7 +168,7 @@ def guard_nodes(process: Process) -> None:
             operation = read_intent(store, chain)
             may_continue = not has_failed(store, chain) or has_committed(store, operation)
             is_removed = is_deleted(store, operation.snapshot) or is_only_full(store, operation.snapshot)
-            if may_continue and not is_removed and not is_lost(store, operation.snapshot, chain):
+            if may_continue and not is_removed and not has_end(store, operation.snapshot, chain):
                 continue
             process.drop_slots(slot)
 

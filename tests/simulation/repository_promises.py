@@ -188,7 +188,7 @@ def check_nothing_open(world: RepositoryWorld, entries: Mapping[str, Entry]) -> 
 
 def is_continuable(entry: Entry) -> bool:
     """Whether the snapshot can get further increments."""
-    return not entry.lost and not entry.is_only_full
+    return not entry.ended and not entry.is_only_full
 
 
 def check_no_garbage(world: RepositoryWorld, entries: Mapping[str, Entry]) -> None:

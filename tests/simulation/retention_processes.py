@@ -13,7 +13,7 @@ from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import current_time, record_outcome
 from cutline.snapshots.operations.settling import settle_operations
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.deletion import delete_locked, is_finished
@@ -161,5 +161,5 @@ def give_up(process: Process, name: str) -> None:
     with exclusive(process):
         settle_operations(store, FLEET, process)
         chain = read_chain(store, name)
-        mark_lost(store, LostChain(name, chain.full.chain, chain.last.increment, "a", 9, 5, current_time()))
+        mark_end(store, EndMark(name, chain.full.chain, chain.last.increment, "a", current_time()))
         process.drop_slots(slot_name(chain.full.chain))

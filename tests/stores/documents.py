@@ -34,7 +34,7 @@ KEYS = {
     "unfinished-base": re.compile(r"operations/[^/]+/base-\d+\.json"),
     "copied-ranges": re.compile(r"operations/[^/]+/copied-\d+-\d+\.json"),
     "resumption": re.compile(r"operations/[^/]+/resumed-\d+\.json"),
-    "lost": re.compile(r"snapshots/[^/]+/lost/[^/]+\.json"),
+    "ended": re.compile(r"snapshots/[^/]+/ended/[^/]+\.json"),
     "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),
     "pin": re.compile(r"snapshots/[^/]+/pins/[^/]+\.json"),
     "intent": re.compile(r"operations/[^/]+/intent\.json"),

@@ -21,7 +21,7 @@ from cutline.snapshots.operations.open_operations import read_recorded_commits
 from cutline.snapshots.operations.operation import Operation, begin, record_operation
 from cutline.snapshots.operations.signs import store_request, store_sign
 from cutline.snapshots.records.commit import Previous, Sequence
-from cutline.snapshots.records.lost_chains import LostChain, lost_key, mark_lost, read_lost
+from cutline.snapshots.records.end_marks import EndMark, end_key, mark_end, read_end
 from cutline.snapshots.records.operation_records import (
     PLACES,
     CancelRequest,
@@ -104,7 +104,7 @@ PIN = Pin(
     until="2027-01-01T00:00:00Z", reason="audit",
 )  # fmt: skip
 RELEASE = PinRelease(snapshot="daily", pin=OPERATION.id, at="2026-11-21T00:00:00Z", by="cutline keep daily ops@db7:2")
-LOST = LostChain("daily", "op-0", 0, "a", 2, 1, "2026-11-20T00:00:00Z")
+END = EndMark("daily", "op-0", 0, "a", "2026-11-20T00:00:00Z")
 
 
 def write_increment(store: ObjectStore) -> None:
@@ -179,10 +179,10 @@ KINDS: dict[str, Kind] = {
         repair_key("daily", 1),
         lambda store: read_repair(store, "daily", 1),
     ),
-    "lost": (
-        lambda store: mark_lost(store, LOST),
-        lost_key("daily", "op-0"),
-        lambda store: read_lost(store, "daily", "op-0"),
+    "ended": (
+        lambda store: mark_end(store, END),
+        end_key("daily", "op-0"),
+        lambda store: read_end(store, "daily", "op-0"),
     ),
     "pin": (
         lambda store: put_pin(store, PIN),
@@ -240,7 +240,7 @@ OPTIONAL = {
     "tombstone": {"servers", "a"},
     "only-full": {"servers", "a"},
     "pin": {"until", "reason"},
-    "lost": {"restore", "successor", "slot_problem", "nodes", "ended_by"},
+    "ended": {"restore", "successor", "slot_problem", "nodes", "ended_by"},
     "outcome": {"increment", "code", "began_at"},
     "check": {
         "code",

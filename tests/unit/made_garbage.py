@@ -25,7 +25,7 @@ from cutline.snapshots.records.commit import (
     StoredObject,
 )
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix, seal
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import free_turn, read_chain
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
@@ -124,9 +124,9 @@ class StoreBuilder:
         return len(self.store.list(archive_prefix(chain.name, "a", chain.full.operation))) + 1
 
     def lose_chain(self, chain: Chain) -> None:
-        mark_lost(
+        mark_end(
             self.store,
-            LostChain(chain.name, chain.full.operation, chain.last.increment, "a", 2, 1, "2026-11-20T00:00:00Z"),
+            EndMark(chain.name, chain.full.operation, chain.last.increment, "a", "2026-11-20T00:00:00Z"),
         )
 
     def put_tombstone(self, name: str) -> None:

@@ -13,7 +13,7 @@ from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, begin, commit_operation, new_operation, record_outcome
-from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import find_place, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
@@ -120,7 +120,7 @@ class Commands:
     def _take_increment(self, name: str, turn: int) -> Steps:
         yield from self.settle()
         chain = read_chain(self.store, name)
-        if is_lost(self.store, name, chain.full.operation) or is_only_full(self.store, name):
+        if has_end(self.store, name, chain.full.operation) or is_only_full(self.store, name):
             return
         yield
         number = chain.last.increment + 1
@@ -191,7 +191,7 @@ class Commands:
             chain = read_chain(self.store, name)
             for key in needed_by(chain):
                 assert self.store.read(key) == key.encode()
-            if not is_lost(self.store, name, chain.full.operation) and not is_only_full(self.store, name):
+            if not has_end(self.store, name, chain.full.operation) and not is_only_full(self.store, name):
                 for node in NODES:
                     prefix = archive_prefix(name, node, chain.full.operation)
                     found = self.store.list(prefix)
@@ -206,6 +206,6 @@ class Commands:
         for name in snapshot_names(self.store):
             chain = read_chain(self.store, name)
             data -= needed_by(chain)
-            if not is_lost(self.store, name, chain.full.operation) and not is_only_full(self.store, name):
+            if not has_end(self.store, name, chain.full.operation) and not is_only_full(self.store, name):
                 data -= set(self.store.list(f"snapshots/{name}/wal"))
         return data

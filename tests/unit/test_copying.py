@@ -27,7 +27,7 @@ from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.operation_records import DELETE, MERGE, CopiedPoint, read_intent
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.repair_records import read_repairs
@@ -661,7 +661,7 @@ def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreB
     chain = builder.take_full("daily")
     builder.lose_chain(chain)
     copy(fleet, second, "daily")
-    assert is_lost(place_store(second), "daily", chain.full.chain)
+    assert has_end(place_store(second), "daily", chain.full.chain)
     assert read_intent(place_store(second), chain.full.operation).snapshot == "daily"
 
 
@@ -675,10 +675,10 @@ def test_the_mark_of_a_lost_chain_is_copied_after_its_last_restore_point(fleet: 
     builder.lose_chain(chain)
     builder.store.delete(segment)
     assert copy(fleet, second, "daily").behind == 1
-    assert not is_lost(place_store(second), "daily", chain.full.chain)
+    assert not has_end(place_store(second), "daily", chain.full.chain)
     builder.store.create(segment, body)
     assert copy(fleet, second, "daily").increments == [1]
-    assert is_lost(place_store(second), "daily", chain.full.chain)
+    assert has_end(place_store(second), "daily", chain.full.chain)
 
 
 def test_an_unreachable_second_store_ends_the_command(

@@ -19,7 +19,7 @@ from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.lost_chains import LostChain, check_chain_not_lost, lost_key, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, check_chain_not_ended, end_key, mark_end
 from cutline.snapshots.records.proven_chains import check_not_pruned, read_chain
 from cutline.snapshots.records.store_identity import read_identity
 from cutline.snapshots.records.tombstones import only_full_key
@@ -32,9 +32,9 @@ from tests.unit.metric_values import of, read
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 TIMES = tuple(f"2026-11-20T0{hour}:00:00Z" for hour in range(3))
-LOST, PRUNED = lost_key("daily", "op-daily-0"), only_full_key("daily")
-HINTS = {LOST: "or remove it: the next increment will show", PRUNED: "if nobody pruned snapshot daily"}
-MARKS = pytest.mark.parametrize("key", [LOST, PRUNED])
+END, PRUNED = end_key("daily", "op-daily-0"), only_full_key("daily")
+HINTS = {END: "or remove it: the next increment will show", PRUNED: "if nobody pruned snapshot daily"}
+MARKS = pytest.mark.parametrize("key", [END, PRUNED])
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_all_restore_points_are_listed_and_the_mark_is_named_with_what_to_do(fle
     listing = listing_of(fleet)
     (entry,) = listing.entries
     document = entry_document(entry)
-    assert (document["state"], document["lost"]) == ("ended", None)
+    assert (document["state"], document["ended"]) == ("ended", None)
     assert [one["number"] for one in document["increments"]] == [1, 2]
     for problem in (document["problem"], entry.remark):
         assert key in problem
@@ -101,7 +101,7 @@ def test_it_gets_no_increments_until_somebody_has_looked_at_the_mark(fleet: Flee
 def check_goes_on(fleet: Fleet) -> None:
     store = fleet.store.open()
     check_not_pruned(store, "daily")
-    check_chain_not_lost(store, read_chain(store, "daily"))
+    check_chain_not_ended(store, read_chain(store, "daily"))
 
 
 @MARKS
@@ -122,22 +122,22 @@ def test_it_is_never_pruned_and_can_be_deleted(fleet: Fleet, key: str) -> None:
 
 def test_a_mark_that_can_be_read_is_told_beside_one_that_can_not(fleet: Fleet) -> None:
     store = fleet.store.open()
-    mark_lost(store, LostChain("daily", "op-daily-0", 2, "a", 2, 1, current_time()))
+    mark_end(store, EndMark("daily", "op-daily-0", 2, "a", current_time()))
     store.create(PRUNED, b"{")
     (entry,) = listing_of(fleet).entries
-    assert (entry.state, len(entry.summaries)) == ("lost", 2)
-    assert entry.lost is not None
+    assert (entry.state, len(entry.summaries)) == ("ended", 2)
+    assert entry.ended is not None
     assert PRUNED in str(entry.problem)
 
 
 def test_of_two_damaged_marks_both_are_named(fleet: Fleet) -> None:
     store = fleet.store.open()
     store.create(PRUNED, b"{")
-    store.create(LOST, seal({"schema": "cutline/lost/2", "why": "another reason"}))
+    store.create(END, seal({"schema": "cutline/ended/2", "why": "another reason"}))
     (entry,) = listing_of(fleet).entries
     problem = str(entry.problem)
     assert PRUNED in problem
-    assert LOST in problem
+    assert END in problem
     assert "a newer version of Cutline may have written it" in problem
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cutline.snapshots.records.documents import ManifestError, list_prefix, parse_document, seal, unseal
+from cutline.snapshots.records.end_marks import end_key
 from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
-from cutline.snapshots.records.lost_chains import lost_key
 from cutline.snapshots.records.merge_records import begin_key, merge_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.pins import pin_key, release_key
@@ -36,7 +36,7 @@ KEYS = {
     "unfinished-base": (operation_key("20261120T000000Z-0000000001", "base-1"),),
     "copied-ranges": (operation_key("20261120T000000Z-0000000001", "copied-1-000000"),),
     "resumption": (operation_key("20261120T000000Z-0000000001", "resumed-1"),),
-    "lost": (lost_key("daily", "20261120T000000Z-0000000001"),),
+    "ended": (end_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),
     "pin": (
         pin_key("daily", "20261120T000000Z-000000000a"),

@@ -11,7 +11,7 @@ from cutline.snapshots.operations.majority import read_recorded_primaries
 from cutline.snapshots.operations.open_operations import read_open_intents, read_recorded_commits
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import ManifestError, seal
-from cutline.snapshots.records.lost_chains import lost_key, read_lost
+from cutline.snapshots.records.end_marks import end_key, read_end
 from cutline.snapshots.records.operation_records import read_intent
 from cutline.snapshots.records.proven_chains import commit_key, find_place, read_chain
 from cutline.snapshots.records.store_identity import (
@@ -70,8 +70,8 @@ def test_a_document_under_the_key_of_another_is_refused() -> None:
     for kind, elsewhere, read in (
         ("void", commit_key("weekly", 0), lambda store: find_place(store, "weekly", 0)),
         ("void", commit_key("daily", 1), lambda store: find_place(store, "daily", 1)),
-        ("lost", lost_key("daily", "op-1"), lambda store: read_lost(store, "daily", "op-1")),
-        ("lost", lost_key("weekly", "op-0"), lambda store: read_lost(store, "weekly", "op-0")),
+        ("ended", end_key("daily", "op-1"), lambda store: read_end(store, "daily", "op-1")),
+        ("ended", end_key("weekly", "op-0"), lambda store: read_end(store, "weekly", "op-0")),
         ("intent", "operations/op-x/intent.json", lambda store: read_intent(store, "op-x")),
         ("outcome", "operations/op-x/outcome.json", read_recorded_commits),
         ("tombstone", tombstone_key("weekly"), lambda store: read_mark(store, tombstone_key("weekly"))),

@@ -18,7 +18,7 @@ from cutline.snapshots.listing.metrics_gathering import EntryReader, read_facts
 from cutline.snapshots.operations.committing import decide
 from cutline.snapshots.operations.ended_operations import EndedReader
 from cutline.snapshots.operations.operation import begin, current_time, new_operation, record_outcome
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, put_mark
 from cutline.storage.memory import InMemoryStore
@@ -104,7 +104,7 @@ def a_mark(mark: str) -> Mark:
 
 
 def lose_chain(store: ObjectStore, chain: str) -> None:
-    mark_lost(store, LostChain("n1", chain, 3, "a", 2, 1, current_time()))
+    mark_end(store, EndMark("n1", chain, 3, "a", current_time()))
 
 
 def damage(store: ObjectStore, number: int) -> None:
@@ -117,7 +117,7 @@ def damage(store: ObjectStore, number: int) -> None:
 CHANGES: dict[str, Callable[[ObjectStore], object]] = {
     "deleted": lambda store: put_mark(store, a_mark(DELETED)),
     "pruned": lambda store: put_mark(store, a_mark(ONLY_FULL)),
-    "lost": lambda store: lose_chain(store, "op-n1-0"),
+    "ended": lambda store: lose_chain(store, "op-n1-0"),
     "a commit is gone": lambda store: store.delete(commit_key("n1", 2)),
     "the newest commit is gone": lambda store: store.delete(commit_key("n1", 3)),
     "the full commit is gone": lambda store: store.delete(commit_key("n1", 0)),
@@ -159,7 +159,7 @@ def test_the_mark_of_another_chain_of_the_name_hides_none_of_its_own() -> None:
     lose_chain(store, "another")
     assert [one.state for one in reader.read(store, fleet)] == ["complete", "complete"]
     lose_chain(store, "op-n1-0")
-    assert [one.state for one in reader.read(store, fleet)] == ["complete", "lost"]
+    assert [one.state for one in reader.read(store, fleet)] == ["complete", "ended"]
 
 
 def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from cutline.snapshots.listing.figures import (
 from cutline.snapshots.listing.listing import BROKEN, Entry
 from cutline.snapshots.operations.ended_operations import EndedCheck
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.lost_chains import LostChain
+from cutline.snapshots.records.end_marks import EndMark
 from cutline.snapshots.records.operation_records import CheckedPoint
 from tests.unit.made_figures import BEGIN, made_chain, made_figures, made_snapshot
 
@@ -68,19 +68,19 @@ def test_the_last_good_restore_point_is_none_that_a_check_found_in_conflict() ->
     assert StoreFigures("demo", BEGIN, (), gaps).last_good_point is None
 
 
-def test_the_end_of_a_lost_chain_is_a_gap() -> None:
+def test_the_end_of_a_chain_is_a_gap() -> None:
     chain = made_chain(3)
-    lost = LostChain("daily", "op-0", 3, "a", 2, 1, "2026-11-20T00:04:00Z")
-    snapshot = figures_of(Entry("daily", chain, lost=lost), chain)
+    lost = EndMark("daily", "op-0", 3, "a", "2026-11-20T00:04:00Z")
+    snapshot = figures_of(Entry("daily", chain, ended=lost), chain)
     (gap,) = gaps_of([snapshot], BEGIN + timedelta(minutes=3, seconds=1)).found
     assert (gap.after.increment, gap.before, gap.why) == (3, None, lost.text)
     # Where another snapshot has taken its place, the next chain had begun.
-    replaced = figures_of(Entry("daily", chain, lost=structs.replace(lost, successor="weekly")), chain)
+    replaced = figures_of(Entry("daily", chain, ended=structs.replace(lost, successor="weekly")), chain)
     assert gaps_of([replaced], BEGIN + timedelta(minutes=3, seconds=1)).found == ()
     gone = structs.replace(lost, successor="weekly", slot_problem="its slot is gone")
-    snapshot = figures_of(Entry("daily", chain, lost=gone), chain)
+    snapshot = figures_of(Entry("daily", chain, ended=gone), chain)
     (gap,) = gaps_of([snapshot], BEGIN + timedelta(minutes=3, seconds=1)).found
-    assert (snapshot.state, gap.why) == ("lost", gone.text)
+    assert (snapshot.state, gap.why) == ("ended", gone.text)
     # Pruned increments are no surprise.
     pruned = figures_of(Entry("daily", chain, is_only_full=True), chain)
     assert gaps_of([pruned], BEGIN + timedelta(minutes=3, seconds=1)).found == ()

@@ -222,8 +222,8 @@ def test_csv_has_a_header_and_is_as_rfc_4180_has_it() -> None:
     assert text.endswith("\r\n")
     header, first, second = text.removesuffix("\r\n").split("\r\n")
     assert header == ",".join(COLUMNS)
-    assert first.endswith(',"a ""b"", c",,,,')
-    assert second.endswith(",d,,,,")
+    assert first.endswith(',"a ""b"", c",,,,,')
+    assert second.endswith(",d,,,,,")
     read = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [(row["snapshot"], row["increment"], row["terminal"]) for row in read] == [
         ("daily", "0", "true"), ("daily", "1", "false"),

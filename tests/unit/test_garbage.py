@@ -13,7 +13,7 @@ from cutline.snapshots.operations.leases import hold_lease
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.records.commit import WITHOUT_ROWS
 from cutline.snapshots.records.documents import Kind, base_prefix, ddl_prefix, parse_key
-from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.end_marks import end_key
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key, free_turn, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import only_full_key, tombstone_key
@@ -140,10 +140,10 @@ def test_segments_after_the_last_increment_of_a_lost_chain_are_removed(builder: 
     # Nor within an hour of the mark: a create that has not seen it may have no intent yet.
     assert garbage_of(builder.store) == {}
     backdate(builder.store, 1.1 / 24)
-    assert garbage_of(builder.store) == dict.fromkeys(segments, "lost")
+    assert garbage_of(builder.store) == dict.fromkeys(segments, "ended")
     run_gc(builder.store)
     assert read_chain(builder.store, "daily") == chain
-    assert all(builder.store.exists(key) for key in {*needed_by(chain), lost_key("daily", chain.full.operation)})
+    assert all(builder.store.exists(key) for key in {*needed_by(chain), end_key("daily", chain.full.operation)})
 
 
 def test_a_lost_chain_without_one_of_its_commit_files_keeps_everything(builder: StoreBuilder) -> None:

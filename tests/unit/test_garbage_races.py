@@ -79,7 +79,7 @@ def remove_the_next_increment(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: GarbageRules, key: str, parsed: ParsedKey) -> GarbageVerdict:
         verdict = judge(self, key, parsed)
-        return GarbageVerdict(GarbageReason.LOST) if verdict.why is GarbageReason.NEXT else verdict
+        return GarbageVerdict(GarbageReason.ENDED) if verdict.why is GarbageReason.NEXT else verdict
 
     monkeypatch.setattr(GarbageRules, "judge", wrong)
 

@@ -22,7 +22,7 @@ from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import Operation, commit_operation, new_operation, record_operation
 from cutline.snapshots.operations.settling import settle_operations
 from cutline.snapshots.records.documents import seal
-from cutline.snapshots.records.lost_chains import LostChain, is_lost, lost_key, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, end_key, has_end, mark_end
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import commit_key, snapshot_names
 from cutline.snapshots.records.store_identity import FLEET_KEY, ensure_identity
@@ -38,7 +38,7 @@ from tests.unit.made_commits import commit, identity, unused_url
 
 ROOT = Path(__file__).parent.parent.parent
 FLEET = Fleet(Path("fleet.toml"), "shop", StoreLocation("memory://"), (), "exact", GroupRules(), "local", {})
-OTHER = LostChain("weekly", "op-9", 3, "s1", 17 << 30, 16 << 30, "2026-11-20T00:00:00.000Z")
+OTHER = EndMark("weekly", "op-9", 3, "s1", "2026-11-20T00:00:00.000Z")
 EMPTY = pa.Table.from_batches([], SEGMENT_SCHEMA)
 
 # The fate of a put whose answer was lost: stored at once, never, or late, after others have continued.
@@ -102,7 +102,7 @@ class Life:
             create_segment(
                 self.store, archive_prefix("daily", "a", operation.id), 1, held, (EMPTY, EMPTY), continued=None
             )
-            mark_lost(self.store, OTHER)
+            mark_end(self.store, OTHER)
             made = structs.replace(commit(0, chain=operation.id), operation=operation.id)
             commit_operation(self.store, operation, made)
 
@@ -114,7 +114,7 @@ class Life:
         """The keys that it creates, in order."""
         return [
             FLEET_KEY, "baselines/0000000000000001.json", operation_key(self.operation, "intent"),
-            segment_key(archive_prefix("daily", "a", self.operation), 1), lost_key("weekly", "op-9"),
+            segment_key(archive_prefix("daily", "a", self.operation), 1), end_key("weekly", "op-9"),
             commit_key("daily", 0), operation_key(self.operation, "outcome"),
         ]  # fmt: skip
 
@@ -167,7 +167,7 @@ def test_the_reported_result_is_true_and_stays_true_after_any_lost_answer(lost: 
         check_name_is_free(store)
     assert read_open_intents(store) == []
     if fate == "late" and lost == MARK:
-        assert is_lost(store, "weekly", "op-9")
+        assert has_end(store, "weekly", "op-9")
 
 
 def check_name_is_free(store: ObjectStore) -> None:

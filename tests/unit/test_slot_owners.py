@@ -17,7 +17,7 @@ from cutline.snapshots.operations.slot_guard import (
     KeptChain,
     find_kept_chain,
     free_slots_text,
-    mark_ended,
+    mark_set_aside,
     note_older_chains,
     note_unknown_slots,
     read_slot_owners,
@@ -25,7 +25,7 @@ from cutline.snapshots.operations.slot_guard import (
     ruling_text,
     warning_text,
 )
-from cutline.snapshots.records.lost_chains import read_lost
+from cutline.snapshots.records.end_marks import read_end
 from cutline.snapshots.records.operation_records import operation_key
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.records.tombstones import (
@@ -183,14 +183,14 @@ def test_the_slot_of_a_copy_is_needed_only_until_its_operation_has_ended(state: 
         assert (kept.chain, kept.snapshot, kept.is_ended_copy) == (copying.id, None, bool(state))
         assert copying.id in kept.label
     # The chain whose database a restore sets aside has a slot of its own there.
-    mark_ended(store, [(copy_slot_name("op-new-0"), "b")], "op-9")
-    assert read_lost(store, "new", "op-new-0") is None
+    mark_set_aside(store, [(copy_slot_name("op-new-0"), "b")], "op-9")
+    assert read_end(store, "new", "op-new-0") is None
 
 
-def says(kept: KeptChain, continued: str | None = None, *, requires: bool = False, lost: bool = False) -> str:
+def says(kept: KeptChain, continued: str | None = None, *, requires: bool = False, ended: bool = False) -> str:
     """What a create, a preview and `list` say of the slots of `kept`; `requires`: fleet.toml requires all standbys."""
     fleet = replace(FLEET, standbys_min=None) if requires else FLEET
-    return ruling_text(kept, rule_on_slots(kept, fleet, continued, lost=lost), continued)
+    return ruling_text(kept, rule_on_slots(kept, fleet, ended=ended), continued)
 
 
 def test_a_slot_past_its_limit_is_reported_with_what_the_next_create_does_and_how_to_keep_the_chain() -> None:
@@ -200,17 +200,17 @@ def test_a_slot_past_its_limit_is_reported_with_what_the_next_create_does_and_ho
     chain = {"snapshot": "daily", "chain": "op"}
     over = "node {} keeps 3.0 MiB of WAL for {}, more than its limit of 2.0 MiB"
     primary, standby = over.format("a", "snapshot daily"), over.format("b", "snapshot daily")
-    given_up = (
-        "a create of another snapshot will mark the chain as lost and drop its slots; to keep the chain, take an"
-        " increment first, which copies {0} again: snapshot create daily --incremental"
-    )
     ends = "will drop its slot on {0}, which ends only the copy of this node"
-    again = "; the next increment copies b again: snapshot create daily --incremental"
-    assert says(kept_on("a", **chain)) == f"{primary}: {given_up.format('a')}"
-    assert says(kept_on("b", **chain), requires=True) == f"{standby}: {given_up.format('b')}"
-    assert says(kept_on("b", **chain)) == f"{standby}: the next create {ends.format('b')}{again}"
+    again = (
+        "; the next increment copies {0} again: snapshot create daily --incremental; if nobody continues this chain:"
+        " snapshot end daily"
+    )
+    assert says(kept_on("a", **chain)) == f"{primary}: the next create {ends.format('a')}{again.format('a')}"
+    for requires in (True, False):
+        found = says(kept_on("b", **chain), requires=requires)
+        assert found == f"{standby}: the next create {ends.format('b')}{again.format('b')}"
     assert says(kept_on("a", **chain), "op") == f"{primary}: the increment {ends.format('a')}, and copy a again"
-    assert says(kept_on("a", **chain), "op-other") == f"{primary}: {given_up.format('a')}"
+    assert says(kept_on("a", **chain), "op-other") == says(kept_on("a", **chain))
     loose = over.format("a", "slot cutline_op, not part of a snapshot in this store")
     assert says(kept_on("a")) == f"{loose}: the next create will drop its slots"
     unfinished = over.format("a", "snapshot daily, which is not finished")
@@ -227,7 +227,8 @@ def test_a_slot_that_the_next_create_drops_without_any_limit_is_reported() -> No
     )
     assert says(replace(kept, is_ended_copy=True)).startswith("operation op has ended but still has slots for copying")
     assert says(replace(kept, removal_text="snapshot x was deleted")).startswith("snapshot x was deleted but still has")
-    assert says(replace(kept, snapshot="daily"), lost=True).startswith("snapshot daily will get no more increments but")
+    ended = says(replace(kept, snapshot="daily"), ended=True)
+    assert ended.startswith("snapshot daily will get no more increments but")
 
 
 def test_only_the_slot_of_a_copy_that_no_operation_of_the_store_makes_is_unknown() -> None:
@@ -287,8 +288,10 @@ def test_a_full_snapshot_names_the_chains_that_nothing_else_ends() -> None:
 def test_a_restore_that_ends_a_chain_is_recorded_with_all_its_nodes() -> None:
     store = memory()
     store_two_chains(store)
-    mark_ended(store, [(slot_name("op-new-0"), "b"), ("debezium_orders", "a"), (slot_name("op-new-0"), "a")], "op-9")
-    lost = read_lost(store, "new", "op-new-0")
+    mark_set_aside(
+        store, [(slot_name("op-new-0"), "b"), ("debezium_orders", "a"), (slot_name("op-new-0"), "a")], "op-9"
+    )
+    lost = read_end(store, "new", "op-new-0")
     assert lost is not None
     assert (lost.restore, lost.node, lost.nodes) == ("op-9", "a", ("a", "b"))
-    assert read_lost(store, "old", "op-old-0") is None
+    assert read_end(store, "old", "op-old-0") is None

@@ -17,7 +17,7 @@ from cutline.snapshots.operations.leases import SnapshotInUseError
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import begin, new_operation
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import lost_key
+from cutline.snapshots.records.end_marks import end_key
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
     check_not_pruned,
@@ -104,7 +104,7 @@ def test_what_is_no_mark_of_pruned_increments_ends_no_chain() -> None:
     assert (read_chain_lists(store, "old"), nodes.slots) == before
 
 
-@pytest.mark.parametrize("key", [only_full_key("old"), lost_key("old", "op-old-0")])
+@pytest.mark.parametrize("key", [only_full_key("old"), end_key("old", "op-old-0")])
 def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> None:
     store = memory()
     nodes = store_two_chains(store)
@@ -121,7 +121,7 @@ def test_a_snapshot_with_a_damaged_mark_is_kept_and_why_is_said(key: str) -> Non
     assert [one.mark.snapshot for one in prune(store, nodes, last=1).removed] == ["old"]
 
 
-@pytest.mark.parametrize("key", [only_full_key("old"), lost_key("old", "op-old-0")])
+@pytest.mark.parametrize("key", [only_full_key("old"), end_key("old", "op-old-0")])
 def test_a_check_compares_all_that_a_damaged_mark_leaves_and_names_it(key: str) -> None:
     store = memory()
     store_two_chains(store)
@@ -148,9 +148,9 @@ def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:
     store = memory()
     nodes = store_two_chains(store)
     before = read_chain_lists(store, "old"), set(nodes.slots)
-    store.create(lost_key("old", "op-old-0"), b"")
+    store.create(end_key("old", "op-old-0"), b"")
     assert not [one for one in find_garbage(store, 0, Silent()).garbage if one.snapshot == "old"]
-    store.delete(lost_key("old", "op-old-0"))
+    store.delete(end_key("old", "op-old-0"))
     assert (read_chain_lists(store, "old"), nodes.slots) == before
 
 

@@ -9,7 +9,7 @@ import pytest
 import cutline.cli.watch.following as module
 from cutline.cli.watch.following import find_chain, find_others, matching_names
 from cutline.fleet.config import Fleet
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.proven_chains import read_full
 from tests.unit.made_fleets import new_fleet, store_chain
 
@@ -25,7 +25,7 @@ def end(fleet: Fleet, name: str) -> None:
     """Mark the chain of this snapshot as ended."""
     store = fleet.store.open()
     chain = read_full(store, name).chain
-    mark_lost(store, LostChain(name, chain, 0, "", 0, 0, WEDNESDAY, successor="next"))
+    mark_end(store, EndMark(name, chain, 0, "", WEDNESDAY, successor="next"))
 
 
 def test_only_names_that_the_template_can_have_made_count_in_its_order() -> None:
@@ -91,7 +91,7 @@ def test_a_chain_that_has_ended_gets_no_increments_and_says_why() -> None:
     found = find_chain(fleet.store.open(), matching_names(fleet.store.open(), TEMPLATE), said)
     assert found is not None
     assert not found.goes_on
-    assert found.ended == "its chain was given up or ended"
+    assert found.ended == "its chain has ended"
 
 
 def test_without_a_snapshot_there_is_no_chain() -> None:
@@ -136,7 +136,7 @@ def test_a_damaged_mark_of_an_end_ends_that_chain_alone() -> None:
     store = fleet.store.open()
     for name in ("watch-2026-11-23-1", "nightly"):
         end(fleet, name)
-    for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
+    for key in [one.key for one in store.inventory("snapshots") if "/ended/" in one.key]:
         replace_object(fleet, key)
     names = matching_names(fleet.store.open(), TEMPLATE)
     found = find_chain(fleet.store.open(), names, said)
@@ -144,7 +144,7 @@ def test_a_damaged_mark_of_an_end_ends_that_chain_alone() -> None:
     assert (found.name, found.goes_on, found.replaced) == ("watch-2026-11-24-1", True, ())
     assert find_others(fleet.store.open(), names, said) == ()
     end(fleet, "watch-2026-11-24-1")
-    for key in [one.key for one in store.inventory("snapshots") if "/lost/" in one.key]:
+    for key in [one.key for one in store.inventory("snapshots") if "/ended/" in one.key]:
         replace_object(fleet, key)
     found = find_chain(fleet.store.open(), names, said)
     assert found is not None

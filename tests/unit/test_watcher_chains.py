@@ -21,7 +21,7 @@ from cutline.fleet.units import Interval
 from cutline.snapshots.create.archive_ahead import ArchivedAhead
 from cutline.snapshots.operations.operation import current_time
 from cutline.snapshots.records.documents import ManifestError
-from cutline.snapshots.records.lost_chains import LostChain, mark_lost
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.proven_chains import read_full
 from cutline.snapshots.records.store_identity import FLEET_KEY
 from cutline.snapshots.records.tombstones import SnapshotDeletedError, put_mark
@@ -231,7 +231,7 @@ def test_the_end_of_a_chain_counts_once_however_often_the_watch_begins_anew(watc
 
 def end_chain(watched: Watched, name: str = NAME) -> None:
     store = watched.watcher.source.fleet.store.open()
-    mark_lost(store, LostChain(name, read_full(store, name).chain, 0, "", 0, 0, current_time()))
+    mark_end(store, EndMark(name, read_full(store, name).chain, 0, "", current_time()))
 
 
 def test_no_increment_is_tried_of_a_newer_snapshot_whose_chain_has_ended(

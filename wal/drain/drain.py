@@ -47,7 +47,14 @@ from cutline.wal.drain.lineage import (
     markers_of_messages,
 )
 from cutline.wal.drain.message_stream import AHEAD_BYTES, BackgroundCalls, Batches, read_ahead
-from cutline.wal.drain.peek import SlotInUseError, WalRemovedError, peek, reads_with_psycopg, slot_in_use
+from cutline.wal.drain.peek import (
+    PublicationMissingError,
+    SlotInUseError,
+    WalRemovedError,
+    peek,
+    reads_with_psycopg,
+    slot_in_use,
+)
 from cutline.wal.drain.prepare_record import RolledBack, find_undecodable
 from cutline.wal.drain.replay import check_replayed
 from cutline.wal.drain.slots import SlotLostError, advance_slot, check_slot, slot_state
@@ -179,13 +186,15 @@ def drain(task: DrainTask) -> DrainReport:
                 return DrainReport(task.node.id, problem=report_of(_lost_error(task, error)))
             removed = segment
             time.sleep(REMOVED_AGAIN_SECONDS)
+        except PublicationMissingError as error:
+            return DrainReport(task.node.id, problem=report_of(_lost_error(task, error)))
         except SnapshotError as error:
             return DrainReport(task.node.id, problem=report_of(error))
         except psycopg.OperationalError as error:
             return DrainReport(task.node.id, problem=report_of(unreachable_error(task.node, error)))
 
 
-def _lost_error(task: DrainTask, error: WalRemovedError) -> SlotLostError:
+def _lost_error(task: DrainTask, error: SnapshotError) -> SlotLostError:
     return SlotLostError(error.message, hint=error.hint, details={"node": task.node.id, "slot": task.slot})
 
 
@@ -230,7 +239,7 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
             found |= {one.marker: one.position for one in markers_of_messages(messages)}
             if missing:
                 missing.difference_update(ends_of_messages(messages))
-    except WalRemovedError:
+    except (WalRemovedError, PublicationMissingError):
         raise
     except UnreachableError as error:
         if find_undecodable(task.node, task.slot, publications, archive.through, ORIGIN):
@@ -248,7 +257,7 @@ def _fill(connection: psycopg.Connection[Any], task: DrainTask, archive: _Archiv
         chunk = _Chunk(archive, texts_of(connection))
         try:
             chunk.read(task, messages)
-        except WalRemovedError:
+        except (WalRemovedError, PublicationMissingError):
             raise
         except (UnreachableError, DecodingError) as error:
             lsn = Lsn.parse(str(error.details["lsn"])) if isinstance(error, DecodingError) else ORIGIN

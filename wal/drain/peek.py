@@ -94,7 +94,7 @@ def _null_stream() -> int | None:
     return _stream
 
 
-OBJECT_IN_USE, LIMIT_EXCEEDED = "55006", "53400"
+OBJECT_IN_USE, LIMIT_EXCEEDED, UNDEFINED_OBJECT = "55006", "53400", "42704"
 SEE_LOG, NO_SLOT = "see the server's log", FREE_SLOTS
 # A server holds the messages of a transaction until they have all been read: those above work_mem in a temporary file.
 # A limit on such files would end each read of a transaction that is larger, so that its chain could never continue.
@@ -135,6 +135,13 @@ class WalRemovedError(UnreachableError):
     """
 
 
+class PublicationMissingError(UnreachableError):
+    """The server can't decode the slot's WAL: a publication did not exist when a part of the WAL was written.
+
+    From version 18 on, servers decode such WAL as if the publication had no tables.
+    """
+
+
 def peek(
     node: Node, slot: str, publications: tuple[str, ...], finish: Lsn, messages_max: int, *, with_psycopg: bool = False
 ) -> Generator[pa.Array[Any], None, None]:
@@ -142,11 +149,11 @@ def peek(
 
     Values and names are in the server's encoding. Stops early once `messages_max` is reached, but only at the end of a
     transaction. Set `with_psycopg` for a small amount of WAL (`reads_with_psycopg`). Raises SlotInUseError,
-    WalRemovedError, and UnreachableError if the server ends the read.
+    WalRemovedError, PublicationMissingError, and UnreachableError if the server ends the read.
     """
     query = peek_query(slot, publications, finish, messages_max)
     if with_psycopg:
-        yield from _peek_with_psycopg(node, slot, query)
+        yield from _peek_with_psycopg(node, slot, query, publications)
         return
     try:
         with open_reader(node) as connection, adbc.AdbcStatement(connection) as statement:
@@ -160,12 +167,12 @@ def peek(
     except (adbc.Error, pa.ArrowException, OSError) as error:
         # During the transfer, the stream raises the server's errors as Arrow errors, without the SQLSTATE.
         if not WAL_FILE.search(str(error)):
-            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None)) from error
+            raise _peek_error(node, slot, str(error), getattr(error, "sqlstate", None), publications) from error
     else:
         return
     # The error's text may be in any language, but psycopg gives the SQLSTATE. No message was sent before the error: the
     # server decodes all of them first.
-    yield from _peek_with_psycopg(node, slot, query)
+    yield from _peek_with_psycopg(node, slot, query, publications)
 
 
 def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
@@ -176,7 +183,9 @@ def reads_with_psycopg(wal_bytes: int, tables: int) -> bool:
     return wal_bytes <= PSYCOPG_WAL_BYTES + tables * PSYCOPG_WAL_BYTES_PER_TABLE
 
 
-def _peek_with_psycopg(node: Node, slot: str, query: str) -> Generator[pa.Array[Any], None, None]:
+def _peek_with_psycopg(
+    node: Node, slot: str, query: str, publications: tuple[str, ...]
+) -> Generator[pa.Array[Any], None, None]:
     with connect(node, client_encoding=RAW) as connection, connection.cursor() as cursor:
         try:
             connection.execute(f"SELECT {UNLIMITED}".encode())
@@ -190,7 +199,7 @@ def _peek_with_psycopg(node: Node, slot: str, query: str) -> Generator[pa.Array[
                     connection.close()
                     raise
         except psycopg.Error as error:
-            raise _peek_error(node, slot, _message_of(error), error.sqlstate) from error
+            raise _peek_error(node, slot, _message_of(error), error.sqlstate, publications) from error
 
 
 def _next_batch(copy: psycopg.Copy) -> pa.Array[Any] | None:
@@ -319,7 +328,8 @@ class SlotCopy:
                     count += batch.num_rows
                     yield _messages_of(batch)
         except (adbc.Error, pa.ArrowException, OSError) as error:
-            raise _peek_error(self.node, self.name, str(error), getattr(error, "sqlstate", None), REPEAT) from error
+            sqlstate = getattr(error, "sqlstate", None)
+            raise _peek_error(self.node, self.name, str(error), sqlstate, publications, REPEAT) from error
         return count
 
 
@@ -339,7 +349,7 @@ def copied_slot(node: Node, slot: str) -> Iterator[SlotCopy]:
             )
         except (adbc.Error, pa.ArrowException, OSError) as error:
             sqlstate = getattr(error, "sqlstate", None)
-            raise _peek_error(node, slot, str(error), sqlstate, REPEAT) from error
+            raise _peek_error(node, slot, str(error), sqlstate, then=REPEAT) from error
         yield SlotCopy(node, name, Lsn.parse(str(confirmed)), connection)
 
 
@@ -356,7 +366,14 @@ def slot_in_use(node: Node, slot: str) -> SlotInUseError:
     )
 
 
-def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then: str = CONTINUE) -> SnapshotError:
+def _peek_error(
+    node: Node,
+    slot: str,
+    message: str,
+    sqlstate: str | None,
+    publications: tuple[str, ...] = (),
+    then: str = CONTINUE,
+) -> SnapshotError:
     # Prefer the SQLSTATE: the server's messages may be in another language.
     if sqlstate == OBJECT_IN_USE or "is active for PID" in message:
         return slot_in_use(node, slot)
@@ -365,6 +382,14 @@ def _peek_error(node: Node, slot: str, message: str, sqlstate: str | None, then:
             f"node {node.id}: WAL that slot {slot} needs is gone: the server lacks pg_wal/{segment}",
             hint=NEXT_COPIES,
             details={"node": node.id, "slot": slot, "segment": segment},
+        )
+    if sqlstate in (UNDEFINED_OBJECT, None) and (missing := [name for name in publications if name in message]):
+        # The name of one begins with that of the other.
+        name = max(missing, key=len)
+        return PublicationMissingError(
+            f"node {node.id}: WAL in slot {slot} was written while publication {name} did not exist",
+            hint=NEXT_COPIES,
+            details={"node": node.id, "slot": slot, "publication": name},
         )
     remedy = NO_SLOT if sqlstate == LIMIT_EXCEEDED else stopped_hint(sqlstate or "") or no_connection_hint(message)
     if LIMIT in message:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -52,7 +53,12 @@ WITHOUT_STANDBYS = (
 
 
 class ReplayLagError(UnreachableError):
-    """A standby did not catch up in time with the WAL that the command needs."""
+    """A standby did not catch up in time with the WAL that the command needs.
+
+    `late` has the errors of all standbys that were late at the same time, by node, as far as they are known.
+    """
+
+    late: Mapping[str, ReplayLagError] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,10 @@ class ReplayState:
             "conflict": "a session on it blocks its replay",
             NOT_RECEIVING: "it receives no WAL",
         }.get(self.why, "it has not caught up yet")
+
+    def is_hopeless(self, wait_seconds: float) -> bool:
+        """Whether waiting is in vain: replay is paused, or delayed by more than the wait."""
+        return self.why == "paused" or (self.why == "delayed" and self.delay_seconds > wait_seconds)
 
     @property
     def remedies(self) -> list[str]:
@@ -154,27 +164,39 @@ def report_replay(notes: WaitNotes, state: ReplayState, seconds_max: float) -> N
 
 
 def await_standbys(
-    standbys: Collection[Node], needed: Mapping[str, Lsn], seconds_max: float, progress: Progress, what: str
+    standbys: Collection[Node],
+    needed: Mapping[str, Lsn],
+    seconds_max: float,
+    progress: Progress,
+    what: str,
+    spared: Container[str] = (),
 ) -> None:
     """Wait at most `seconds_max` until each standby has replayed up to its shard's position in `needed`.
 
-    `what` names the waiting operation in messages. Raises ReplayLagError and NodeUnreachableError.
+    The caller can do without those in `spared`: it is not waited for one whose replay is paused, or delayed by more
+    than the wait. `what` names the waiting operation in messages. Raises NodeUnreachableError, and one ReplayLagError
+    for all standbys that are late, whose `late` has the error of each by node.
     """
     is_over = threading.Event()
     began = time.monotonic()
 
-    def wait(node: Node) -> None:
+    def wait(node: Node) -> ReplayLagError | None:
         notes = WaitNotes(what, progress, began)
         with raising_unreachable(node), connect(node) as connection:
             while state := read_replay(node.id, connection, needed[node.shard]):
                 waited = time.monotonic() - began
-                if waited > seconds_max or state.why == PROMOTED:
-                    raise replay_error(state, what, waited)
+                is_in_vain = node.id in spared and state.is_hopeless(seconds_max)
+                if waited > seconds_max or state.why == PROMOTED or is_in_vain:
+                    return replay_error(state, what, waited)
                 report_replay(notes, state, seconds_max)
                 if is_over.wait(REPLAY_POLL_SECONDS):
-                    return
+                    break
+        return None
 
-    in_parallel(wait, standbys, is_over.set)
+    errors = [error for error in in_parallel(wait, standbys, is_over.set) if error is not None]
+    if errors:
+        errors[0].late = {str(error.details["node"]): error for error in errors}
+        raise errors[0]
 
 
 def check_replayed(connection: psycopg.Connection[Any], node: Node, needed: Lsn) -> None:

@@ -128,11 +128,10 @@ def _marks() -> Iterator[Kind]:
             "chain": store.commits[0]["chain"], "slots": [], "nodes": [], "points": [], "objects": 1, "bytes": 1,
         } | fields  # fmt: skip
 
-    def lost(store: Damaged, **fields: object) -> Document:
+    def ended(store: Damaged, **fields: object) -> Document:
         return {
-            "schema": "cutline/lost/1", "snapshot": store.name, "chain": store.commits[0]["chain"],
-            "after_increment": 3, "node": "s1", "retained_bytes": 2, "limit_bytes": 1,
-            "at": store.last["cut"]["made_at"],
+            "schema": "cutline/ended/1", "snapshot": store.name, "chain": store.commits[0]["chain"],
+            "after_increment": 3, "node": "s1", "at": store.last["cut"]["made_at"],
         } | fields  # fmt: skip
 
     def tombstone_key(store: Damaged) -> str:
@@ -141,8 +140,8 @@ def _marks() -> Iterator[Kind]:
     def only_full_key(store: Damaged) -> str:
         return f"snapshots/{store.name}/only-full.json"
 
-    def lost_key(store: Damaged) -> str:
-        return f"snapshots/{store.name}/lost/{store.commits[0]['chain']}.json"
+    def end_key(store: Damaged) -> str:
+        return f"snapshots/{store.name}/ended/{store.commits[0]['chain']}.json"
 
     cases: Mapping[str, tuple[Callable[[Damaged], None], Expected]] = {
         "a tombstone is planted": (planting(tombstone_key, tombstone), Refused("snapshot-deleted", 3)),
@@ -163,20 +162,20 @@ def _marks() -> Iterator[Kind]:
         "the mark of pruned increments has a field more": (
             planting(only_full_key, lambda store: tombstone(store, schema="cutline/only-full/1", more=1)),
             found("mark", object=DAMAGED)),
-        "the mark of a lost chain is planted": (
-            planting(lost_key, lost), Hidden("a chain that is lost keeps its restore points", is_same=True)),
-        "the mark of a lost chain is of another chain": (
-            planting(lost_key, lambda store: lost(store, chain=OTHER_OPERATION)), found("mark", object=DAMAGED)),
-        "the mark of a lost chain names an increment that does not exist": (
-            planting(lost_key, lambda store: lost(store, after_increment=9)), found("mark", "missing")),
-        "the mark of a lost chain names an earlier increment": (
-            planting(lost_key, lambda store: lost(store, after_increment=1)), found("mark")),
-        "the mark of a lost chain names an unknown node": (
-            planting(lost_key, lambda store: lost(store, node="s9")),
+        "the mark of an ended chain is planted": (
+            planting(end_key, ended), Hidden("a chain that has ended keeps its restore points", is_same=True)),
+        "the mark of an ended chain is of another chain": (
+            planting(end_key, lambda store: ended(store, chain=OTHER_OPERATION)), found("mark", object=DAMAGED)),
+        "the mark of an ended chain names an increment that does not exist": (
+            planting(end_key, lambda store: ended(store, after_increment=9)), found("mark", "missing")),
+        "the mark of an ended chain names an earlier increment": (
+            planting(end_key, lambda store: ended(store, after_increment=1)), found("mark")),
+        "the mark of an ended chain names an unknown node": (
+            planting(end_key, lambda store: ended(store, node="s9")),
             doubted("mark", reason=RENAMED, is_same=True)),
         "a mark of a chain that is not the snapshot's": (
-            planting(lambda store: f"snapshots/{store.name}/lost/{OTHER_OPERATION}.json",
-                     lambda store: lost(store, chain=OTHER_OPERATION)),
+            planting(lambda store: f"snapshots/{store.name}/ended/{OTHER_OPERATION}.json",
+                     lambda store: ended(store, chain=OTHER_OPERATION)),
             Hidden("the mark may be of an earlier chain with this name", is_same=True)),
     }  # fmt: skip
     for name, (damage, expected) in cases.items():

@@ -27,7 +27,7 @@ from cutline.restore.unfinished.undoing import OldDatabaseMissingError, abandon_
 from cutline.restore.unfinished.unfinished import UnfinishedRestoreError
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
-from cutline.snapshots.records.lost_chains import is_lost
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.operation_records import read_decision
 from cutline.storage.store import StoreUnreachableError
 from cutline.wal.drain.slots import slot_name
@@ -130,7 +130,7 @@ def test_an_undo_ends_the_chain_of_a_snapshot_of_what_was_published(place: Place
         == report.slots_dropped
         == [f"{node.id}: {slot_name(chain)}" for node in place.fleet.primaries]
     )
-    assert is_lost(store, "meanwhile", chain)
+    assert has_end(store, "meanwhile", chain)
 
 
 @pytest.mark.parametrize("end", first(["restore-resume", "restore-abandon --yes"]))

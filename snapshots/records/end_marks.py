@@ -1,8 +1,8 @@
-"""Lost chains: their restore points can be restored, but no further increment can follow.
+"""The marks of chains that commands have ended: their restore points can be restored, but no increment can follow.
 
-A chain is lost once its mark is in the store. The mark is created once and never changes. The chain's slots are dropped
-after that, so a command that finds a slot of a marked chain drops it (docs/architecture.md, invariant 9). The mark
-names the chain, not only the snapshot, so it never applies to another chain under the same name.
+A chain has ended once its mark is in the store. The mark is created once and never changes. The chain's slots are
+dropped after that, so a command that finds a slot of a marked chain drops it. The mark names the chain, not only the
+snapshot, so it never applies to another chain under the same name.
 
 A damaged mark proves nothing. Nothing is added to its chain or removed from it until an operator has looked at the
 object. Its restore points are read as if there were no mark.
@@ -17,7 +17,6 @@ from typing import Any
 from cutline.fleet.messages import NEW_CHAIN, list_some
 from cutline.fleet.own_process import read_label
 from cutline.fleet.record import Count, Record, Time, fields_of
-from cutline.fleet.units import size_text
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.documents import NEWER_HINT, ManifestError, check_about, read_sealed, seal
 from cutline.snapshots.records.tombstones import is_only_full, only_full_key
@@ -32,36 +31,29 @@ DAMAGED_HINT = (
 NODES_NAMED_MAX = 5
 
 
-class ChainLostError(RefusedError):
-    """The chain has ended: it retained too much WAL, lost its slot, has a successor, or a command ended it."""
+class ChainEndedError(RefusedError):
+    """A command has ended the chain, or another has taken its place."""
 
 
-class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
-    """The mark of a lost chain: why, and since when, no increment can follow.
+class EndMark(Record, frozen=True, tag_field="schema", tag="cutline/ended/1"):
+    """The mark of a chain that has ended: why, and since when, no increment can follow.
 
     `restore` is the operation that set aside the chain's databases on `nodes`; `node` is the first of them. `successor`
     is the snapshot with which `watch` replaced this one, and `slot_problem` is the problem with the chain's slot on
     `node` at that time ("" if none is known). `ended_by` is the label of the command with which an operator ended the
-    chain. If these fields are empty, the node retained too much WAL.
+    chain.
     """
 
     snapshot: str
     chain: str
     after_increment: Count
     node: str
-    retained_bytes: Count
-    limit_bytes: Count
     at: Time
     restore: str = ""
     successor: str = ""
     slot_problem: str = ""
     nodes: tuple[str, ...] = ()
     ended_by: str = ""
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether a command ended the chain, rather than too much WAL or a lost slot."""
-        return bool(self.ended_by) or (bool(self.restore or self.successor) and not self.slot_problem)
 
     @property
     def text(self) -> str:
@@ -72,18 +64,13 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
             databases = "databases on nodes" if len(nodes) > 1 else "database on node"
             aside = f"set aside its {databases} {list_some(nodes, NODES_NAMED_MAX)}"
             return f"can't be continued after {after}: restore {self.restore} {aside}"
-        if self.ended_by:
-            label = read_label(self.ended_by)
-            who = f"{label.user}@{label.host}" if label else "an unknown user"
-            problem = f"; node {self.node}: {self.slot_problem}" if self.slot_problem else ""
-            return f"can't be continued after {after}: ended by {who}{problem}"
-        if self.slot_problem:
-            replaced = f"; {self.successor} has taken its place" if self.successor else ""
-            return f"can't be continued after {after}: node {self.node}: {self.slot_problem}{replaced}"
+        problem = f"node {self.node}: {self.slot_problem}" if self.slot_problem else ""
         if self.successor:
-            return f"can't be continued after {after}: {self.successor} has taken its place"
-        kept, limit = size_text(self.retained_bytes), size_text(self.limit_bytes)
-        return f"can't be continued after {after}: node {self.node} kept {kept} of WAL (limit {limit})"
+            replaced = f"{self.successor} has taken its place"
+            return f"can't be continued after {after}: {'; '.join(filter(None, (problem, replaced)))}"
+        label = read_label(self.ended_by)
+        who = f"{label.user}@{label.host}" if label else "an unknown user"
+        return f"can't be continued after {after}: {'; '.join(filter(None, (f'ended by {who}', problem)))}"
 
     def details(self) -> dict[str, Any]:
         """Return the fields of the mark that appear in `list` and in errors."""
@@ -91,35 +78,35 @@ class LostChain(Record, frozen=True, tag_field="schema", tag="cutline/lost/1"):
         return {name: value for name, value in fields_of(self).items() if name not in hidden}
 
 
-def lost_key(snapshot: str, chain: str) -> str:
+def end_key(snapshot: str, chain: str) -> str:
     """Return the key of a chain's mark."""
-    return f"snapshots/{snapshot}/lost/{chain}.json"
+    return f"snapshots/{snapshot}/ended/{chain}.json"
 
 
-def is_lost(store: ObjectStore, snapshot: str, chain: str) -> bool:
-    """Whether the chain is marked as lost; raise ManifestError if another document is in the mark's place."""
-    return read_lost(store, snapshot, chain) is not None
+def has_end(store: ObjectStore, snapshot: str, chain: str) -> bool:
+    """Whether the chain is marked as ended; raise ManifestError if another document is in the mark's place."""
+    return read_end(store, snapshot, chain) is not None
 
 
-def mark_lost(store: ObjectStore, lost: LostChain) -> None:
-    """Mark the chain as lost. An existing mark stays: the first reason counts."""
+def mark_end(store: ObjectStore, mark: EndMark) -> None:
+    """Mark the chain as ended. An existing mark stays: the first reason counts."""
     with suppress(ObjectExistsError):
-        create_or_find(store, lost_key(lost.snapshot, lost.chain), seal(lost))
+        create_or_find(store, end_key(mark.snapshot, mark.chain), seal(mark))
 
 
-def read_lost(store: ObjectStore, snapshot: str, chain: str) -> LostChain | None:
+def read_end(store: ObjectStore, snapshot: str, chain: str) -> EndMark | None:
     """Return the chain's mark, or None if it is missing; raise ManifestError."""
-    key = lost_key(snapshot, chain)
+    key = end_key(snapshot, chain)
     try:
-        lost: LostChain = read_sealed(store, key, LostChain)
-        check_about(key, f"chain {lost.chain} of snapshot {lost.snapshot}", f"chain {chain} of snapshot {snapshot}")
+        mark: EndMark = read_sealed(store, key, EndMark)
+        check_about(key, f"chain {mark.chain} of snapshot {mark.snapshot}", f"chain {chain} of snapshot {snapshot}")
     except ObjectMissingError:
         return None
     except ManifestError as error:
         if NEWER_HINT not in error.hint:
             error.hint = DAMAGED_HINT
         raise
-    return lost
+    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +126,9 @@ class DamagedMark:
 
 @dataclass(frozen=True, slots=True)
 class ChainMarks:
-    """The marks of a snapshot: its chain was given up or ended, or its increments were pruned."""
+    """The marks of a snapshot: its chain has ended, or its increments were pruned."""
 
-    lost: LostChain | None = None
+    ended: EndMark | None = None
     is_only_full: bool = False
     damaged: tuple[DamagedMark, ...] = ()
 
@@ -153,30 +140,30 @@ class ChainMarks:
 
 def read_marks(store: ObjectStore, snapshot: str, chain: str) -> ChainMarks:
     """Read the marks of a snapshot and its chain; damaged marks are in the result but have no effect."""
-    lost, pruned, damaged = None, False, list[DamagedMark]()
+    ended, pruned, damaged = None, False, list[DamagedMark]()
     try:
         pruned = is_only_full(store, snapshot)
     except ManifestError as error:
         damaged.append(DamagedMark(only_full_key(snapshot), error.message, error.hint))
     try:
-        lost = read_lost(store, snapshot, chain)
+        ended = read_end(store, snapshot, chain)
     except ManifestError as error:
-        damaged.append(DamagedMark(lost_key(snapshot, chain), error.message, error.hint))
-    return ChainMarks(lost, pruned, tuple(damaged))
+        damaged.append(DamagedMark(end_key(snapshot, chain), error.message, error.hint))
+    return ChainMarks(ended, pruned, tuple(damaged))
 
 
-def check_chain_not_lost(store: ObjectStore, chain: Chain) -> None:
-    """Raise ChainLostError if the chain is lost."""
-    lost = read_lost(store, chain.name, chain.full.chain)
-    if lost:
-        raise chain_lost_error(lost)
+def check_chain_not_ended(store: ObjectStore, chain: Chain) -> None:
+    """Raise ChainEndedError if the chain has ended."""
+    mark = read_end(store, chain.name, chain.full.chain)
+    if mark:
+        raise chain_ended_error(mark)
 
 
-def chain_lost_error(lost: LostChain) -> ChainLostError:
-    """Return the error for an increment of a lost chain."""
-    return ChainLostError(
-        f"snapshot {lost.snapshot} {lost.text}, at {lost.at}",
-        hint=f"{NEW_CHAIN}   (the restore points of snapshot {lost.snapshot} can still be restored)",
+def chain_ended_error(mark: EndMark) -> ChainEndedError:
+    """Return the error for an increment of a chain that has ended."""
+    return ChainEndedError(
+        f"snapshot {mark.snapshot} {mark.text}, at {mark.at}",
+        hint=f"{NEW_CHAIN}   (the restore points of snapshot {mark.snapshot} can still be restored)",
         ends_chain=ChainEnd.FOR_GOOD,
-        details={"snapshot": lost.snapshot, **lost.details()},
+        details={"snapshot": mark.snapshot, **mark.details()},
     )

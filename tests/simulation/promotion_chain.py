@@ -3,8 +3,9 @@
 To the promises of failover_chain.py this adds, from what the model knows of every server:
 
 - `surviving`: an increment restores to exactly what its primary had committed, and so does every standby's copy.
-- `renewal`: a copy begins again if its server lacks WAL that the archive has, segments that no commit lists included, or
-  a slot from which the archive can be continued; else never.
+- `renewal`: a copy begins again if its server lacks WAL that the archive has, segments that no commit lists included,
+  or a slot from which the archive can be continued. Else it never does, but for one case: a create has died after it
+  archived the first WAL of a promoted server, before it moved the slot there. Then nothing shows whose WAL that is.
 - `named`: an increment that holds lost transactions is named as such, and none that does not.
 """
 
@@ -13,9 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
+
+from msgspec import structs
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -31,7 +35,7 @@ from cutline.storage.errors import SnapshotError
 from cutline.wal.drain.replay import NOT_RECEIVING, ReplayState, replay_error
 from cutline.wal.drain.slots import slot_name
 from cutline.wal.segments.archive import archive_prefix, last_number, segment_key
-from cutline.wal.segments.segments import MARKER, read_events, read_metadata
+from cutline.wal.segments.segments import COMMIT, MARKER, read_events, read_metadata
 from tests.simulation import failover_chain
 from tests.simulation.failover_chain import (
     FULL,
@@ -56,16 +60,16 @@ Key = tuple[int, int, int, bytes]
 
 @dataclass(slots=True)
 class PromotionChain(FailoverChain):
-    """The chain. A create dies after `segments_left` segments, or before its commit if it `dies_at_end`.
+    """The chain.
 
-    Standbys are drained first if it is `reversed`. `markers` are the finish markers of all cuts.
+    A create dies after `segments_left` segments, when only the standbys are drained if `only_standbys`, or right before
+    its commit if `dies_at_end`. `finish` is the finish marker of the last cut.
     """
 
     world: PromotionWorld
     segments_left: int = 0
+    only_standbys: bool = False
     dies_at_end: bool = False
-    reversed: bool = False
-    named: dict[int, LostWal] = field(default_factory=dict)
     finish: Record | None = None
     before: Before | None = None
 
@@ -73,12 +77,11 @@ class PromotionChain(FailoverChain):
 
     def open_sessions(self) -> Sessions:
         """Connect to the servers in their present roles; raise the errors of check_topology."""
-        world, listed = self.world, {node.id: self._listed(node.id) for node in self.fleet.nodes}
-        states = {
-            name: ServerState(is_in_recovery=self._recovers(name), system_identifier="7") for name in world.standbys
-        }
-        states |= dict.fromkeys({world.listed, world.rival} - {""}, ServerState(False, "7"))  # noqa: FBT003
-        promoted = find_promoted(self.fleet, {name: states.get(name) for name in listed})
+        world = self.world
+        standby, primary = (ServerState(is_in_recovery=recovers, system_identifier="7") for recovers in (True, False))
+        states = {node.id: standby if node.id in world.standbys else None for node in self.fleet.nodes}
+        states |= dict.fromkeys({world.listed, world.rival or world.listed}, primary)
+        promoted = find_promoted(self.fleet, states)
         assert promoted in ({}, {PRIMARY: world.listed}) or world.rival
         fleet = with_exchanged(self.fleet, promoted)
         absent, connections, found = dict[str, Absence](), {}, {}
@@ -101,15 +104,12 @@ class PromotionChain(FailoverChain):
         """The node's answer: what accepts writes shows that."""
         identity = self.identity(node)
         if node.backup_of is not None and self._listed(node.id) == self.world.rival:
-            identity = replace_recovery(identity)
+            identity = structs.replace(identity, in_recovery=False)
         return FoundNode(identity, self._listed(node.id), SimpleNamespace())  # type: ignore[arg-type]
 
     def _listed(self, node: str) -> str:
         """The server of a role, by its id in fleet.toml."""
         return {PRIMARY: self.world.listed, self.world.listed: PRIMARY}.get(node, node)
-
-    def _recovers(self, name: str) -> bool:
-        return name != self.world.rival
 
     # What may go wrong.
 
@@ -126,6 +126,11 @@ class PromotionChain(FailoverChain):
             raise KilledError
         return cut
 
+    def count_waiting(self) -> int:
+        """How many transactions of the primary wait to be archived."""
+        end = Before.of(self).end
+        return sum(record.op == COMMIT and record.end > end for record in self.world.servers[0].records)
+
     # What must hold.
 
     def create(self) -> bool:
@@ -135,7 +140,7 @@ class PromotionChain(FailoverChain):
         # A create that dies between two segments has one for each record.
         with patch.object(failover_chain, "SIZES", (1 if self.segments_left else RECORDS,)):
             done = FailoverChain.create(self)
-        self.segments_left, self.dies_at_end, self.reversed = 0, False, False
+        self.segments_left, self.only_standbys, self.dies_at_end = 0, False, False
         return done
 
     def _create(self) -> None:
@@ -144,7 +149,7 @@ class PromotionChain(FailoverChain):
 
     def _judge(self, commit: Increment, new: NewCopies) -> None:
         FailoverChain._judge(self, commit, new)
-        world, before, server = self.world, self.before, self.world.servers[0]
+        before, server = self.before, self.world.servers[0]
         assert before
         survivors = committed(server)
         shown = self.shown[-1].parts
@@ -154,9 +159,15 @@ class PromotionChain(FailoverChain):
             assert copy == survivors, f"surviving: parts {copy ^ survivors} of the copy of {node}"
         renewed, records = commit.renewed.get(PRIMARY), keys_of(server.records)
         lacks = before.held - records
-        at = before.slot
+        at, switch = before.slot, server.switches.get(before.timeline)
         is_needed = bool(lacks) or at is None or at > before.end
-        assert (renewed is not None) == is_needed, f"renewal: {renewed and renewed.reason}, and {is_needed} is expected"
+        # Only the slot shows that the archive was continued from this server, before its WAL is read.
+        is_in_doubt = switch is not None and switch < before.end and at != before.end
+        assert (renewed is not None) == (is_needed or is_in_doubt), (
+            f"renewal: {renewed and renewed.reason}, and needed: {is_needed}, in doubt: {is_in_doubt}"
+        )
+        self.tally["primary renewed"] += renewed is not None
+        self.tally["renewed though nothing is lost"] += is_in_doubt and not is_needed
         if renewed is not None:
             self._judge_names(commit.increment, renewed.lost, before, records)
         cut = commit.cut.of(PRIMARY)
@@ -170,12 +181,12 @@ class PromotionChain(FailoverChain):
             f"named: {first} holds lost transactions: {lost}"
         )
         if not before.held - records:
-            assert lost is None, f"named: {lost}, and nothing is lost"
+            assert since is None, f"named: {lost}, and nothing is lost"
             return
         # If the server shows by its own history where it left that of the archive, that is where the loss begins.
         switch = server.switches.get(before.timeline)
         is_shown = switch is not None and all(key in records for key in before.held if key[1] <= switch)
-        if is_shown and switch is not None and switch >= before.timeline_begun:
+        if is_shown:
             assert lost is not None, "named: nothing is named, and the history shows what is lost"
             assert lost.after == switch, f"named: {lost} is lost, and it is what is after {switch}"
             beyond = [k for k in range(before.begun, number) if before.positions[k] > switch]
@@ -193,7 +204,6 @@ class Before:
     timeline: int
     begun: int
     positions: Mapping[int, int]
-    timeline_begun: int = 0
 
     @classmethod
     def of(cls, chain: PromotionChain) -> Before:
@@ -204,17 +214,15 @@ class Before:
         while store.exists(key := segment_key(prefix, number + 1)):
             number += 1
             segments.append(read_metadata(store, PRIMARY, key, number).segment)
-        held = {chain_key for segment in segments for chain_key in keys_of_events(read_events(store, segment))}
+        held = {key for segment in segments for key in keys_of_events(read_events(store, segment))}
         held |= keys_of([chain.finish]) if chain.finish else frozenset()
-        end = max([segments[-1].through if segments else records.bases[PRIMARY], records.archived_to(PRIMARY)])
-        listed = segments[-1].through if segments else records.bases[PRIMARY]
+        end = segments[-1].through if segments else records.bases[PRIMARY]
         server = chain.world.servers[0]
         at = server.slots.get(SLOT)
         begun = records.begun(PRIMARY)
         positions = {k: int(records.up_to(k).position(PRIMARY)) for k in range(begun, records.last.increment + 1)}
         timeline = records.baseline[PRIMARY].timeline
-        del end
-        return cls(frozenset(held), listed, None if at is None else Lsn(at), timeline, begun, positions)
+        return cls(frozenset(held), end, None if at is None else Lsn(at), timeline, begun, positions)
 
 
 def keys_of(records: list[Record]) -> frozenset[Key]:
@@ -227,13 +235,6 @@ def keys_of_events(events: object) -> Iterator[Key]:
     for row in events.select(["op", "end_lsn", "seq", "row"]).to_pylist():  # type: ignore[attr-defined]
         is_marker = row["op"] == MARKER
         yield row["op"], row["end_lsn"], 0 if is_marker else row["seq"], row["row"] if is_marker else b""
-
-
-def replace_recovery(identity: object) -> object:
-    """The identity of a server that accepts writes."""
-    from msgspec import structs
-
-    return structs.replace(identity, in_recovery=False)  # type: ignore[type-var]
 
 
 class LeavingWatch(Watch):
@@ -272,8 +273,13 @@ class StandbyCalls:
         for node in standbys:
             self.check_replayed(self.chain.connect(node), node, needed[node.shard])
 
-    def run_tasks(self, work: Callable[[object], object], tasks: list[object], *_others: object) -> list[object]:
-        return [work(task) for task in (reversed(tasks) if self.chain.reversed else tasks)]
+    def run_tasks(self, work: Callable[[Any], Any], tasks: list[Any], *_others: object) -> list[Any]:
+        if self.chain.only_standbys:
+            for task in tasks:
+                if task.node.backup_of is not None:
+                    work(task)
+            raise KilledError
+        return [work(task) for task in tasks]
 
     def ask_nodes(self, nodes: list[Node]) -> dict[str, FoundNode]:
         found = {}

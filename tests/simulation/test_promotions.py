@@ -8,6 +8,7 @@ creates. After each, the chain goes on.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,6 +233,27 @@ def test_every_history_of_two_steps_keeps_every_promise(begin: str) -> None:
 @pytest.mark.parametrize("begin", STEPS)
 def test_every_history_of_three_steps_keeps_every_promise(begin: str) -> None:
     assert run_all((begin, *steps) for steps in product(STEPS, STEPS))["histories"] > len(STEPS) ** 2
+
+
+@pytest.mark.parametrize("begin", first(range(0, 200, 10)))
+def test_longer_histories_keep_every_promise(begin: int) -> None:
+    """Of eight steps, with a transaction after most of them; those that are impossible are passed over."""
+    for seed in range(begin, begin + 10):
+        draw = random.Random(seed)
+        chain = new_chain(2, Counter())
+        story = []
+        try:
+            chain.world.commit()
+            assert chain.create()
+            for name in draw.choices([*STEPS], k=8):
+                if STEPS[name](chain) is not False:
+                    story.append(name)
+                    if draw.randrange(3):
+                        chain.world.commit()
+                        story.append("write")
+            finish(chain)
+        except AssertionError as error:
+            raise PromiseBrokenError(f"seed {seed}: {' '.join(story)}: {error}") from error
 
 
 @pytest.mark.parametrize("rival", [PRIMARY, ONE])

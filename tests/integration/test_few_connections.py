@@ -66,7 +66,6 @@ SELECT count(*) FROM pg_stat_activity
 @dataclass(slots=True)
 class Seen:
     most: int = 0
-    peak: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -84,7 +83,6 @@ def counting(dsn: str) -> Iterator[Seen]:
         with psycopg.connect(dsn, dbname="postgres", autocommit=True) as session:
             while not seen.ended.wait(SAMPLE_SECONDS):
                 samples.append(session.execute(COUNT).fetchall()[0][0])
-                seen.peak = max(seen.peak, samples[-1])
                 if len(samples) == SAMPLES:
                     seen.most = max(seen.most, min(samples))
 

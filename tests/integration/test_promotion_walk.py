@@ -47,7 +47,8 @@ from tests.servers.disasters import kill_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CHAIN = "chain"
+# Another chain begins after so many cases: each case copies servers again, so a chain soon becomes slow.
+CASES_OF_CHAIN = 8
 # With three shards, a create keeps its lock although a primary is gone, and may go on to its commit.
 SHARDS = 3
 # What a create may end with if a primary dies: indeterminate, unreachable, inconsistent cut. Never "refused".
@@ -100,6 +101,7 @@ class Walk:
     place: ChangingFleet
     primary: str = PRIMARY
     number: int = 0
+    chain: str = ""
     states: dict[tuple[str, int], list[dict[str, bytes]]] = field(default_factory=dict)
     seconds: list[tuple[str, float]] = field(default_factory=list)
 
@@ -143,6 +145,20 @@ class Walk:
                 connection.execute(f"{statement} 'walk-{self.number}'".encode())
 
     # Creates.
+
+    def begin_chain(self) -> None:
+        """Take a full snapshot, and drop the slots of the chain before."""
+        if self.chain:
+            self.end_chain(self.chain)
+        self.chain = f"chain-{self.number}"
+        self.create_and_keep(self.chain)
+
+    def slot(self, name: str) -> str:
+        return slot_name(read_chain(self.place.fleet.store.open(), name, 0).full.operation)
+
+    def end_chain(self, name: str) -> None:
+        for node in self.place.fleet.nodes:
+            drop_slot(node, self.slot(name))
 
     def newest(self, name: str) -> int | None:
         if name not in names_of_snapshots(self.place.fleet):
@@ -260,7 +276,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Itera
         place.await_replay(STANDBY)
         place.runs.init()
         found = Walk(place)
-        found.create_and_keep(CHAIN)
+        found.begin_chain()
         yield found
 
 
@@ -270,7 +286,9 @@ def begin(walk: Walk) -> None:
     if walk.place.servers.node(walk.standby) not in walk.place.servers.running():
         # The case before has failed.
         walk.rebuild()
-        walk.create_and_keep(CHAIN)
+        walk.create_and_keep(walk.chain)
+    if walk.number % CASES_OF_CHAIN == 0:
+        walk.begin_chain()
     walk.place.write()
     walk.place.await_replay(walk.standby)
 
@@ -288,36 +306,35 @@ def test_a_promotion_during_an_increment_mixes_no_histories(walk: Walk, case: Ca
     if is_held:
         walk.spanning("PREPARE TRANSACTION")
         walk.place.await_replay(walk.standby)
-    before = walk.newest(CHAIN)
-    walk.create_over_promotion(case, CHAIN)
-    newest = walk.newest(CHAIN)
+    before = walk.newest(walk.chain)
+    walk.create_over_promotion(case, walk.chain)
+    newest = walk.newest(walk.chain)
     is_committed = newest != before
     walk.place.write()
-    commit = walk.create_and_keep(CHAIN)
+    commit = walk.create_and_keep(walk.chain)
     walk.check_lost(commit, case, newest if is_committed and case.loses else None)
     assert isinstance(commit, Increment)
     assert commit.absent.keys() == {STANDBY}
-    walk.check_newest(CHAIN, {STANDBY})
+    walk.check_newest(walk.chain, {STANDBY})
     if is_held:
         walk.spanning("COMMIT PREPARED")
     walk.place.write()
     walk.rebuild()
     # The rebuilt server is copied, and the transaction that was prepared on the lost server is in the chain.
-    commit = walk.create_and_keep(CHAIN)
+    commit = walk.create_and_keep(walk.chain)
     assert isinstance(commit, Increment)
     assert commit.renewed.keys() == {STANDBY}
     assert not commit.absent
     # What the create that died has left on the server that was away could be settled only now.
     assert read_open_intents(walk.place.fleet.store.open()) == []
     for number in range(newest if is_committed and newest else commit.increment - 1, commit.increment + 1):
-        walk.check_restored(CHAIN, number)
+        walk.check_restored(walk.chain, number)
     walk.seconds.append((str(case), time.monotonic() - began))
 
 
 def test_restore_points_of_the_walk_are_what_they_were(walk: Walk) -> None:
-    walk.check_newest(CHAIN, set())
-    (report,) = check_snapshots(walk.place.fleet, CheckRequest(CHAIN), walk.place.runs.spark, Silent()).snapshots
-    assert not report.conflicts
+    reports = check_snapshots(walk.place.fleet, CheckRequest(), walk.place.runs.spark, Silent()).snapshots
+    assert [conflict for report in reports for conflict in report.conflicts] == []
     # Each was restored in its case.
     for name, number in [*walk.states][::RESTORED_EVERY]:
         walk.check_restored(name, number)
@@ -348,8 +365,7 @@ def test_a_promotion_during_a_full_create_mixes_no_histories(walk: Walk, case: C
     for number in range(commit.increment, last.increment + 1):
         walk.check_restored(name, number)
     # No other slot is left than those of the chains.
-    slot, chain = (slot_name(read_chain(walk.place.fleet.store.open(), one, 0).full.operation) for one in (name, CHAIN))
     for node in walk.place.fleet.nodes:
-        assert {*slots_of(node.dsn)} <= {slot, chain}
-        drop_slot(node, slot)
+        assert {*slots_of(node.dsn)} <= {walk.slot(name), walk.slot(walk.chain)}
+    walk.end_chain(name)
     walk.seconds.append((str(case), time.monotonic() - began))

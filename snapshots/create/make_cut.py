@@ -393,8 +393,7 @@ def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], stor
         check_cut_markers(node, task.node.shard, marked, events)
         # WAL after the archive was read now, perhaps from another server than at the previous cut.
         if before.marker is not None and task.last is not None and before.marker.position > task.last.through:
-            found = {one.marker: one.position for one in markers_of_events(events)}
-            check_markers(node, [before.marker], found)
+            check_markers(node, [before.marker], set(markers_of_events(events)))
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
                 before.position,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ CONNECTIONS, RESERVED, CORES, CONNECTIONS_MAX = 16, 3, 12, 6
 # Of several targets on one server. Each needs three connections besides those for its tasks.
 TARGETS, SHARED_CONNECTIONS = 10, 64
 COMMAND_SECONDS_MAX = 600
-SAMPLE_SECONDS = 0.01
+SAMPLE_SECONDS, SAMPLES = 0.01, 5
 ENDING_SECONDS_MAX = 60
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 # Many small tasks. With Spark, it folds all changes.
@@ -70,13 +71,20 @@ class Seen:
 
 @contextmanager
 def counting(dsn: str) -> Iterator[Seen]:
-    """Count the sessions on a server while the block runs."""
+    """Count the sessions on a server while the block runs.
+
+    A session that was closed is counted until its process has ended, which takes long on a busy machine, and meanwhile
+    another may be opened. So only what all of some successive samples show counts.
+    """
     seen = Seen()
 
     def count() -> None:
+        samples = deque[int](maxlen=SAMPLES)
         with psycopg.connect(dsn, dbname="postgres", autocommit=True) as session:
             while not seen.ended.wait(SAMPLE_SECONDS):
-                seen.most = max(seen.most, session.execute(COUNT).fetchall()[0][0])
+                samples.append(session.execute(COUNT).fetchall()[0][0])
+                if len(samples) == SAMPLES:
+                    seen.most = max(seen.most, min(samples))
 
     thread = threading.Thread(target=count)
     thread.start()

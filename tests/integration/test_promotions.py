@@ -179,6 +179,34 @@ def test_a_promotion_after_a_create_that_failed_on_the_timeline_before(place: Ch
     check_chain(place, STANDBY, THIRD)
 
 
+def test_a_promotion_after_a_create_that_made_two_cuts_and_failed(place: ChangingFleet) -> None:
+    """Both cuts have the same id, and so do their markers, which the promoted server has as well."""
+    place.write()
+    for standby in (STANDBY, THIRD):
+        place.await_replay(standby)
+    place.increment()
+    # Its slot stays behind what the create archives.
+    place.stop(STANDBY)
+    place.write()
+
+    def fail(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.FINISHES_WRITTEN, 1):
+            place.stop(THIRD)
+        if reached.point == CrashPoint.ARCHIVED:
+            raise UnreachableError("the store is away")
+
+    watching = Watching(fail)
+    with pytest.raises(UnreachableError, match="the store is away"):
+        create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, watching)
+    assert Reached(CrashPoint.FINISHES_WRITTEN, 2) in watching.reached_points
+    place.start(STANDBY)
+    stop_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    place.write()
+    assert PRIMARY not in place.increment().renewed
+    check_chain(place, STANDBY, THIRD)
+
+
 @pytest.mark.parametrize("place", [1], indirect=True)
 def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet) -> None:
     """It has archived WAL of the new timeline, of which no commit knows."""

@@ -35,7 +35,7 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.connections import raising_unreachable, unreachable_error
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.sessions import Sessions
-from cutline.snapshots.create import continuable, make_cut, prepare_tables, renewal
+from cutline.snapshots.create import absent_copies, continuable, make_cut, prepare_tables, renewal
 from cutline.snapshots.create.absent_copies import ENDING, timelines_of
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, state_of
 from cutline.snapshots.create.cut_attempt import plan_cut
@@ -107,7 +107,7 @@ class ModelConnection:
     """A session on the server that a node had when it was opened; it is lost when another takes its place."""
 
     world: FailoverWorld
-    number: int
+    node: str
     server: Server
     closed: bool = False
 
@@ -121,15 +121,17 @@ class ModelConnection:
         self.closed = True
 
     def execute(self, query: object, _values: object = ()) -> SimpleNamespace:
-        """Answer where the WAL ends, or that a lock is held."""
+        """Answer where the WAL ends, of a standby only if it is asked for its replay; or that a lock is held."""
         self.check()
-        row = (str(Lsn(self.server.end)),) if "pg_current_wal" in str(query) else (True,)
+        row: tuple[object] = (str(Lsn(self.server.end)),) if "_wal_" in str(query) else (True,)
+        if "pg_current_wal" in str(query) and self.node not in map(str, range(len(self.world.servers))):
+            row = (None,)
         return SimpleNamespace(fetchone=lambda: row)
 
     def check(self) -> None:
         """Let time pass; raise OperationalError if the session is lost."""
         self.world.pass_some()
-        if self.closed or self.world.servers[self.number] is not self.server:
+        if self.closed or self.world.server(self.node) is not self.server:
             self.closed = True
             raise psycopg.OperationalError("the server closed the connection unexpectedly")
 
@@ -154,6 +156,7 @@ class FailoverChain:
     shown: list[Restored] = field(default_factory=list)
     unsettled: set[str] = field(default_factory=set)
     may_kill: bool = True
+    failed: SnapshotError | None = None
     reading: int = 0
     read: dict[str, list[Change]] = field(default_factory=dict)
     fleet: Fleet = field(init=False)
@@ -162,31 +165,38 @@ class FailoverChain:
     def __post_init__(self) -> None:
         names = [str(number) for number in range(len(self.world.nodes))]
         location: Any = SimpleNamespace(open=lambda: self.store, url=self.store.url)
-        nodes = tuple(Node(name, "") for name in names)
+        standbys = tuple(Node(name, "", backup_of=primary) for name, primary in self.world.standbys_of.items())
+        nodes = (*(Node(name, "") for name in names), *standbys)
         self.fleet = Fleet(Path("fleet.toml"), "model", location, nodes, "exact", GroupRules(), "local[1]", {})
-        for name, server in zip(names, self.world.servers, strict=True):
+        for node in nodes:
+            server = self.world.server(node.id)
+            assert server
             server.slots[slot_name(FULL)] = WAL_BEGIN
             server.confirmed.append(WAL_BEGIN)
-            self.copies[FULL, name] = BaseCopy(frozenset())
+            self.copies[FULL, node.id] = BaseCopy(frozenset())
         begin = Lsn(WAL_BEGIN)
         cuts = tuple(NodeCut(name, begin, begin, begin, 0, (), (), (), MARKED_AT) for name in names)
         self.chain = Chain(
             FullSnapshot(
                 snapshot=NAME, increment=0, operation=FULL, chain=FULL, created_at=MARKED_AT, seconds=1.0, comment="",
                 counts={"bytes": 0, "changes": 0, "transactions": 0}, cut=_cut_record(cuts),
-                sequences=dict.fromkeys(names, ()), segments=dict.fromkeys(names, ()), fleet_id=FLEET_ID,
-                global_id_form="exact", baseline=tuple(self.identity(name) for name in names),
-                groups=dict.fromkeys(names, ()), base=dict.fromkeys(names, begin), copied=(),
+                sequences=dict.fromkeys(names, ()), segments={node.id: () for node in nodes}, fleet_id=FLEET_ID,
+                global_id_form="exact", baseline=tuple(map(self.identity, nodes)),
+                groups=dict.fromkeys(names, ()), base={node.id: begin for node in nodes}, copied=(),
                 roles=dict.fromkeys(names, ()), rules=GroupRules(), tables=dict.fromkeys(names, ()),
                 fingerprints=dict.fromkeys(names, "same"), slots_complete_at=dict.fromkeys(names, begin),
             )
         )  # fmt: skip
         self.shown.append(self.restored(self.chain))
 
-    def identity(self, node: str) -> NodeIdentity:
-        """The node as it is found now."""
-        timeline = self.world.servers[int(node)].timeline
-        return NodeIdentity(node, None, "7", timeline, 5, "db", 180000, "UTF8", "C", "C", in_recovery=False)
+    def identity(self, node: Node) -> NodeIdentity:
+        """The node as it is found now; its server must not be down."""
+        server = self.world.server(node.id)
+        assert server
+        standby = node.backup_of is not None
+        return NodeIdentity(
+            node.id, node.backup_of, "7", server.timeline, 5, "db", 180000, "UTF8", "C", "C", in_recovery=standby
+        )
 
     def kill_sometimes(self, odds: int) -> None:
         """Kill the command at one of so many calls."""
@@ -196,14 +206,21 @@ class FailoverChain:
     def connect(self, node: Node, **_options: object) -> ModelConnection:
         """Connect to the server that the node has now."""
         self.world.pass_some()
-        return ModelConnection(self.world, int(node.id), self.world.servers[int(node.id)])
+        if (server := self.world.server(node.id)) is None:
+            raise unreachable_error(node, psycopg.OperationalError("connection refused"))
+        return ModelConnection(self.world, node.id, server)
+
+    def open_sessions(self) -> Sessions:
+        """Connect to all nodes; the identities are read at once, and a failover meanwhile is seen at the next call."""
+        connections: dict[str, Any] = {node.id: self.connect(node) for node in self.fleet.nodes}
+        identities = {node.id: self.identity(node) for node in self.fleet.nodes}
+        return Sessions(self.fleet, self.fleet.nodes, connections, identities, Watch())  # type: ignore[arg-type]
 
     # What a create does.
 
     def create(self) -> bool:
         """Take an increment, as create_increment does; return whether it was committed."""
-        for node in self.unsettled:
-            self.world.servers[int(node)].slots.pop(slot_name(FULL), None)
+        self._undo(self.unsettled)
         self.unsettled.clear()
         with patched(self):
             try:
@@ -213,26 +230,26 @@ class FailoverChain:
                 return False
             except SnapshotError as error:
                 self.tally[f"failed: {error.slug}"] += 1
+                self.failed = error
                 self.world.events.append(f"the increment fails: {error.message}")
                 return False
         return True
 
     def _create(self) -> None:
-        connections: dict[str, Any] = {node.id: self.connect(node) for node in self.fleet.nodes}
-        # The sessions and identities are read at once; a failover meanwhile is seen at the next call.
-        identities = {node.id: self.identity(node.id) for node in self.fleet.nodes}
-        sessions = Sessions(self.fleet, self.fleet.nodes, connections, identities, Watch())  # type: ignore[arg-type]
-        lock = FleetLock(sessions, "model", "create", _taken=dict.fromkeys(connections, 1))
+        sessions = self.open_sessions()
+        absent_copies.leave_out_late(sessions, Silent(), 0.0)
+        lock = FleetLock(sessions, "model", "create", _taken=dict.fromkeys(sessions.primaries, 1))
         lock.check_held()
         chain = self.chain
-        ended = continuable._check_nodes(self.store, sessions, chain, {})
-        to_renew = {node: error.message for node, error in ended.items()}
+        to_renew = absent_copies.find_renewable(sessions, chain)
+        ended = continuable._check_nodes(self.store, sessions, chain, to_renew)
+        to_renew |= {node: error.message for node, error in ended.items()}
         agreed = {node: lsn for node, error in ended.items() if (lsn := agreed_position(error)) is not None}
         chain.check_archive()
         seen = known_tables(chain)
         state = state_of(chain, GroupRules(), seen, {})
         while True:
-            operation = Operation(new_operation("create", NAME, chain.last.increment + 1, tuple(connections)))
+            operation = Operation(new_operation("create", NAME, chain.last.increment + 1, tuple(sessions.connections)))
             context = CreateContext(CreateRequest(NAME), self.store, operation, lock)
             try:
                 self._take(context, state, to_renew, agreed)
@@ -254,7 +271,8 @@ class FailoverChain:
 
     def _undo(self, nodes: Iterable[str]) -> None:
         for node in nodes:
-            self.world.servers[int(node)].slots.pop(slot_name(FULL), None)
+            if server := self.world.server(node):
+                server.slots.pop(slot_name(FULL), None)
 
     def _take(
         self, context: CreateContext, state: ChainState, to_renew: dict[str, str], agreed: dict[str, Lsn]
@@ -264,13 +282,16 @@ class FailoverChain:
         with patch.object(renewal, "read_commit", lambda _store, _name, number: chain.commit_of(number)):
             new = replace(new, lost=renewal.find_lost(self.store, chain, agreed))
         state = new.state_after(state, operation.id, sessions)
-        plan = self._plan(context, state)
-        cut = make_cut.make_cut(context.lock, plan, None, self.store, Silent())
-        renewed = new.of(chain, sessions)
+        cut = self._make_cut(context, state)
+        renewal.drop_left_out(context, new, slot_name(FULL))
+        absent, renewed = absent_copies.absent_copies(chain, sessions, None), new.of(chain, sessions)
         commit = Increment(
             snapshot=NAME, increment=operation.increment, operation=operation.id, chain=FULL, created_at=MARKED_AT,
             seconds=1.0, comment="", counts={}, cut=cut.record, sequences=dict.fromkeys(chain.primaries, ()),
-            segments=cut.segments, idle=dict(cut.idle), timelines=timelines_of(chain, sessions, renewed),
+            segments={node: () if node in absent else cut.segments[node] for node in {**chain.parts, **renewed}},
+            idle={node: last for node, last in cut.idle.items() if node not in absent}, absent=absent,
+            left_out=absent_copies.left_out_standbys(chain, absent, sessions, renewed),
+            timelines=timelines_of(chain, sessions, renewed),
             previous=Previous(chain.last.operation, chain.last.digest), history=chain.next_history,
             definition_changes=new.with_entries(None, renewed), renewed=renewed,
             slots_complete_at=dict(new.slots_complete_at),
@@ -279,6 +300,15 @@ class FailoverChain:
         context.lock.check_held()
         self.chain = chain.followed_by(commit)
         self._judge(commit, new)
+
+    def _make_cut(self, context: CreateContext, state: ChainState) -> make_cut.ArchivedCut:
+        """Make the cut; without the standbys that fail, if there are any."""
+        while True:
+            try:
+                return make_cut.make_cut(context.lock, self._plan(context, state), None, self.store, Silent())
+            except SnapshotError as error:
+                if not absent_copies.leave_out_failed(context.sessions, error, Silent()):
+                    raise
 
     def _plan(self, context: CreateContext, state: ChainState) -> make_cut.CutPlan:
         archived = prepare_tables.read_archived(self.store, NAME, state, context.sessions.nodes)
@@ -289,18 +319,21 @@ class FailoverChain:
 
     def restored(self, chain: Chain) -> Restored:
         """The state at the chain's last commit, from its base copies and segments as a restore reads them."""
-        found: list[tuple[Change, ...]] = []
-        parts: set[int] = set()
-        for node in chain.primaries:
-            copy = self.copies[chain.archive(node), node]
-            position, excluded = chain.position(node), chain.excluded(node)
-            changes = list(copy.changes)
-            for segment in chain.segments(node):
-                stored = self.changes_in(segment)
-                changes += [one for one in stored if one.lsn < position and one.lsn not in excluded]
-            found.append(tuple(changes))
-            parts |= copy.parts | {change.part for change in changes}
-        return Restored(tuple(found), frozenset(parts))
+        found = [self.restored_copy(chain, node) for node in chain.primaries]
+        return Restored(
+            tuple(changes for one in found for changes in one.changes),
+            frozenset().union(*(one.parts for one in found)),
+        )
+
+    def restored_copy(self, chain: Chain, node: str) -> Restored:
+        """The state of one copy at the chain's last commit."""
+        copy = self.copies[chain.archive(node), node]
+        position, excluded = chain.position(node), chain.excluded(node)
+        changes = list(copy.changes)
+        for segment in chain.segments(node):
+            stored = self.changes_in(segment)
+            changes += [one for one in stored if one.lsn < position and one.lsn not in excluded]
+        return Restored((tuple(changes),), copy.parts | {change.part for change in changes})
 
     def changes_in(self, segment: Segment) -> list[Change]:
         """The changes in a segment, which is read once."""
@@ -504,7 +537,7 @@ class ServerCalls:
         self, node: Node, slot: str, _publications: object, finish: Lsn, _most: int, **_how: object
     ) -> Iterator[Any]:
         connection, batch = self.chain.connect(node), list[bytes]()
-        self.chain.reading = int(node.id)
+        self.chain.reading = int(node.shard)
         try:
             connection.check()
             begin = connection.server.slots.get(slot)
@@ -538,7 +571,7 @@ class ServerCalls:
     ) -> Iterator[dict[str, Any]]:
         made = {}
         for node in nodes:
-            connection, number = self.chain.connect(node), int(node.id)
+            connection, number = self.chain.connect(node), int(node.shard)
             # A server also finishes a slot while transactions are prepared that began after this wait, and then sends
             # them as a whole with COMMIT PREPARED. The model does not.
             while waited_for := [part for part in self.world.parts if part.node == number and is_prepared(part)]:
@@ -564,7 +597,8 @@ class ServerCalls:
 
     def drop(self, nodes: Iterable[Node], name: str) -> list[str]:
         for node in nodes:
-            self.world.servers[int(node.id)].slots.pop(name, None)
+            if server := self.world.server(node.id):
+                server.slots.pop(name, None)
             self.world.pass_some()
         return []
 
@@ -622,7 +656,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         node_sessions: {
             "in_parallel": one_by_one,
             "connect": chain.connect,
-            "identify": lambda node, connection: SimpleNamespace(identity=chain.identity(node.id)),
+            "identify": lambda node, connection: SimpleNamespace(identity=chain.identity(node)),
         },
         locks: {"in_parallel": one_by_one, "take_lock": lambda *of, former: 1},
     }

@@ -69,6 +69,8 @@ class FailoverWorld(World):
         self.nodes = self.nodes[:NODES_MAX]
         self.servers = [Server() for _ in self.nodes]
         self.former: list[list[Server]] = [[] for _ in self.nodes]
+        # The primaries of standbys, by standby: here there are none (tests/simulation/promotion_model.py).
+        self.standbys_of: dict[str, str] = {}
         self.dead: set[int] = set()
         self.events: list[str] = []
         self.sent: dict[bytes, Record] = {}
@@ -77,6 +79,10 @@ class FailoverWorld(World):
             self._plan(choose(SPAN), self._begin_transaction)
         for _ in range(FAILOVERS_MIN + choose(FAILOVERS_MORE)):
             self._plan(choose(SPAN), self.disrupt)
+
+    def server(self, node: str) -> Server | None:
+        """The server that has the node's role now; None if it is down."""
+        return self.servers[int(node)]
 
     @property
     def is_over(self) -> bool:

@@ -34,7 +34,11 @@ CLOCK = b"extract(epoch FROM clock_timestamp())"
 
 # A newer version's marker may have more fields; only these three are compared.
 class Marker(Record, frozen=True, forbid_unknown_fields=False):
-    """The content of a marker, the `start` or `finish` of a chain's cut. The id in `cut` is never used twice."""
+    """The content of a marker, the `start` or `finish` of a chain's cut.
+
+    Only one operation uses the id in `cut`, but for each of its cuts: it makes another if a standby fails or tables
+    change meanwhile.
+    """
 
     chain: str
     cut: str

@@ -31,11 +31,11 @@ from cutline.nodes.encodings import Texts, texts_of
 from cutline.storage.errors import SnapshotError, UnreachableError, report_of
 from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectExistsError, ObjectStore
-from cutline.wal.cut.markers import Marker
 from cutline.wal.decoding.decoder import Decoded, Decoder
 from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from cutline.wal.drain.lineage import (
+    KnownMarker,
     check_ends,
     check_markers,
     check_resumed,
@@ -232,11 +232,11 @@ def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:
     # the ends of transactions without rows.
     publications = task.publications if ends else task.publications[-1:]
     chosen = reads_with_psycopg(archive.through - begin, len(task.definitions))
-    found, missing = dict[Marker, Lsn](), set(ends)
+    found, missing = set[KnownMarker](), set(ends)
     batches = peek(task.node, task.slot, publications, archive.through, PEEKED_MESSAGES_MAX, with_psycopg=chosen)
     try:
         for messages in batches:
-            found |= {one.marker: one.position for one in markers_of_messages(messages)}
+            found.update(markers_of_messages(messages))
             if missing:
                 missing.difference_update(ends_of_messages(messages))
     except (WalRemovedError, PublicationMissingError):

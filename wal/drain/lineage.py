@@ -3,8 +3,8 @@
 After promotions, the servers of a shard may have different WAL at the same positions, and even timelines with the same
 number. A slot at the end of the archive proves that the server has the archived WAL, because a drain of this server has
 moved it there. A slot before the end proves nothing: the server may have branched off in between. So the chain's
-markers in this range are read again. A marker was written once, to one server, and a server that has it at the same
-position has all WAL before it, too.
+markers in this range are read again. A server that has a marker at the same position has all WAL before it, too: no
+other operation writes this marker, and the one that does writes it again only if it makes another cut.
 
 A drain that died between two segments leaves WAL behind the last marker. It may come from a server that has lost its
 place since, so the transactions that end there are compared one by one: what ended, where, and when. If the archive
@@ -13,7 +13,7 @@ ends inside a transaction, that transaction must be the first that follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,10 +130,10 @@ def _known(content: bytes, position: int) -> Iterator[KnownMarker]:
         return
 
 
-def check_markers(node: str, expected: Iterable[KnownMarker], found: Mapping[Marker, Lsn]) -> None:
+def check_markers(node: str, expected: Iterable[KnownMarker], found: Set[KnownMarker]) -> None:
     """Raise WalDivergedError unless all expected markers are where they were."""
     for known in expected:
-        if found.get(known.marker) != known.position:
+        if known not in found:
             raise diverged_error(
                 node,
                 f"its WAL lacks the {known.marker.kind} marker of cut {known.marker.cut} at {known.position}",

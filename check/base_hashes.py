@@ -34,11 +34,18 @@ from cutline.snapshots.fold.anchored_images import (
 )
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.counted_lines import LineMatches, Matches
-from cutline.snapshots.fold.sources import BaseSource, BaseSources, NodeBases, converted_to_cut, read_tables
+from cutline.snapshots.fold.sources import (
+    BaseSource,
+    BaseSources,
+    NodeBases,
+    converted_to_cut,
+    read_tables,
+    verify_object,
+)
 from cutline.spark.spark_jobs import if_shared
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.damage import ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,10 +214,12 @@ def equal_bases(bases: BaseSources, shards: Mapping[int, str]) -> Iterator[tuple
 
 def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSource, ...]]:
     """Group the objects of different nodes that have equal digests, and whose rows are treated in the same way."""
-    groups: dict[tuple[str, int], list[list[BaseSource]]] = {}
+    groups: dict[tuple[str, int, str], list[list[BaseSource]]] = {}
     for part in parts:
         for base in part:
-            known = groups.setdefault((base.source.digest, base.source.size), [])
+            source = base.source
+            dead = source.dead.digest if source.dead else ""
+            known = groups.setdefault((source.digest, source.size, dead), [])
             for group in known:
                 if group[-1].source.number != base.source.number and _are_alike(group[0], base):
                     group.append(base)
@@ -252,7 +261,7 @@ def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
     are_again = [number > 0 and source.key == sources[0].key for number, source in enumerate(sources)]
     for source, is_again in zip(sources[1:], are_again[1:], strict=True):
         if not is_again:
-            read_listed(store, source.node, source.key, (source.size, source.digest))
+            verify_object(store, source)
     checks, objects = BaseChecks(task.forms.value), [_Hashed(one) for one in task.objects]
     for table in _read(task):
         _count_rows(table, rows)

@@ -187,7 +187,7 @@ def copy_objects(
 ) -> list[StoredObject]:
     """Store the base objects of another node again as the node's own, under keys of `operation`.
 
-    Raises ObjectDamagedError if an object can't be read, and any error of the store.
+    They have no dead rows: only objects of a merge have, and there, every copy has objects of its own. Raises ObjectDamagedError if an object can't be read, and any error of the store.
     """
     beginning = f"{base_prefix(snapshot, node, operation)}/part-copied"
 

@@ -310,6 +310,17 @@ def test_damaged_lists_of_dead_rows_are_named_and_repaired(
     check_states(place, at)
 
 
+def test_no_increment_follows_a_chain_that_lacks_one(place: ChangingFleet) -> None:
+    scatter(place)
+    command(place, "merge", "chain", "--drop-earlier", "--yes")
+    *_, one = partly_dead(chain_of(place.fleet)).values()
+    assert one.dead is not None
+    (place.folder / "store" / one.dead.key).unlink()
+    code, document = run_here(place.fleet, "create", "chain", "--incremental", spark=place.runs.spark.running)
+    assert code == 3, document
+    assert one.dead.key in document["message"]
+
+
 def test_lost_objects_are_rebuilt_without_dead_rows(place: ChangingFleet) -> None:
     scatter(place)
     command(place, "merge", "chain")

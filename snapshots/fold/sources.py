@@ -307,11 +307,19 @@ def declared_metadata(file: OpenedObject) -> SegmentMetadata:
 
 def read_row_group(file: OpenedObject, number: int, source: Source, schema: pa.Schema) -> pa.Table:
     """Read the rows of one row group in an object from `open_object` that are not dead; raise ObjectDamagedError."""
+    table = read_all_rows(file, number, source, schema)
+    return table if file.dead is None else table.filter(to_mask(file.living(number)[1]))
+
+
+def read_all_rows(file: OpenedObject, number: int, source: Source, schema: pa.Schema) -> pa.Table:
+    """Read all rows of one row group in an object from `open_object`, also dead rows; raise ObjectDamagedError.
+
+    Only a merge, which decides whether to carry the object, may use it.
+    """
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with reading_parquet(source.key, source.node), _expanding if is_large else nullcontext():
-        table = in_schema(expand_global_ids(file.file.read_row_group(number, use_threads=False)), schema)
-        return table if file.dead is None else table.filter(to_mask(file.living(number)[1]))
+        return in_schema(expand_global_ids(file.file.read_row_group(number, use_threads=False)), schema)
 
 
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:

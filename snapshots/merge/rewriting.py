@@ -9,8 +9,9 @@ schema at the cut; so are the rows that changes have produced. An object whose t
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from cutline.snapshots.fold.sources import (
     converted_to_cut,
     open_object,
     problem_of,
-    read_row_group,
+    read_all_rows,
     sources_of,
 )
 from cutline.snapshots.records.chain import Chain
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
 
 # The rows that changes have produced are written by one Spark task for this many changes.
 CHANGES_PER_TASK = 1_000_000
-# An object is written again if a larger share of its rows is no longer part of the state.
+# An object is written again if a larger share of its rows, or of their bytes, is no longer part of the state: large
+# rows that are updated again and again would otherwise stay in the objects of all merges.
 DEAD_SHARE_MAX = 0.2
 WRITTEN_ROWS = "object string"
 WRITTEN_SCHEMA = pa.schema([("object", pa.string())])
@@ -187,7 +189,8 @@ def copy_objects(
 ) -> list[StoredObject]:
     """Store the base objects of another node again as the node's own, under keys of `operation`.
 
-    They have no dead rows: only objects of a merge have, and there, every copy has objects of its own. Raises ObjectDamagedError if an object can't be read, and any error of the store.
+    They have no dead rows: only objects of a merge have, and there, every copy has objects of its own. Raises
+    ObjectDamagedError if an object can't be read, and any error of the store.
     """
     beginning = f"{base_prefix(snapshot, node, operation)}/part-copied"
 
@@ -240,10 +243,10 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
         for number, base in enumerate(task.bases):
             file = open_object(store, base.source)
             is_own = base.source.key.startswith(base_prefix(task.snapshot, task.node, ""))
-            if is_own and (left := _living_rows(file, base, changed)) is not None:
-                carried.append(_carry(store, f"{task.dead_beginning}-{number:06d}", base, left))
+            if is_own and (found := _living_rows(file, base, changed)) is not None:
+                carried.append(_carry(store, f"{task.dead_beginning}-{number:06d}", base, found))
                 continue
-            for _, batch in _batches(file, base):
+            for batch in _batches(file, base, _Rows.of(file)):
                 valid = find_valid_rows(batch, base, changed)
                 if valid.any():
                     living = pa.Table.from_batches([batch]).select(BASE_SCHEMA.names)
@@ -255,69 +258,74 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
 
 
 @dataclass(slots=True)
-class _Left:
-    """The rows of an object that are still part of the state: flags for all rows, and how many `die` in this merge.
+class _Rows:
+    """The rows of an object, by their numbers, as far as they have been read: their stored groups, and their bytes.
 
-    `rows` counts them by the group numbers under which they are stored.
+    `living` flags those that are still part of the state, and `dying` counts those that are not, but were before.
     """
 
-    flags: Flags
+    groups: Ints
+    sizes: Ints
+    living: Flags
     dying: int = 0
-    rows: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: OpenedObject) -> _Rows:
+        count = file.metadata.num_rows
+        return cls(np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.bool_))
 
 
-def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Keys]) -> _Left | None:
+def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Keys]) -> _Rows | None:
     """Find the rows of the object that are still part of the state; None if too few are."""
-    left = _Left(np.zeros(file.metadata.num_rows, np.bool_))
-    for stored, batch in _batches(file, base):
-        valid, numbers = find_valid_rows(batch, base, changed), to_numpy(batch.column(NUMBER))
-        left.dying += int(np.count_nonzero(~valid))
-        if not _may_carry(base, left.dying):
+    rows = _Rows.of(file)
+    for batch in _batches(file, base, rows):
+        valid = find_valid_rows(batch, base, changed)
+        rows.dying += int(np.count_nonzero(~valid))
+        if not _may_carry(base, rows.dying):
             return None
-        left.flags[numbers[valid]] = True
-        for group, count in _count(stored[numbers[valid]]):
-            left.rows[group] = left.rows.get(group, 0) + count
-    return left if _may_carry(base, left.dying) else None
+        rows.living[to_numpy(batch.column(NUMBER))[valid]] = True
+    total, dead = (int(sizes.sum(dtype=np.int64)) for sizes in (rows.sizes, rows.sizes[~rows.living]))
+    return rows if _may_carry(base, rows.dying) and dead <= DEAD_SHARE_MAX * total else None
 
 
-def _carry(store: ObjectStore, beginning: str, base: BaseSource, left: _Left) -> StoredObject:
+def _carry(store: ObjectStore, beginning: str, base: BaseSource, rows: _Rows) -> StoredObject:
     """Return the object's entry in the merge; store the numbers of its dead rows if more rows are dead than before.
 
     Rows of tables that no longer exist are only counted among the dead if other rows are.
     """
-    if not left.dying:
+    if not rows.dying:
         return _stored(base)
-    dead = store_dead_rows(store, beginning, np.flatnonzero(~left.flags))
-    return structs.replace(_stored(base), rows=left.rows, dead=dead)
+    dead = store_dead_rows(store, beginning, np.flatnonzero(~rows.living))
+    return structs.replace(_stored(base), rows=_count(rows.groups[rows.living]), dead=dead)
 
 
-def _batches(file: OpenedObject, base: BaseSource) -> Iterator[tuple[Ints, pa.RecordBatch]]:
+def _batches(file: OpenedObject, base: BaseSource, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """Read an object from `open_object` in the schema at the cut, each row with its number in the object.
 
-    Also returns the groups of the object's rows, by their numbers, as far as they have been read. Compares the rows
-    with the object's entry.
+    Notes the groups and sizes of all `rows`, those that were dead before included. Compares the rows with the object's
+    entry.
     """
-    counted: dict[int, int] = {}
-    stored = np.zeros(file.metadata.num_rows, np.int32)
+    counted = Counter[int]()
     for group in range(file.num_row_groups):
-        table = read_row_group(file, group, base.source, BASE_SCHEMA)
-        first, living = file.living(group)
+        table, (first, living) = read_all_rows(file, group, base.source, BASE_SCHEMA), file.living(group)
+        place = slice(first, first + len(table))
+        rows.groups[place] = to_numpy(table["group"])
+        rows.sizes[place] = to_numpy(pc.binary_length(table["row"]))
+        if not living.all():
+            table = table.filter(to_mask(living))
         numbers = first + np.flatnonzero(living)
-        stored[numbers] = to_numpy(table["group"])
-        for number, count in _count(to_numpy(table["group"])):
-            counted[number] = counted.get(number, 0) + count
+        counted.update(_count(rows.groups[numbers]))
         numbered = table.append_column(pa.field(NUMBER, pa.int64(), nullable=False), to_arrow(numbers))
         for converted in converted_to_cut(numbered, base):
-            for batch in converted.to_batches():
-                yield stored, batch
+            yield from converted.to_batches()
     if counted != {group: count for group, count in base.rows.items() if count}:
-        detail = f"it contains rows {counted} instead of {dict(base.rows)}"
+        detail = f"it contains rows {dict(counted)} instead of {dict(base.rows)}"
         raise ObjectDamagedError(key=base.source.key, kind="rows", node=base.source.node, detail=detail)
 
 
-def _count(groups: Ints) -> Iterator[tuple[int, int]]:
+def _count(groups: Ints) -> dict[int, int]:
     numbers, counts = np.unique(groups, return_counts=True)
-    return zip(numbers.tolist(), counts.tolist(), strict=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def _write_images(

@@ -214,12 +214,10 @@ def equal_bases(bases: BaseSources, shards: Mapping[int, str]) -> Iterator[tuple
 
 def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSource, ...]]:
     """Group the objects of different nodes that have equal digests, and whose rows are treated in the same way."""
-    groups: dict[tuple[str, int, str], list[list[BaseSource]]] = {}
+    groups: dict[tuple[str, int], list[list[BaseSource]]] = {}
     for part in parts:
         for base in part:
-            source = base.source
-            dead = source.dead.digest if source.dead else ""
-            known = groups.setdefault((source.digest, source.size, dead), [])
+            known = groups.setdefault((base.source.digest, base.source.size), [])
             for group in known:
                 if group[-1].source.number != base.source.number and _are_alike(group[0], base):
                     group.append(base)
@@ -230,7 +228,13 @@ def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSo
 
 
 def _are_alike(one: BaseSource, other: BaseSource) -> bool:
-    """Whether rows of both are converted in the same way; `since` is about changes only."""
+    """Whether both have the same dead rows, and rows of both are converted in the same way.
+
+    `since` is about changes only.
+    """
+    dead = [base.source.dead.digest if base.source.dead else "" for base in (one, other)]
+    if dead[0] != dead[1]:
+        return False
     if one.mapping is None or other.mapping is None:
         return one.rows == other.rows and one.mapping is other.mapping
     conversions = [(base.mapping.unchanged, base.mapping.conversions) for base in (one, other) if base.mapping]

@@ -246,7 +246,7 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
             if is_own and (found := _living_rows(file, base, changed)) is not None:
                 carried.append(_carry(store, f"{task.dead_beginning}-{number:06d}", base, found))
                 continue
-            for batch in _batches(file, base, _Rows.of(file)):
+            for batch in _batches(file, base, _NumberedRows.of(file)):
                 valid = find_valid_rows(batch, base, changed)
                 if valid.any():
                     living = pa.Table.from_batches([batch]).select(BASE_SCHEMA.names)
@@ -258,7 +258,7 @@ def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _NumberedRows:
     """The rows of an object, by their numbers, as far as they have been read: their stored groups, and their bytes.
 
     `living` flags those that are still part of the state, and `dying` counts those that are not, but were before.
@@ -270,14 +270,14 @@ class _Rows:
     dying: int = 0
 
     @classmethod
-    def of(cls, file: OpenedObject) -> _Rows:
+    def of(cls, file: OpenedObject) -> _NumberedRows:
         count = file.metadata.num_rows
         return cls(np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.bool_))
 
 
-def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Keys]) -> _Rows | None:
+def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Keys]) -> _NumberedRows | None:
     """Find the rows of the object that are still part of the state; None if too few are."""
-    rows = _Rows.of(file)
+    rows = _NumberedRows.of(file)
     for batch in _batches(file, base, rows):
         valid = find_valid_rows(batch, base, changed)
         rows.dying += int(np.count_nonzero(~valid))
@@ -288,7 +288,7 @@ def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Key
     return rows if _may_carry(base, rows.dying) and dead <= DEAD_SHARE_MAX * total else None
 
 
-def _carry(store: ObjectStore, beginning: str, base: BaseSource, rows: _Rows) -> StoredObject:
+def _carry(store: ObjectStore, beginning: str, base: BaseSource, rows: _NumberedRows) -> StoredObject:
     """Return the object's entry in the merge; store the numbers of its dead rows if more rows are dead than before.
 
     Rows of tables that no longer exist are only counted among the dead if other rows are.
@@ -299,7 +299,7 @@ def _carry(store: ObjectStore, beginning: str, base: BaseSource, rows: _Rows) ->
     return structs.replace(_stored(base), rows=_count(rows.groups[rows.living]), dead=dead)
 
 
-def _batches(file: OpenedObject, base: BaseSource, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _batches(file: OpenedObject, base: BaseSource, rows: _NumberedRows) -> Iterator[pa.RecordBatch]:
     """Read an object from `open_object` in the schema at the cut, each row with its number in the object.
 
     Notes the groups and sizes of all `rows`, those that were dead before included. Compares the rows with the object's

@@ -49,7 +49,8 @@ class ChainObject:
         if isinstance(self.stored, Segment | LostList):
             yield self
             return
-        for part in parts_of_entries(listed_objects(self.stored)):
+        listed = listed_objects(self.stored) if isinstance(self.stored, ObjectList) else (self.stored,)
+        for part in parts_of_entries(listed):
             yield ChainObject(part.key, self.node, self.increment, part)
 
 

@@ -1,9 +1,10 @@
 """Measure merges over 1, 10, 100 … increments, and restores before and after: time, memory, bytes read and written.
 
 There is one shard with a standby, with realistic rows of which nine in ten never change. Before every increment, some
-rows of the rest change. Every command is a process of its own, so its memory is its own as well. The memory is that of
-its largest process. The bytes are those of all reads and writes of files and pipes; they include some 20 MB of Python's
-modules.
+rows of the rest change. If the updates are scattered, one in a hundred rows of the whole table changes before every
+merge, and other rows before the next. Every command is a process of its own, so its memory is its own as well. The
+memory is that of its largest process. The bytes are those of all reads and writes of files and pipes; they include some
+20 MB of Python's modules.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SIZES = (1, 10, 100)
 NAME, ROWS = "chain", 1_000_000
 # The part of the rows that changes before each increment.
 CHANGED = 200
+# With scattered updates, one row in so many changes before a merge.
+SCATTERED = 100
 COMMAND = (sys.executable, "-c", "from cutline.cli.main import main; main()")
 TABLES = """
 CREATE TABLE item (id int PRIMARY KEY, n int, text text);
@@ -35,7 +38,9 @@ INSERT INTO log SELECT n, md5(n::text) FROM generate_series(1, {rows} / 10) AS n
 """
 
 
-def measure_merges(sizes: Sequence[int] = SIZES, rows: int = ROWS) -> Iterator[dict[str, object]]:
+def measure_merges(
+    sizes: Sequence[int] = SIZES, rows: int = ROWS, *, scattered: bool = False
+) -> Iterator[dict[str, object]]:
     """Take increments until the chain reaches the last size; at each size, yield one row per command.
 
     Each merge removes everything before it, so the next merge covers only the increments since then.
@@ -53,10 +58,11 @@ def measure_merges(sizes: Sequence[int] = SIZES, rows: int = ROWS) -> Iterator[d
             _run(fleet, "init")
             _run(fleet, "create", NAME)
             number = 0
-            for size in sizes:
-                for _ in range(size):
+            for stage, size in enumerate(sizes):
+                for part in range(size):
                     number += 1
-                    _change(dsn, number, rows)
+                    spread = f"id % {SCATTERED * size} = {stage + SCATTERED * part}"
+                    _change(dsn, number, rows, spread if scattered else "")
                     _run(fleet, "create", NAME, "--incremental")
                 restore = ("restore", NAME, "--to", str(target), "--replace", "--yes")
                 for label, words in (
@@ -71,11 +77,12 @@ def measure_merges(sizes: Sequence[int] = SIZES, rows: int = ROWS) -> Iterator[d
             stop_fleet(folder / "fleet", delete=True)
 
 
-def _change(dsn: str, number: int, rows: int) -> None:
-    # The rows of one in ten pages change, again and again.
+def _change(dsn: str, number: int, rows: int, spread: str) -> None:
+    """Change the rows that are `spread` over the table (a condition); if it is "", those of one in ten pages."""
     changed = rows // CHANGED
     first = (number * changed) % (rows // 10)
-    _execute(dsn, f"UPDATE item SET n = {number} WHERE id BETWEEN {first} AND {first + changed - 1}")
+    which = spread or f"id BETWEEN {first} AND {first + changed - 1}"
+    _execute(dsn, f"UPDATE item SET n = {number} WHERE {which}")
     _execute(dsn, f"INSERT INTO log SELECT {number}, md5(n::text) FROM generate_series(1, {changed // 10}) AS n")
 
 
@@ -95,7 +102,9 @@ def _run(fleet: Path, *words: str) -> dict[str, object]:
     document = json.loads(output)
     if process.returncode not in (0, 4):
         raise RuntimeError(f"{' '.join(words)}: {document}")
-    counted = {name: document[name] for name in ("objects", "carried_objects", "bytes") if name in document}
+    counted = {
+        name: document[name] for name in ("objects", "carried_objects", "bytes", "carried_bytes") if name in document
+    }
     return {
         "seconds": round(time.monotonic() - began, 2),
         "CPU seconds": round(usage.ru_utime + usage.ru_stime, 2),
@@ -112,9 +121,13 @@ def _execute(dsn: str, statements: str) -> None:
 
 
 def main() -> None:
-    """Print a row for each command and size; the optional arguments limit the increments and set the number of rows."""
-    most, rows = (*map(int, sys.argv[1:3]), *(SIZES[-1], ROWS)[len(sys.argv) - 1 :])
-    for row in measure_merges([size for size in SIZES if size <= most], rows):
+    """Print a row for each command and size.
+
+    The optional arguments limit the increments, set the number of rows, and say that updates are `scattered`.
+    """
+    scattered, numbers = "scattered" in sys.argv, [word for word in sys.argv[1:] if word.isdigit()]
+    most, rows = (*map(int, numbers), *(SIZES[-1], ROWS)[len(numbers) :])
+    for row in measure_merges([size for size in SIZES if size <= most], rows, scattered=scattered):
         print(json.dumps(row), flush=True)
 
 

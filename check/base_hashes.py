@@ -34,11 +34,18 @@ from cutline.snapshots.fold.anchored_images import (
 )
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
 from cutline.snapshots.fold.counted_lines import LineMatches, Matches
-from cutline.snapshots.fold.sources import BaseSource, BaseSources, NodeBases, converted_to_cut, read_tables
+from cutline.snapshots.fold.sources import (
+    BaseSource,
+    BaseSources,
+    NodeBases,
+    converted_to_cut,
+    read_tables,
+    verify_object,
+)
 from cutline.spark.spark_jobs import if_shared
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
-from cutline.wal.segments.damage import ObjectDamagedError, read_listed
+from cutline.wal.segments.damage import ObjectDamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +228,13 @@ def _group_equal(parts: Sequence[Sequence[BaseSource]]) -> Iterator[tuple[BaseSo
 
 
 def _are_alike(one: BaseSource, other: BaseSource) -> bool:
-    """Whether rows of both are converted in the same way; `since` is about changes only."""
+    """Whether both have the same dead rows, and rows of both are converted in the same way.
+
+    `since` is about changes only.
+    """
+    dead = [base.source.dead.digest if base.source.dead else "" for base in (one, other)]
+    if dead[0] != dead[1]:
+        return False
     if one.mapping is None or other.mapping is None:
         return one.rows == other.rows and one.mapping is other.mapping
     conversions = [(base.mapping.unchanged, base.mapping.conversions) for base in (one, other) if base.mapping]
@@ -252,7 +265,7 @@ def _hash_objects(task: BaseHashTask) -> list[BaseHashReport]:
     are_again = [number > 0 and source.key == sources[0].key for number, source in enumerate(sources)]
     for source, is_again in zip(sources[1:], are_again[1:], strict=True):
         if not is_again:
-            read_listed(store, source.node, source.key, (source.size, source.digest))
+            verify_object(store, source)
     checks, objects = BaseChecks(task.forms.value), [_Hashed(one) for one in task.objects]
     for table in _read(task):
         _count_rows(table, rows)

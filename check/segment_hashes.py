@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cutline.check.deleted_rows import DeletedKeys, KeyDeletes
 from cutline.check.hashing import Sums, combine_all, combine_hashes
@@ -25,6 +24,7 @@ from cutline.columns.row_batches import to_stream
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.nodes.groups import Group
 from cutline.snapshots.fold.sources import (
+    OpenedObject,
     SegmentSource,
     are_small,
     converted_to_cut,
@@ -223,7 +223,7 @@ class _OpenSegment:
 
     task: StreamTask
     store: ObjectStore
-    file: pq.ParquetFile
+    file: OpenedObject
     forms: TableForms
     first_changes: Mapping[int, Lsn]
     event_groups: frozenset[int]

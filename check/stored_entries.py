@@ -20,7 +20,7 @@ from cutline.fleet.units import size_text
 from cutline.snapshots.operations.committing import sizes_of
 from cutline.snapshots.operations.ended_operations import AHEAD_SECONDS_MAX
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, NamedObject, listed_objects
+from cutline.snapshots.records.commit import LostList, NamedObject, listed_objects, parts_of_entries
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment
 
@@ -48,9 +48,9 @@ def entries_in_order(chain: Chain, wanted: Ints | None = None) -> Iterator[tuple
             yield commit.increment, some
         first += len(commit.named)
         for object_list in commit.object_lists:
-            count = 0 if isinstance(object_list, LostList) else object_list.objects
+            count = 0 if isinstance(object_list, LostList) else object_list.parts
             has_wanted = wanted is None or np.diff(np.searchsorted(wanted, [first, first + count])).any()
-            if has_wanted and (some := chosen(listed_objects(object_list))):
+            if has_wanted and (some := chosen([*parts_of_entries(listed_objects(object_list))])):
                 yield commit.increment, some
             first += count
 

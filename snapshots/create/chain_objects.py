@@ -12,7 +12,7 @@ from contextlib import suppress
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject
+from cutline.snapshots.records.commit import EXTENSION_ROWS, GLOBALS, Commit, NamedObject, parts_of_entries
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.proven_chains import point_label, read_chain
@@ -133,7 +133,7 @@ def _nodes_in_turn(chain: Chain) -> tuple[str, ...]:
 
 def _entries_to_check(commit: Commit, nodes: Container[str]) -> Iterator[NamedObject | Segment]:
     """Yield the commit's entries, of its segments only those of these nodes."""
-    yield from commit.entries
+    yield from parts_of_entries(commit.entries)
     for node, segments in commit.segments.items():
         if node in nodes:
             yield from segments

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cutline.columns.arrow_numbers import to_arrow, to_mask
 from cutline.columns.bytes_column import Bytes, BytesColumn, Flags, column_of, gather, offsets_of
@@ -27,6 +26,7 @@ from cutline.snapshots.fold.sources import (
     BaseCursor,
     BaseSource,
     BaseSources,
+    OpenedObject,
     SegmentSource,
     Source,
     converted_to_cut,
@@ -120,7 +120,7 @@ class LongLines:
         self._first_segment = len(bases)
         # The object read last, for error messages.
         self.current_source: Source = (segments or bases)[0].source
-        self._files: dict[int, pq.ParquetFile] = {}
+        self._files: dict[int, OpenedObject] = {}
         self._sizes: dict[int, int] = {}
         self._tables: dict[tuple[int, int], pa.Table] = {}
 
@@ -149,7 +149,7 @@ class LongLines:
         self._tables[number, group] = table
         return table
 
-    def _file(self, number: int) -> pq.ParquetFile:
+    def _file(self, number: int) -> OpenedObject:
         file = self._files.pop(number, None)
         if file is None:
             _forget(self._files, {key: self._sizes[key] for key in self._files})

@@ -30,9 +30,10 @@ from cutline.columns.bytes_column import Flags, Ints
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import from_json
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA
+from cutline.snapshots.fold.dead_rows import read_dead_rows
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping, mapping_to_cut, to_schema_at_cut
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import DeadRows, LostList, ObjectList, StoredObject, listed_objects
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import Segment, SegmentMetadata
@@ -100,8 +101,8 @@ PROBLEM = -1
 class Source:
     """An object of one node's copy, with size and digest from its commit. `number` is the node's number in the job.
 
-    `rows` (of a base object, by group number) and `segment` describe its content according to the commit. If a
-    description is None, the content is not compared with it.
+    `rows` (of a base object, by group number, without those that are `dead`) and `segment` describe its content
+    according to the commit. If a description is None, the content is not compared with it.
     """
 
     key: str
@@ -111,6 +112,35 @@ class Source:
     digest: str
     rows: Mapping[int, int] | None = None
     segment: Segment | None = None
+    dead: DeadRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedObject:
+    """An object whose bytes and footer agree with its commit; `dead` are the numbers of its dead rows, ascending."""
+
+    file: pq.ParquetFile
+    dead: Ints | None = None
+
+    @property
+    def metadata(self) -> Any:
+        """The footer."""
+        return self.file.metadata
+
+    @property
+    def num_row_groups(self) -> int:
+        """The number of row groups."""
+        return int(self.file.num_row_groups)
+
+    def living(self, number: int) -> tuple[int, Flags]:
+        """Return the number of the first row of a row group, and flags marking those of its rows that are not dead."""
+        first = sum(self.metadata.row_group(earlier).num_rows for earlier in range(number))
+        count = self.metadata.row_group(number).num_rows
+        flags = np.ones(count, np.bool_)
+        if self.dead is not None:
+            low, high = np.searchsorted(self.dead, [first, first + count])
+            flags[self.dead[low:high] - first] = False
+        return first, flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +222,7 @@ def runs_of(
         yield tuple(run)
 
 
-def are_small(files: Iterable[pq.ParquetFile]) -> bool:
+def are_small(files: Iterable[OpenedObject]) -> bool:
     """Whether the files of a run declare so little that all of it may be in memory."""
     groups = (file.metadata.row_group(number) for file in files for number in range(file.num_row_groups))
     size: int = sum(group.total_byte_size for group in groups)
@@ -207,7 +237,7 @@ def read_tables(store: ObjectStore, source: Source, schema: pa.Schema) -> Iterat
     return read_opened(open_object(store, source), source, schema)
 
 
-def read_opened(file: pq.ParquetFile, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
+def read_opened(file: OpenedObject, source: Source, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read the rows of an object from `open_object`, as `read_tables` does."""
     tables = (read_row_group(file, number, source, schema) for number in range(file.num_row_groups))
     if source.segment is not None:
@@ -235,38 +265,61 @@ def _rows_differ(source: Source, error: ValueError) -> ObjectDamagedError:
     return ObjectDamagedError(key=source.key, kind="rows", node=source.node, detail=str(error))
 
 
-def open_object(store: ObjectStore, source: Source) -> pq.ParquetFile:
+def open_object(store: ObjectStore, source: Source) -> OpenedObject:
     """Open the object after verifying it and its footer against its commit; raise ObjectDamagedError."""
-    return open_body(read_listed(store, source.node, source.key, (source.size, source.digest)), source)
+    opened = open_body(read_listed(store, source.node, source.key, (source.size, source.digest)), source)
+    if source.dead is None:
+        return opened
+    return replace(opened, dead=read_dead_rows(store, source.node, source.dead, opened.metadata.num_rows))
 
 
-def open_body(body: bytes, source: Source) -> pq.ParquetFile:
+def verify_object(store: ObjectStore, source: Source) -> None:
+    """Compare the bytes of the object, and of the object with its dead rows, with the commit.
+
+    Raises ObjectDamagedError.
+    """
+    for one in (source, source.dead):
+        if one is not None:
+            read_listed(store, source.node, one.key, (one.size, one.digest))
+
+
+def open_body(body: bytes, source: Source) -> OpenedObject:
     """Open an object, given its verified content, after verifying its footer; raise ObjectDamagedError."""
     with reading_parquet(source.key, source.node):
         file = open_parquet(pa.BufferReader(body))
     try:
         if source.rows is not None:
-            check_footer(file.metadata, BASE_SCHEMA, sum(source.rows.values()))
+            dead = source.dead.rows if source.dead else 0
+            check_footer(file.metadata, BASE_SCHEMA, sum(source.rows.values()) + dead)
         if source.segment is not None:
             check_footer(file.metadata, SEGMENT_SCHEMA, source.segment.changes + source.segment.events)
             check_segment(file.metadata, source.segment)
     except ValueError as error:
         raise _rows_differ(source, error) from error
-    return file
+    return OpenedObject(file)
 
 
-def declared_metadata(file: pq.ParquetFile) -> SegmentMetadata:
+def declared_metadata(file: OpenedObject) -> SegmentMetadata:
     """Return the metadata in a segment from `open_object`."""
     declared: SegmentMetadata = from_json(file.metadata.metadata[METADATA_KEY], SegmentMetadata)
     return declared
 
 
-def read_row_group(file: pq.ParquetFile, number: int, source: Source, schema: pa.Schema) -> pa.Table:
-    """Read one row group in an object from `open_object`; raise ObjectDamagedError if it can't be read."""
+def read_row_group(file: OpenedObject, number: int, source: Source, schema: pa.Schema) -> pa.Table:
+    """Read the rows of one row group in an object from `open_object` that are not dead; raise ObjectDamagedError."""
+    table = read_all_rows(file, number, source, schema)
+    return table if file.dead is None else table.filter(to_mask(file.living(number)[1]))
+
+
+def read_all_rows(file: OpenedObject, number: int, source: Source, schema: pa.Schema) -> pa.Table:
+    """Read all rows of one row group in an object from `open_object`, also dead rows; raise ObjectDamagedError.
+
+    Only a merge, which decides whether to carry the object, may use it.
+    """
     # Expanding a row takes more than twice its size, and a driver's threads read at the same time.
     is_large = file.metadata.row_group(number).total_byte_size > LARGE_BYTES
     with reading_parquet(source.key, source.node), _expanding if is_large else nullcontext():
-        return in_schema(expand_global_ids(file.read_row_group(number, use_threads=False)), schema)
+        return in_schema(expand_global_ids(file.file.read_row_group(number, use_threads=False)), schema)
 
 
 def read_at_cut(store: ObjectStore, source: BaseSource | SegmentSource, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -351,7 +404,7 @@ class BaseForm:
 
     def source(self, one: StoredObject) -> BaseSource:
         """Return the source for an object."""
-        source = Source(one.key, self.node, self.number, one.size, one.digest, one.rows)
+        source = Source(one.key, self.node, self.number, one.size, one.digest, one.rows, dead=one.dead)
         mapping = self.mapping.restrict_to(one.rows) if self.mapping else None
         return BaseSource(source, one.rows, self.truncated, self.multisets, mapping)
 

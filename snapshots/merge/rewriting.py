@@ -1,14 +1,15 @@
 """Write the base of one node's copy at a chain's last cut.
 
-An object of an earlier base copy is carried, that is, listed again, if all of its rows are part of the state, unless it
-belongs to the copy of another node as well: in a merge, every copy has objects of its own. Of other objects, the rows
-that are still part of the state are written to new objects, in the schema at the cut; so are the rows that changes have
-produced. An object whose tables have not changed is not read.
+An object of an earlier base copy is carried, that is, listed again, unless it belongs to the copy of another node as
+well: in a merge, every copy has objects of its own. If some of its rows are no longer part of the state, a small object
+has their numbers (snapshots/fold/dead_rows.py). If too many are not, the others are written to new objects, in the
+schema at the cut; so are the rows that changes have produced. An object whose tables have not changed is not read.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,20 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import structs
 
-from cutline.columns.arrow_numbers import to_mask, to_numpy
+from cutline.columns.arrow_numbers import to_arrow, to_mask, to_numpy
+from cutline.columns.bytes_column import Flags, Ints
 from cutline.columns.python_workers import map_batches
 from cutline.snapshots.base_copy.copy_ranges import BASE_SCHEMA, OBJECT_BYTES
 from cutline.snapshots.base_copy.row_writer import RowWriter
 from cutline.snapshots.fold.changed_keys import Keys, find_valid_rows
+from cutline.snapshots.fold.dead_rows import NUMBER, store_dead_rows
 from cutline.snapshots.fold.fold import Fold, fold, fold_in_driver, long_image_reader
 from cutline.snapshots.fold.sources import (
     PROBLEM,
     BaseSource,
+    OpenedObject,
     Sources,
     converted_to_cut,
     open_object,
     problem_of,
-    read_row_group,
+    read_all_rows,
     sources_of,
 )
 from cutline.snapshots.records.chain import Chain
@@ -41,6 +45,7 @@ from cutline.snapshots.repair.work import Work
 from cutline.spark.sent_values import broadcast
 from cutline.storage.errors import ErrorReport, RefusedError, SnapshotError, error_of, report_of
 from cutline.storage.location import StoreLocation
+from cutline.storage.store import ObjectStore
 from cutline.storage.storing import create_or_find
 from cutline.wal.segments.damage import ObjectDamagedError, read_listed
 
@@ -49,8 +54,9 @@ if TYPE_CHECKING:
 
 # The rows that changes have produced are written by one Spark task for this many changes.
 CHANGES_PER_TASK = 1_000_000
-# An object is written again if so few of its rows are still in tables that exist.
-LIVE_SHARE_MIN = 0.5
+# An object is written again if a larger share of its rows, or of their bytes, is no longer part of the state: large
+# rows that are updated again and again would otherwise stay in the objects of all merges.
+DEAD_SHARE_MAX = 0.2
 WRITTEN_ROWS = "object string"
 WRITTEN_SCHEMA = pa.schema([("object", pa.string())])
 
@@ -84,9 +90,9 @@ def write_base(chain: Chain, node: str, operation: str, work: Work) -> NewBase:
             raise error_of(folded.problems[0])
         changed = dict(folded.changed.get(0, {}))
         carried, to_read = _choose(sources, changed, base_prefix(chain.name, node, ""))
-        beginning = f"{base_prefix(chain.name, node, operation)}/part"
-        written = list(_write_images(chain, node, folded, sources, work, f"{beginning}-images"))
-        for report in _rewrite(work, chain.name, node, beginning, changed, to_read):
+        folder = base_prefix(chain.name, node, operation)
+        written = list(_write_images(chain, node, folded, sources, work, f"{folder}/part-images"))
+        for report in _rewrite(work, chain.name, node, folder, changed, to_read):
             written += report.written
             carried += report.carried
     finally:
@@ -106,35 +112,37 @@ def _choose(sources: Sources, changed: Mapping[int, Keys], folder: str) -> tuple
         if not base.groups:
             continue
         is_whole = base.groups.isdisjoint(changed.keys() | base.truncated)
-        if is_whole and base.source.key.startswith(folder) and _is_mostly_live(base):
+        if is_whole and base.source.key.startswith(folder) and _may_carry(base, 0):
             carried.append(_stored(base))
         else:
             to_read.append(base)
     return carried, to_read
 
 
-def _is_mostly_live(base: BaseSource) -> bool:
-    """Whether most of the object's rows are in tables that exist at the cut."""
-    if base.mapping is None:
-        return True
-    live = sum(count for number, count in base.rows.items() if base.mapping.number_of(number) is not None)
-    return live >= LIVE_SHARE_MIN * sum(base.rows.values())
+def _may_carry(base: BaseSource, dying: int) -> bool:
+    """Whether few enough rows are dead or in tables that no longer exist, if `dying` rows of other tables die."""
+    dead = base.source.dead.rows if base.source.dead else 0
+    total = dead + sum(base.rows.values())
+    if base.mapping is not None:
+        dead += sum(count for number, count in base.rows.items() if base.mapping.number_of(number) is None)
+    return dead + dying <= DEAD_SHARE_MAX * total
 
 
 def _stored(base: BaseSource) -> StoredObject:
     source = base.source
-    return StoredObject(source.key, BASE, source.node, source.size, source.digest, dict(base.rows))
+    return StoredObject(source.key, BASE, source.node, source.size, source.digest, dict(base.rows), source.dead)
 
 
 @dataclass(frozen=True, slots=True)
 class _RewriteTask:
-    """Objects to read, and the beginning of the keys of new objects; `changed` is a broadcast of the changed keys."""
+    """Objects to read, and the beginnings of the keys of new objects; `changed` is a broadcast of the changed keys."""
 
     bases: tuple[BaseSource, ...]
     changed: Any
     snapshot: str
     node: str
     beginning: str
+    dead_beginning: str
     location: StoreLocation
 
     @property
@@ -153,7 +161,7 @@ class _RewriteReport:
 
 
 def _rewrite(
-    work: Work, snapshot: str, node: str, beginning: str, changed: Mapping[int, Keys], bases: Sequence[BaseSource]
+    work: Work, snapshot: str, node: str, folder: str, changed: Mapping[int, Keys], bases: Sequence[BaseSource]
 ) -> list[_RewriteReport]:
     size = sum(base.source.size for base in bases)
     rows = sum(sum(base.rows.values()) for base in bases)
@@ -161,7 +169,15 @@ def _rewrite(
     def tasks(known: Any) -> list[_RewriteTask]:
         shares = enumerate(_share(bases), start=1)
         return [
-            _RewriteTask(some, known, snapshot, node, f"{beginning}-{number:06d}", work.location)
+            _RewriteTask(
+                some,
+                known,
+                snapshot,
+                node,
+                f"{folder}/part-{number:06d}",
+                f"{folder}/dead-{number:06d}",
+                work.location,
+            )
             for number, some in shares
         ]
 
@@ -173,7 +189,8 @@ def copy_objects(
 ) -> list[StoredObject]:
     """Store the base objects of another node again as the node's own, under keys of `operation`.
 
-    Raises ObjectDamagedError if an object can't be read, and any error of the store.
+    They have no dead rows: only objects of a merge have, and there, every copy has objects of its own. Raises
+    ObjectDamagedError if an object can't be read, and any error of the store.
     """
     beginning = f"{base_prefix(snapshot, node, operation)}/part-copied"
 
@@ -219,43 +236,96 @@ def _share(bases: Sequence[BaseSource]) -> list[tuple[BaseSource, ...]]:
 
 
 def _rewrite_objects(task: _RewriteTask) -> _RewriteReport:
-    """Write the rows of the task's objects that are part of the state, unless all rows of an object are."""
+    """Carry the task's objects, or write those of their rows that are part of the state."""
     rows, carried = RowWriter.of(task.location, task.node, task.beginning), list[StoredObject]()
     store, changed = task.location.open(), task.changed.value
     try:
-        for base in task.bases:
+        for number, base in enumerate(task.bases):
             file = open_object(store, base.source)
             is_own = base.source.key.startswith(base_prefix(task.snapshot, task.node, ""))
-            if is_own and _is_mostly_live(base) and _is_unchanged(file, base, changed):
-                carried.append(_stored(base))
+            if is_own and (found := _living_rows(file, base, changed)) is not None:
+                carried.append(_carry(store, f"{task.dead_beginning}-{number:06d}", base, found))
                 continue
-            for batch in _batches(file, base):
+            for batch in _batches(file, base, _NumberedRows.of(file)):
                 valid = find_valid_rows(batch, base, changed)
                 if valid.any():
-                    rows.add(pa.Table.from_batches([batch]).filter(to_mask(valid)))
+                    living = pa.Table.from_batches([batch]).select(BASE_SCHEMA.names)
+                    rows.add(living.filter(to_mask(valid)))
         rows.close()
     except SnapshotError as error:
         return _RewriteReport(problem=report_of(error))
     return _RewriteReport(rows.stored, tuple(carried))
 
 
-def _is_unchanged(file: Any, base: BaseSource, changed: Mapping[int, Keys]) -> bool:
-    return all(find_valid_rows(batch, base, changed).all() for batch in _batches(file, base))
+@dataclass(slots=True)
+class _NumberedRows:
+    """The rows of an object, by their numbers, as far as they have been read: their stored groups, and their bytes.
+
+    `living` flags those that are still part of the state, and `dying` counts those that are not, but were before.
+    """
+
+    groups: Ints
+    sizes: Ints
+    living: Flags
+    dying: int = 0
+
+    @classmethod
+    def of(cls, file: OpenedObject) -> _NumberedRows:
+        count = file.metadata.num_rows
+        return cls(np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.bool_))
 
 
-def _batches(file: Any, base: BaseSource) -> Iterator[pa.RecordBatch]:
-    """Read an object from `open_object` in the schema at the cut; compare its rows with its entry."""
-    counted: dict[int, int] = {}
-    for number in range(file.num_row_groups):
-        table = read_row_group(file, number, base.source, BASE_SCHEMA)
-        groups, counts = np.unique(to_numpy(table["group"]), return_counts=True)
-        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            counted[group] = counted.get(group, 0) + count
-        for converted in converted_to_cut(table, base):
+def _living_rows(file: OpenedObject, base: BaseSource, changed: Mapping[int, Keys]) -> _NumberedRows | None:
+    """Find the rows of the object that are still part of the state; None if too few are."""
+    rows = _NumberedRows.of(file)
+    for batch in _batches(file, base, rows):
+        valid = find_valid_rows(batch, base, changed)
+        rows.dying += int(np.count_nonzero(~valid))
+        if not _may_carry(base, rows.dying):
+            return None
+        rows.living[to_numpy(batch.column(NUMBER))[valid]] = True
+    total, dead = (int(sizes.sum(dtype=np.int64)) for sizes in (rows.sizes, rows.sizes[~rows.living]))
+    return rows if _may_carry(base, rows.dying) and dead <= DEAD_SHARE_MAX * total else None
+
+
+def _carry(store: ObjectStore, beginning: str, base: BaseSource, rows: _NumberedRows) -> StoredObject:
+    """Return the object's entry in the merge; store the numbers of its dead rows if more rows are dead than before.
+
+    Rows of tables that no longer exist are only counted among the dead if other rows are.
+    """
+    if not rows.dying:
+        return _stored(base)
+    dead = store_dead_rows(store, beginning, np.flatnonzero(~rows.living))
+    return structs.replace(_stored(base), rows=_count(rows.groups[rows.living]), dead=dead)
+
+
+def _batches(file: OpenedObject, base: BaseSource, rows: _NumberedRows) -> Iterator[pa.RecordBatch]:
+    """Read an object from `open_object` in the schema at the cut, each row with its number in the object.
+
+    Notes the groups and sizes of all `rows`, those that were dead before included. Compares the rows with the object's
+    entry.
+    """
+    counted = Counter[int]()
+    for group in range(file.num_row_groups):
+        table, (first, living) = read_all_rows(file, group, base.source, BASE_SCHEMA), file.living(group)
+        place = slice(first, first + len(table))
+        rows.groups[place] = to_numpy(table["group"])
+        rows.sizes[place] = to_numpy(pc.binary_length(table["row"]))
+        if not living.all():
+            table = table.filter(to_mask(living))
+        numbers = first + np.flatnonzero(living)
+        counted.update(_count(rows.groups[numbers]))
+        numbered = table.append_column(pa.field(NUMBER, pa.int64(), nullable=False), to_arrow(numbers))
+        for converted in converted_to_cut(numbered, base):
             yield from converted.to_batches()
     if counted != {group: count for group, count in base.rows.items() if count}:
-        detail = f"it contains rows {counted} instead of {dict(base.rows)}"
+        detail = f"it contains rows {dict(counted)} instead of {dict(base.rows)}"
         raise ObjectDamagedError(key=base.source.key, kind="rows", node=base.source.node, detail=detail)
+
+
+def _count(groups: Ints) -> dict[int, int]:
+    numbers, counts = np.unique(groups, return_counts=True)
+    return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
 def _write_images(

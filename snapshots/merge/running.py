@@ -51,6 +51,7 @@ from cutline.snapshots.records.commit import (
     LostList,
     StoredObject,
     listed_objects,
+    parts_of_entries,
     split_entries,
 )
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
@@ -247,7 +248,7 @@ def _carry_out(work: Work, plan: MergePlan, intent: Intent, held: HeldLease, pro
     proof = proves(chain, merged, work)
     progress.reached(MergeCrashPoint.PROVEN)
     merge = structs.replace(merge, proof=proof.digest, seconds=round(time.monotonic() - began, 3))
-    check_stored(store, {entry.key: entry.size for entry in merge.entries})
+    check_stored(store, {entry.key: entry.size for entry in parts_of_entries(merge.entries)})
     check_not_deleted(store, chain.name)
     check_not_pruned(store, chain.name)
     held.is_committing = True
@@ -270,7 +271,7 @@ def _base_of(store: ObjectStore, chain: Chain, node: str, number: int, operation
         if (part.operation, part.node, part.folded) == (operation, node, chain.digest):
             return part
     base = write_base(chain, node, operation, work)
-    counts = _count(base.objects) | {f"carried_{name}": _count(base.carried)[name] for name in ("objects", "bytes")}
+    counts = _count(base.objects) | _count_carried(base.carried)
     if chain.shard_of(node) != node:
         counts["rows"] = 0
     part = _new_part(store, chain, node, operation, base.objects, counts)
@@ -283,9 +284,13 @@ def _base_of(store: ObjectStore, chain: Chain, node: str, number: int, operation
 def _count(objects: Sequence[StoredObject]) -> dict[str, int]:
     return {
         "rows": sum(sum(one.rows.values()) for one in objects),
-        "objects": len(objects),
-        "bytes": sum(one.size for one in objects),
+        "objects": sum(len(one.parts) for one in objects),
+        "bytes": sum(one.stored_bytes for one in objects),
     }
+
+
+def _count_carried(objects: Sequence[StoredObject]) -> dict[str, int]:
+    return {"carried_objects": len(objects), "carried_bytes": sum(one.size for one in objects)}
 
 
 def _new_part(
@@ -312,8 +317,7 @@ def _carried_copy(store: ObjectStore, chain: Chain, node: str, operation: str, w
     objects = carried + copy_objects(
         [stored for stored in objects if stored.node != node], chain.name, node, operation, work
     )
-    counts = _count(objects) | {"rows": 0}
-    counts |= {"carried_objects": len(carried), "carried_bytes": sum(stored.size for stored in carried)}
+    counts = _count(objects) | {"rows": 0} | _count_carried(carried)
     return _new_part(store, chain, node, operation, objects, counts)
 
 

@@ -9,7 +9,14 @@ from typing import TypeAlias
 
 from cutline.snapshots.operations.committing import listed_sizes, sizes_of
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, NamedObject, ObjectList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import (
+    LostList,
+    NamedObject,
+    ObjectList,
+    StoredObject,
+    listed_objects,
+    parts_of_entries,
+)
 from cutline.storage.errors import ErrorReport, SnapshotError, report_of
 from cutline.storage.location import StoreLocation
 from cutline.storage.store import ObjectStore
@@ -32,15 +39,19 @@ class ChainObject:
     @property
     def count(self) -> int:
         """The number of objects represented."""
-        return self.stored.objects if isinstance(self.stored, ObjectList) else 1
+        return self.stored.parts if isinstance(self.stored, ObjectList) else 1
 
     def expand(self) -> Iterator[ChainObject]:
-        """Yield the objects represented, or a lost list itself; raise RuntimeError if a list was not read."""
-        if not isinstance(self.stored, ObjectList) or isinstance(self.stored, LostList):
+        """Yield the objects represented, or a lost list itself; raise RuntimeError if a list was not read.
+
+        An object that lists the dead rows of another follows it; its entry has the rows of that other object.
+        """
+        if isinstance(self.stored, Segment | LostList):
             yield self
             return
-        for listed_object in listed_objects(self.stored):
-            yield ChainObject(listed_object.key, self.node, self.increment, listed_object)
+        listed = listed_objects(self.stored) if isinstance(self.stored, ObjectList) else (self.stored,)
+        for part in parts_of_entries(listed):
+            yield ChainObject(part.key, self.node, self.increment, part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,11 +113,8 @@ def _store_list(
     key = f"{list_prefix(snapshot, node, operation)}/{kind}-{number:06d}-{secrets.token_hex(4)}.json"
     body = seal(ListedObjects(snapshot, operation, tuple(objects)))
     digest = create_or_find(store, key, body)
-    rows: Counter[int] = Counter()
-    for stored in objects:
-        rows.update(stored.rows)
-    total = sum(stored.size for stored in objects)
-    return ObjectList(key, kind, node, len(body), digest, len(objects), total, dict(rows))
+    entry = ObjectList(key, kind, node, len(body), digest, 0, 0, {})
+    return _with_totals(entry, objects)
 
 
 def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
@@ -129,7 +126,7 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
     by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
     for _, lists in groupby(by_node, lambda object_list: object_list.node):
         objects = [stored for object_list in lists for stored in _read_list(store, commit, object_list)[1].objects]
-        check_stored(store, {stored.key: stored.size for stored in objects})
+        check_stored(store, {part.key: part.size for stored in objects for part in stored.parts})
 
 
 def read_chain_lists(store: ObjectStore, chain: Chain) -> Chain:
@@ -220,9 +217,9 @@ def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
             with checking(object_list.key):
                 listed = without_replaced(listed, replaced)
             content = content_of(listed)
-            object_list = _with_totals(object_list, listed)
+            object_list = _with_totals(object_list, listed.objects)
         read = ReadList(**structs.asdict(object_list), content=compress_content(content))
-        return read, [stored.key for stored in listed.objects]
+        return read, [key for stored in listed.objects for key in stored.keys]
 
     by_node = sorted(commit.object_lists, key=lambda object_list: object_list.node)
     with ThreadPoolExecutor(THREADS_MAX) as threads:
@@ -238,13 +235,13 @@ def _read_each(reading: _ListReading, commit: Commit) -> Iterator[ObjectList]:
                 yield object_list
 
 
-def _with_totals(object_list: ObjectList, listed: ListedObjects) -> ObjectList:
+def _with_totals(object_list: ObjectList, objects: Sequence[StoredObject]) -> ObjectList:
     """Return the entry with the totals of these objects; its size and digest remain those of the stored list."""
     rows: Counter[int] = Counter()
-    for stored in listed.objects:
+    for stored in objects:
         rows.update(stored.rows)
-    total = sum(stored.size for stored in listed.objects)
-    return structs.replace(object_list, objects=len(listed.objects), bytes=total, rows=dict(rows))
+    total, dead = sum(stored.stored_bytes for stored in objects), sum(stored.dead is not None for stored in objects)
+    return structs.replace(object_list, objects=len(objects), bytes=total, rows=dict(rows), dead=dead)
 
 
 def _read_list(store: ObjectStore, commit: Commit | Merge, object_list: ObjectList) -> tuple[bytes, ListedObjects]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 import zstandard
-from msgspec import field
+from msgspec import field, structs
 
 from cutline.fleet.config import NODE_ID, GroupRules
 from cutline.fleet.lsn import Lsn
@@ -46,8 +46,21 @@ WITHOUT_ROWS = (DDL, GLOBALS, EXTENSION_ROWS)
 LARGE_OBJECTS, LARGE_OBJECTS_COUNT = "large_objects", 0
 
 
-class StoredObject(Record, frozen=True):
-    """A stored object: part of a base copy, or facts about a shard. `rows` counts rows by group number."""
+class DeadRows(Record, frozen=True):
+    """An object that lists the dead rows of a base object, and their number (snapshots/fold/dead_rows.py)."""
+
+    key: str
+    size: Count
+    digest: str
+    rows: Count
+
+
+class StoredObject(Record, frozen=True, omit_defaults=True):
+    """A stored object: part of a base copy, or facts about a shard. `rows` counts rows by group number.
+
+    An object that a merge carries may contain `dead` rows, which are no longer part of the state. They are not among
+    `rows`, and no reader returns them.
+    """
 
     key: str
     kind: str
@@ -55,13 +68,38 @@ class StoredObject(Record, frozen=True):
     size: Count
     digest: str
     rows: dict[int, Count]
+    dead: DeadRows | None = None
+
+    @property
+    def parts(self) -> tuple[StoredObject, ...]:
+        """The object itself and, if it contains dead rows, the object that lists them, as an entry of the same kind.
+
+        Without either of them, the `rows` are lost.
+        """
+        if self.dead is None:
+            return (self,)
+        return (
+            structs.replace(self, dead=None),
+            StoredObject(self.dead.key, self.kind, self.node, self.dead.size, self.dead.digest, self.rows),
+        )
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of its parts."""
+        return frozenset([self.key, self.dead.key] if self.dead else [self.key])
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of its parts."""
+        return self.size + (self.dead.size if self.dead else 0)
 
 
-class ObjectList(Record, frozen=True):
+class ObjectList(Record, frozen=True, omit_defaults=True):
     """A commit's entry for an object list.
 
     `size` and `digest` are the list's own. `objects`, `bytes` and `rows` (by group number) are totals of the listed
-    objects, which all have the same `kind` and `node`.
+    objects, which all have the same `kind` and `node`. `dead` of them contain dead rows; `bytes` includes the objects
+    that list these.
     """
 
     key: str
@@ -72,6 +110,12 @@ class ObjectList(Record, frozen=True):
     objects: Count
     bytes: Count
     rows: dict[int, Count]
+    dead: Count = 0
+
+    @property
+    def parts(self) -> int:
+        """The number of all objects in the list, those that list dead rows included."""
+        return self.objects + self.dead
 
 
 class ReadList(ObjectList, frozen=True):
@@ -124,6 +168,23 @@ def listed_objects(one: NamedObject) -> tuple[StoredObject, ...]:
     if isinstance(one, LostList):
         return ()
     raise RuntimeError(f"object list {one.key} was not read")
+
+
+T = TypeVar("T")
+
+
+def parts_of_entries(entries: Iterable[T]) -> Iterator[T | StoredObject]:
+    """Yield the entries, each object followed by the object that lists its dead rows."""
+    for entry in entries:
+        if isinstance(entry, StoredObject):
+            yield from entry.parts
+        else:
+            yield entry
+
+
+def dead_digest(entry: object) -> str:
+    """Return the digest of the object that lists the dead rows of the entry's object; "" if there is none."""
+    return entry.dead.digest if isinstance(entry, StoredObject) and entry.dead else ""
 
 
 NO_LIMIT = -1
@@ -452,8 +513,9 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     @property
     def named(self) -> tuple[Segment | NamedObject, ...]:
-        """All entries that this document names by key: segments, objects and object lists."""
-        return (*(segment for segments in self.segments.values() for segment in segments), *self.entries)
+        """All entries that this document names by key: segments, objects (all of their parts) and object lists."""
+        segments = (segment for segments in self.segments.values() for segment in segments)
+        return (*segments, *parts_of_entries(self.entries))
 
     @property
     def named_and_listed(self) -> Iterator[Segment | NamedObject]:
@@ -463,7 +525,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
         """
         yield from self.named
         for object_list in self.object_lists:
-            yield from listed_objects(object_list)
+            yield from parts_of_entries(listed_objects(object_list))
 
     @property
     def object_sizes(self) -> dict[str, int]:

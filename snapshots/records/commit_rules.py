@@ -29,6 +29,7 @@ from cutline.snapshots.records.commit import (
     ChainHistory,
     Commit,
     CutRecord,
+    DeadRows,
     DefinitionChanges,
     FullSnapshot,
     Increment,
@@ -312,7 +313,7 @@ ENCODINGS = frozenset(
     }
 )
 PROVIDERS = frozenset("cib")
-LARGE_PART = "part-large-"
+LARGE_PART, DEAD_PART = "part-large-", "dead-"
 
 
 def check_baseline(baseline: Iterable[NodeIdentity], *, of_one_time: bool = True) -> None:
@@ -460,7 +461,7 @@ def _check_list(commit: Commit, entry: ObjectList, *, allows_any_operation: bool
     """Raise ValueError unless the list is not empty and its key matches its node, kind and operation."""
     if entry.kind not in (BASE, LARGE_OBJECTS):
         raise ValueError(f"object list {entry.key} has an unknown kind: {entry.kind}")
-    if not 0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX:
+    if not (0 < entry.objects < entry.size <= DOCUMENT_BYTES_MAX and entry.dead <= entry.objects):
         raise ValueError(
             f"object list {entry.key}: its counts are not possible: {entry.objects} objects, {entry.size} bytes"
         )
@@ -478,7 +479,7 @@ def check_listed(
     The lists of a merge, which `allows_any_operation`, may contain objects of earlier base copies.
     """
     listed = list(listed)
-    check_distinct("objects", "key", [stored.key for stored in listed])
+    check_distinct("objects", "key", [key for stored in listed for key in stored.keys])
     rows: Counter[int] = Counter()
     for stored in listed:
         check_key(stored.key)
@@ -489,7 +490,8 @@ def check_listed(
         if not is_own and not allows_any_operation:
             raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, but its list does")
         rows.update(stored.rows)
-    if (len(listed), sum(stored.size for stored in listed), dict(rows)) != (entry.objects, entry.bytes, entry.rows):
+    dead, size = sum(stored.dead is not None for stored in listed), sum(stored.stored_bytes for stored in listed)
+    if (len(listed), dead, size, dict(rows)) != (entry.objects, entry.dead, entry.bytes, entry.rows):
         raise ValueError("its objects, bytes and rows do not match the counts in its commit")
 
 
@@ -501,12 +503,23 @@ def check_object(snapshot: str, stored: StoredObject) -> None:
     folder = (base_prefix if is_rows else ddl_prefix)(snapshot, stored.node, "")
     name = stored.key.rpartition("/")[2]
     of_kind = name.startswith(LARGE_PART) == (stored.kind == LARGE_OBJECTS) if is_rows else name.startswith(stored.kind)
+    of_kind = of_kind and not name.startswith(DEAD_PART)
     if not stored.key.startswith(folder) or not of_kind:
         raise ValueError(f"object {stored.key}: its key does not match kind {stored.kind} and node {stored.node}")
     if not is_rows and stored.rows:
         raise ValueError(f"object {stored.key} of kind {stored.kind} contains rows")
     if stored.kind == LARGE_OBJECTS and not stored.rows.keys() <= {LARGE_OBJECTS_COUNT}:
         raise ValueError(f"object {stored.key} contains rows other than large objects")
+    if stored.dead is not None:
+        _check_dead(stored, stored.dead, folder)
+
+
+def _check_dead(stored: StoredObject, dead: DeadRows, folder: str) -> None:
+    is_named = check_key(dead.key).startswith(folder) and dead.key.rpartition("/")[2].startswith(DEAD_PART)
+    if stored.kind != BASE or not is_named:
+        raise ValueError(f"object {stored.key}: {dead.key} can't list its dead rows")
+    if not dead.rows:
+        raise ValueError(f"object {stored.key}: {dead.key} lists no dead rows")
 
 
 def check_counts(chain: Chain, commit: Commit) -> None:
@@ -528,7 +541,7 @@ def count_listed(primaries: set[str], commit: Commit) -> dict[str, int]:
         "rows": sum(sum(copy.rows.values()) for copy in copies),
         "changes": sum(one.changes for node, one in segments if node in primaries),
         "transactions": sum(cut.local_transactions for cut in commit.cut.nodes) + commit.cut.global_transactions,
-        "objects": len(commit.named) + sum(object_list.objects for object_list in lists),
+        "objects": len(commit.named) + sum(object_list.parts for object_list in lists),
         "bytes": sum(entry.size for entry in commit.named) + sum(object_list.bytes for object_list in lists),
     }
 

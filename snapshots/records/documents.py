@@ -55,7 +55,7 @@ class Kind(StrEnum):
 _NODE = r"(?P<node>[^/]+)"
 _OWNER = rf"(?P<owner>{OPERATION_ID.pattern})"
 KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
-    Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/part-[^/]+\.parquet"),),
+    Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/(?:part|dead)-[^/]+\.parquet"),),
     Kind.SCHEMA: (re.compile(rf"schema/{_NODE}/{_OWNER}/[a-z-]+-[0-9a-f]{{8}}\.(?:dump|sql|json)\.zst"),),
     Kind.LIST: (re.compile(rf"lists/{_NODE}/{_OWNER}/(?:base|large_objects)-\d{{6}}-[0-9a-f]{{8}}\.json"),),
     Kind.SEGMENT: (re.compile(rf"wal/{_NODE}/{_OWNER}/(?P<number>\d{{20}})\.parquet"),),

@@ -23,7 +23,7 @@ from msgspec import field, structs
 
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Record, Seconds, Time
-from cutline.snapshots.records.commit import BASE, NamedObject, ObjectList, StoredObject, Void
+from cutline.snapshots.records.commit import BASE, NamedObject, ObjectList, StoredObject, Void, parts_of_entries
 from cutline.snapshots.records.documents import (
     check_about,
     checking,
@@ -193,10 +193,10 @@ def check_merge(merge: Merge) -> None:
         raise ValueError("a merge at the full snapshot replaces nothing")
     if not merge.counts.keys() >= {*COUNTS}:
         raise ValueError(f"counts lacks some of {', '.join(COUNTS)}")
-    keys = [entry.key for entry in (*merge.entries, *_segments_of(merge))]
+    keys = [entry.key for entry in (*parts_of_entries(merge.entries), *_segments_of(merge))]
     if len({*keys}) < len(keys):
         raise ValueError("it lists an object twice")
-    for entry in merge.entries:
+    for entry in parts_of_entries(merge.entries):
         parsed = parse_key(merge.snapshot, check_key(entry.key))
         if entry.kind != BASE or parsed is None or parsed.node != entry.node or entry.node not in merge.copies:
             raise ValueError(f"object {entry.key} is not part of a base of the snapshot's nodes")

@@ -188,8 +188,8 @@ def count_base(merge: Merge, chain: Chain) -> dict[str, int]:
     primaries = set(chain.primaries)
     return {
         "rows": sum(sum(entry.rows.values()) for entry in merge.entries if entry.node in primaries),
-        "objects": len(merge.objects) + sum(one.objects for one in merge.lists),
-        "bytes": sum(one.size for one in merge.objects) + sum(one.bytes for one in merge.lists),
+        "objects": sum(len(one.parts) for one in merge.objects) + sum(one.parts for one in merge.lists),
+        "bytes": sum(one.stored_bytes for one in merge.objects) + sum(one.bytes for one in merge.lists),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from msgspec import field, structs
 
 from cutline.fleet.record import Count, Record, Time
-from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject
+from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, ObjectList, StoredObject, parts_of_entries
 from cutline.snapshots.records.documents import (
     Kind,
     ManifestError,
@@ -39,13 +39,14 @@ class ReplacedObject(Record, frozen=True, omit_defaults=True):
     """An object that a repair replaces, with its digest from the commit.
 
     `damage` is a kind of ObjectDamagedError, or INTACT. `list` is the key of the object list that lists the object; ""
-    if the commit lists it itself.
+    if the commit lists it itself. `dead` is the digest of the object that lists its dead rows, if there is one.
     """
 
     key: str
     digest: str
     damage: str
     list: str = ""
+    dead: str = ""
 
 
 class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,8 +70,8 @@ class Replacement(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def new(self) -> tuple[StoredObject | ObjectList | Segment, ...]:
-        """All new objects."""
-        return (*self.objects, *self.lists, *self.segments)
+        """All new objects, those that list dead rows included."""
+        return (*parts_of_entries(self.objects), *self.lists, *self.segments)
 
     @property
     def has_same_content(self) -> bool:

@@ -24,6 +24,7 @@ from cutline.snapshots.records.commit import (
     NamedObject,
     ObjectList,
     StoredObject,
+    dead_digest,
 )
 from cutline.snapshots.records.documents import checking
 from cutline.snapshots.records.repair_records import Repair, Replacement, read_repairs, repair_key
@@ -194,6 +195,9 @@ def _check_new(replacement: Replacement, old: _Replaced, successions: Mapping[in
         raise ValueError("a new object contains rows of other groups")
     if kinds & {*WITHOUT_ROWS, LARGE_OBJECTS} and len(new) != len(replacement.replaced):
         raise ValueError("objects of this kind can only be replaced one by one")
+    is_copy = replacement.has_same_content and not old.lists and all(isinstance(one, StoredObject) for one in objects)
+    if is_copy and len(replacement.objects) != len(replacement.replaced):
+        raise ValueError("objects with the same content can only be replaced one by one")
 
 
 def _note(applied: AppliedRepairs, replacement: Replacement, old: _Replaced) -> AppliedRepairs:
@@ -215,6 +219,7 @@ def _note(applied: AppliedRepairs, replacement: Replacement, old: _Replaced) -> 
 def _replaced(commit: C, replacement: Replacement, old: _Replaced) -> C:
     keys = old.keys
     if old.part == COPIES and isinstance(commit, FullSnapshot):
+        replacement = _with_own_dead(replacement, old)
         own, lists = _exchange(commit.copied, commit.lists, replacement, keys)
         return structs.replace(commit, copied=own, lists=lists)
     if old.part == CHANGES and commit.definition_changes:
@@ -227,6 +232,21 @@ def _replaced(commit: C, replacement: Replacement, old: _Replaced) -> C:
     by_number = {segment.number: segment for segment in replacement.segments}
     segments = tuple(by_number.get(segment.number, segment) for segment in commit.segments[replacement.node])
     return structs.replace(commit, segments={**commit.segments, replacement.node: segments})
+
+
+def _with_own_dead(replacement: Replacement, old: _Replaced) -> Replacement:
+    """Return the replacement with the dead rows that the replaced entries have, if they aren't those of the repair.
+
+    Merges may carry an object with different dead rows. What a repair has stored again has the content of the object
+    that it replaced, for all of them.
+    """
+    entries = {entry.key: entry for entry in old.entries if isinstance(entry, StoredObject)}
+    objects = list(replacement.objects)
+    for number, one in enumerate(replacement.replaced if replacement.has_same_content else ()):
+        was = entries.get(one.key)
+        if was is not None and dead_digest(was) != one.dead:
+            objects[number] = structs.replace(objects[number], rows=was.rows, dead=was.dead)
+    return structs.replace(replacement, objects=tuple(objects))
 
 
 def _exchange(

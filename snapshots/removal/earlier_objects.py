@@ -32,7 +32,7 @@ from cutline.snapshots.operations.operation import (
     record_outcome,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import LostList, ObjectList, listed_objects
+from cutline.snapshots.records.commit import LostList, ObjectList, listed_objects, parts_of_entries
 from cutline.snapshots.records.documents import Kind, ParsedKey, parse_key, seal
 from cutline.snapshots.records.merge_records import Begin, Merge, begin_key, first_increment, newest_merge, read_merges
 from cutline.snapshots.records.merged_chain import read_from_merge
@@ -183,9 +183,9 @@ def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> D
 
 
 def _keys_of(merge: Merge, lists: Iterable[ObjectList]) -> Iterator[str]:
-    yield from (entry.key for entry in merge.entries)
+    yield from (entry.key for entry in parts_of_entries(merge.entries))
     yield from (segment.key for segments in merge.segments.values() for segment in segments)
-    yield from (stored.key for one in lists for stored in listed_objects(one))
+    yield from (key for one in lists for stored in listed_objects(one) for key in stored.keys)
 
 
 def _is_earlier(earlier: EarlierObjects, snapshot: str, key: str) -> bool:

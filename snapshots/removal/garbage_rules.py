@@ -33,7 +33,7 @@ from typing import Any
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists, read_merge_lists
 from cutline.snapshots.operations.open_operations import RESTORE, read_open_operations, read_recorded_commits
-from cutline.snapshots.records.commit import Commit, Increment, Void, listed_objects
+from cutline.snapshots.records.commit import Commit, Increment, Void, listed_objects, parts_of_entries
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey
 from cutline.snapshots.records.end_marks import end_key, has_end
 from cutline.snapshots.records.merge_records import Merge, first_increment, merge_key, read_merge_turn
@@ -245,8 +245,8 @@ class GarbageRules:
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
         merged = read_merge_lists(self.store, turn)
-        objects = {entry.key for entry in turn.entries}.union(
-            stored.key for one in merged for stored in listed_objects(one)
+        objects = {entry.key for entry in parts_of_entries(turn.entries)}.union(
+            key for one in merged for stored in listed_objects(one) for key in stored.keys
         )
         return lambda key, _parsed: NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
 

@@ -53,7 +53,7 @@ from cutline.snapshots.fold.sources import (
     read_tables,
 )
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import BASE, Commit, LostList, StoredObject, listed_objects
+from cutline.snapshots.records.commit import BASE, Commit, LostList, StoredObject, dead_digest, listed_objects
 from cutline.snapshots.records.documents import base_prefix
 from cutline.snapshots.records.repair_records import INTACT, ReplacedObject, Replacement
 from cutline.snapshots.repair.rebuilt_segments import NotRebuildableError, source_of
@@ -120,7 +120,7 @@ class LocatedObject:
 
     def replaced(self, damage: str) -> ReplacedObject:
         """Return the entry of the object in a repair."""
-        return ReplacedObject(self.stored.key, self.stored.digest, damage, self.list)
+        return ReplacedObject(self.stored.key, self.stored.digest, damage, self.list, dead_digest(self.stored))
 
     @property
     def groups(self) -> frozenset[int]:
@@ -288,7 +288,7 @@ class _Scope:
         return [self._source(stored, 1) for stored in self.there]
 
     def _source(self, stored: StoredObject, number: int) -> BaseSource:
-        source = Source(stored.key, stored.node, number, stored.size, stored.digest, stored.rows)
+        source = Source(stored.key, stored.node, number, stored.size, stored.digest, stored.rows, dead=stored.dead)
         mapping = self.mapping.restrict_to(stored.rows) if self.mapping else None
         return BaseSource(source, stored.rows, multisets=self.rules.multisets, mapping=mapping)
 

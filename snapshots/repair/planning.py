@@ -32,6 +32,7 @@ from cutline.snapshots.records.commit import (
     ReadList,
     StoredObject,
     listed_objects,
+    parts_of_entries,
 )
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.merged_chain import read_from_merge
@@ -127,7 +128,18 @@ class RepairStep:
     @property
     def unit(self) -> BaseUnit:
         """The base objects to rebuild."""
-        return BaseUnit(self.node, self.copy, self.increment, {one.key: one.kind for one in self.damages})
+        return BaseUnit(self.node, self.copy, self.increment, self.damage_of_entries)
+
+    @property
+    def damage_of_entries(self) -> dict[str, str]:
+        """The kinds of damage by the keys of the entries that are damaged, or whose list of dead rows is."""
+        kinds = {one.key: one.kind for one in self.damages}
+        return {
+            one.entry.key: kinds[part.key]
+            for one in self.located
+            for part in reversed([*parts_of_entries([one.entry])])
+            if part.key in kinds
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +262,16 @@ def find_damage(chain: Chain, request: RepairRequest, work: Work) -> dict[str, D
 
 
 def locate(chain: Chain, keys: Iterable[str], nodes: Iterable[str]) -> dict[str, LocatedEntry]:
-    """Find the entries with these keys; only the lists of `nodes` are searched."""
+    """Find the entries with these keys, or whose dead rows have them; only the lists of `nodes` are searched."""
     wanted, of_nodes = set(keys), set(nodes)
     found: dict[str, LocatedEntry] = {}
     for commit in chain.commits:
         for key, (part, entry) in parts_of(commit).items():
-            if key in wanted:
-                found[key] = LocatedEntry(entry, commit.increment, part)
+            keys = entry.keys if isinstance(entry, StoredObject) else {key}
+            found |= dict.fromkeys(keys & wanted, LocatedEntry(entry, commit.increment, part))
             if isinstance(entry, ObjectList) and entry.node in of_nodes:
                 for stored in listed_objects(entry):
-                    if stored.key in wanted:
-                        found[stored.key] = LocatedEntry(stored, commit.increment, part, key)
+                    found |= dict.fromkeys(stored.keys & wanted, LocatedEntry(stored, commit.increment, part, key))
     return found
 
 
@@ -286,14 +297,16 @@ class _Planner:
         located = locate(self.chain, self.damages, nodes)
         bases: list[LocatedEntry] = []
         large: dict[str, list[LocatedEntry]] = {}
-        for key, damage in self.damages.items():
-            one, entry = located[key], located[key].entry
+        # An object and the list of its dead rows are repaired together.
+        for one in {located[key].entry.key: located[key] for key in self.damages}.values():
+            entry, damages = one.entry, self._damages_of(one)
+            damage = damages[0]
             why = self._why_not_elsewhere(entry)
             if why is None and isinstance(entry, StoredObject) and entry.kind == LARGE_OBJECTS:
-                large.setdefault(_beginning(key), []).append(one)
+                large.setdefault(_beginning(entry.key), []).append(one)
             elif why is None:
-                method = Method.PUT_BACK if damage.kind == MISSING else Method.FETCH
-                self.steps.append(RepairStep(method, (one,), (damage,)))
+                is_missing = all(part.kind == MISSING for part in damages)
+                self.steps.append(RepairStep(Method.PUT_BACK if is_missing else Method.FETCH, (one,), damages))
             elif isinstance(entry, Segment):
                 self._rebuild_segment(one, entry, damage, why)
             elif entry.kind == BASE:
@@ -310,10 +323,16 @@ class _Planner:
         if self.other is None:
             return ""
         try:
-            self.other.read(self.store, entry)
+            for part in parts_of_entries([entry]):
+                if part.key in self.damages:
+                    self.other.read(self.store, part)
         except ObjectDamagedError as error:
             return f"in {self.other.url}, {error.detail}"
         return None
+
+    def _damages_of(self, one: LocatedEntry) -> tuple[Damage, ...]:
+        """Return the damage to the entry's object, and to the list of its dead rows."""
+        return tuple(self.damages[part.key] for part in parts_of_entries([one.entry]) if part.key in self.damages)
 
     def _fetch_large(self, together: list[LocatedEntry]) -> None:
         """Plan for objects of one copy task, whose keys have the same beginning.
@@ -376,7 +395,7 @@ class _Planner:
         self._give_up(damage, "; ".join(reasons) or ONE_COPY)
 
     def _rebuild_rows(self, together: list[LocatedEntry]) -> None:
-        damages = [self.damages[one.entry.key] for one in together]
+        damages = [damage for one in together for damage in self._damages_of(one)]
         node, increment = damages[0].node, together[0].increment
         rows = [one.entry.rows for one in together if not isinstance(one.entry, Segment)]
         groups = {number for counts in rows for number, count in counts.items() if count}
@@ -396,7 +415,7 @@ class _Planner:
                 reasons.append(f"the copy of {' or '.join(involved)} began again with increment {begun}")
                 continue
             bases = [one for one in list_bases(commit, copy) if at_cut(one.groups, mapping) & at_cut_groups]
-            damaged = [one.stored.key for one in bases if one.stored.key in self.damages]
+            damaged = [part.key for part in parts_of_entries(one.stored for one in bases) if part.key in self.damages]
             if damaged:
                 reasons.append(f"neither copy can be trusted: object {damaged[0]} of {copy} is damaged, too")
                 continue

@@ -13,7 +13,7 @@ taken the document's place.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -31,7 +31,7 @@ from cutline.snapshots.operations.operation import current_time, new_operation
 from cutline.snapshots.operations.removed_chains import check_not_removed
 from cutline.snapshots.operations.settling import settle_in_store
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import ObjectList, StoredObject
+from cutline.snapshots.records.commit import ObjectList, StoredObject, dead_digest, parts_of_entries
 from cutline.snapshots.records.documents import ManifestError, unseal
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.merged_chain import read_from_merge
@@ -264,7 +264,7 @@ def _build(work: Work, chain: Chain, intent: Intent, plan: RepairPlan, report: R
         for copy in (step.copy, *step.further):
             try:
                 if step.method is Method.PUT_BACK:
-                    report.put_back.append(_put_back(work, plan.other, step))
+                    report.put_back += _put_back(work, plan.other, step)
                 else:
                     one = _replace(work, chain, intent, plan.other, replace(step, copy=copy))
                     report.replaced.append(_of_merge(chain, one))
@@ -283,10 +283,12 @@ def _of_merge(chain: Chain, replacement: Replacement) -> Replacement:
     return structs.replace(replacement, merge=chain.beginning.merge.digest)
 
 
-def _put_back(work: Work, other: SecondStore | None, step: RepairStep) -> str:
-    store, entry = work.location.open(), step.located[0].entry
-    create_or_find(stored_form(store).raw, entry.key, _read_other(store, other, entry))
-    return entry.key
+def _put_back(work: Work, other: SecondStore | None, step: RepairStep) -> list[str]:
+    store, damaged = work.location.open(), [damage.key for damage in step.damages]
+    parts = [part for part in parts_of_entries([step.located[0].entry]) if part.key in damaged]
+    for part in parts:
+        create_or_find(stored_form(store).raw, part.key, _read_other(store, other, part))
+    return [part.key for part in parts]
 
 
 def _read_other(store: ObjectStore, other: SecondStore | None, entry: StoredObject | ObjectList | Segment) -> bytes:
@@ -301,7 +303,7 @@ def _read_other(store: ObjectStore, other: SecondStore | None, entry: StoredObje
 def _replace(work: Work, chain: Chain, intent: Intent, other: SecondStore | None, step: RepairStep) -> Replacement:
     if step.method is Method.REBUILD_ROWS:
         return rebuild_base(chain, step.unit, intent.operation, work)
-    store, damage = work.location.open(), {one.key: one.kind for one in step.damages}
+    store, damage = work.location.open(), step.damage_of_entries
     if step.method is Method.REBUILD_SEGMENT:
         segments = [one.entry for one in step.located if isinstance(one.entry, Segment)]
         try:
@@ -309,12 +311,26 @@ def _replace(work: Work, chain: Chain, intent: Intent, other: SecondStore | None
         except ObjectDamagedError as error:
             raise NotRebuildableError(f"neither copy can be trusted: {error.message}") from error
         return _replacement(chain, step, damage, new)
+    damaged = {one.key for one in step.damages}
     entries: list[StoredObject | ObjectList | Segment] = []
     for one in step.located:
-        entry = one.entry
-        stored = _read_other(store, other, entry) if entry.key in damage else _read_own(store, entry)
-        entries.append(store_again(store, chain.name, intent.operation, entry, stored))
+        parts: list[StoredObject | ObjectList | Segment] = []
+        for part in parts_of_entries([one.entry]):
+            stored = _read_other(store, other, part) if part.key in damaged else _read_own(store, part)
+            parts.append(store_again(store, chain.name, intent.operation, part, stored))
+        entries.append(_joined(one.entry, parts))
     return _replacement(chain, step, damage, entries)
+
+
+def _joined(
+    old: StoredObject | ObjectList | Segment, parts: Sequence[StoredObject | ObjectList | Segment]
+) -> StoredObject | ObjectList | Segment:
+    """Return the entry of an object that was stored again: its parts are those of the `old` entry."""
+    first = parts[0]
+    if not isinstance(first, StoredObject) or not isinstance(old, StoredObject) or old.dead is None:
+        return first
+    dead = parts[1]
+    return structs.replace(first, dead=structs.replace(old.dead, key=dead.key, digest=dead.digest))
 
 
 def _read_own(store: ObjectStore, entry: StoredObject | ObjectList | Segment) -> bytes:
@@ -349,7 +365,7 @@ def _replacement(
 
 
 def _replaced(one: LocatedEntry, damage: str) -> ReplacedObject:
-    return ReplacedObject(one.entry.key, one.entry.digest, damage, one.list)
+    return ReplacedObject(one.entry.key, one.entry.digest, damage, one.list, dead_digest(one.entry))
 
 
 def _new_repair(chain: Chain, intent: Intent, number: int, replaced: Iterable[Replacement]) -> Repair:

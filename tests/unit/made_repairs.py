@@ -297,8 +297,14 @@ def restored(shard: MadeShard, chain: Chain, node: str) -> Counter[Row]:
         assert isinstance(entry, StoredObject)
         body = shard.store.read(entry.key)
         assert digest(body) == entry.digest
-        for row in pq.read_table(pa.BufferReader(body)).to_pylist():
-            rows[(row["group"], row["row"])] += 1
+        dead: set[int] = set()
+        if entry.dead is not None:
+            numbers = shard.store.read(entry.dead.key)
+            assert digest(numbers) == entry.dead.digest
+            dead = set(pq.read_table(pa.BufferReader(numbers))["number"].to_pylist())
+        for number, row in enumerate(pq.read_table(pa.BufferReader(body)).to_pylist()):
+            if number not in dead:
+                rows[(row["group"], row["row"])] += 1
     changes: list[dict[str, object]] = []
     for segment in chain.segments(node):
         body = shard.store.read(segment.key)

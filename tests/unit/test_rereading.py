@@ -47,7 +47,7 @@ def made_chain(store: ObjectStore, own: int = 5, listed: int = 20) -> Chain:
     key = "snapshots/daily/lists/a/op-0/base-000000.json"
     store.create(key, body)
     object_list = ReadList(
-        key, "base", "a", len(body), digest(body), listed, total, {1: listed}, compress_content(content)
+        key, "base", "a", len(body), digest(body), listed, total, {1: listed}, content=compress_content(content)
     )
     full = structs.replace(
         full_commit(),

@@ -31,6 +31,7 @@ from cutline.snapshots.create.absent_copies import (
     joining_standbys,
     leave_out,
 )
+from cutline.snapshots.create.background_copies import UnderwayCopy, find_underway, with_underway
 from cutline.snapshots.create.chain_objects import check_objects
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
@@ -110,9 +111,9 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `nodes` are all
-    nodes of the chain, and those that may join it. `lack` is a warning about objects that earlier restore points lack,
-    or "".
+    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `underway` are the
+    copies that have begun again and are not part of the chain yet. `nodes` are all nodes of the chain, and those that
+    may join it. `lack` is a warning about objects that earlier restore points lack, or "".
     """
 
     nodes: tuple[Node, ...]
@@ -122,6 +123,7 @@ class Continuable:
     to_renew: Mapping[str, str]
     lack: str = ""
     agreed: Mapping[str, Lsn] = field(default_factory=dict)
+    underway: Mapping[str, UnderwayCopy] = field(default_factory=dict)
 
 
 def check_continuable(
@@ -139,9 +141,12 @@ def check_continuable(
     """
     check_commits(store, chain, documents)
     _check_replaced(sessions, chain, replaced)
-    to_renew = find_renewable(sessions, chain, replaced)
+    underway, to_renew = find_underway(store, sessions, chain, find_renewable(sessions, chain, replaced))
     ended = _check_nodes(store, sessions, chain, to_renew)
     to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
+    to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}
+    underway = {node: one for node, one in underway.items() if node not in sessions.absent}
+    sessions.incomplete.update(node for node, one in underway.items() if not one.is_complete)
     agreed = {node: position for node, error in ended.items() if (position := agreed_position(error)) is not None}
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
@@ -155,10 +160,11 @@ def check_continuable(
         lambda: known_tables(chain, joining, lost=to_renew),
         {*joining, *to_renew},
     )
-    state = state_of(chain, rules, known, seen)
+    state = with_underway(state_of(chain, rules, known, seen), underway)
     plan = plan_ddl(state.seen, state.known, {}, {})
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
-    return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain), agreed)
+    lack = check_objects(store, chain)
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew, lack, agreed, underway)
 
 
 def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
@@ -170,7 +176,8 @@ def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
     copied = plan.to_copy.keys() | plan.unpublished.keys()
 
     def lacks(node: Node) -> bool:
-        is_renewed, needed = node.id in to_renew, int(node.shard in copied and node.id not in readers)
+        is_copied = node.shard in copied and node.id not in readers and node.id not in sessions.incomplete
+        is_renewed, needed = node.id in to_renew, int(is_copied)
         with raising_unreachable(node):
             free = count_free_slots(sessions.connections[node.id], slot if is_renewed else "")
         return free < needed + is_renewed

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +17,13 @@ from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
+from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.records.background_records import steps_prefix
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.gc import collect_garbage
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.snapshot_runs import Runs, slots_of
@@ -86,7 +94,7 @@ def change(place: ChangingFleet, round_number: int) -> None:
                 f"DO $$ BEGIN IF to_regclass('{name}') IS NOT NULL THEN"
                 f" UPDATE {name} SET text = 'round {round_number}' WHERE id % 7 = {round_number} % 7;"
                 f" DELETE FROM {name} WHERE id = {round_number + 1};"
-                f" INSERT INTO {name} (id, text) VALUES ({1000 + round_number}, 'new'); END IF; END $$",
+                f" INSERT INTO {name} (id, text) VALUES ({1000 + round_number}, 'new') ON CONFLICT DO NOTHING; END IF; END $$",
             )
 
 
@@ -148,13 +156,11 @@ def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -
 
 def run_create(place: ChangingFleet, *signalled: str) -> subprocess.CompletedProcess[str]:
     """Take an increment in a process of its own; it sends itself a signal at a point, if one is given."""
-    program = [
-        sys.executable,
-        "-m",
-        *(("tests.faults.signalled_command", *signalled, "--") if signalled else ("cutline.cli.main",)),
-    ]
+    module = ("tests.faults.signalled_command", *(signalled or ("SIGTERM", "never", "0")), "--")
     words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
-    return subprocess.run([*program, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", *module, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+    )
 
 
 def steps(place: ChangingFleet, operation: str) -> int:

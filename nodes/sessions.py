@@ -110,7 +110,7 @@ class Sessions:
 
     def may_leave_out(self, node: Node) -> bool:
         """Whether the command may do without the node: a standby, unless fleet.toml requires that many."""
-        others = sum(other.backup_of == node.backup_of for other in self.nodes if other.id != node.id)
+        others = sum(other.backup_of == node.backup_of for other in self.copied_nodes if other.id != node.id)
         return node.backup_of is not None and others >= self.fleet.standbys_needed(node.shard)
 
     def leave_out(self, node: Node, absence: Absence) -> None:

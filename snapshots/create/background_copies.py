@@ -25,7 +25,7 @@ from cutline.fleet.units import size_text
 from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create.context import ChainState
-from cutline.snapshots.records.background_records import StepsCopied, find_copied, read_steps
+from cutline.snapshots.records.background_records import CopyStep, StepsCopied, find_copied, read_steps
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import AbsentCopy, BackgroundCopy, CopiedLater, DefinitionChanges
 from cutline.storage.errors import SnapshotError
@@ -45,6 +45,11 @@ class UnderwayCopy:
     def is_complete(self) -> bool:
         """Whether all tables of the last commit are copied."""
         return not self.copied.missing
+
+    @property
+    def text(self) -> str:
+        """How far the copy is now."""
+        return progress_text(self.at_commit(self.copying.last))
 
     def at_commit(self, last: Segment) -> BackgroundCopy:
         """Return the entry of a commit whose cut is in the archive, which ends with segment `last`."""
@@ -69,11 +74,13 @@ def reason_text(copying: BackgroundCopy) -> str:
     return f"it is being copied: {progress_text(copying)}"
 
 
-def read_underway(store: ObjectStore, chain: Chain, node: str) -> UnderwayCopy:
-    """Read how far the copy of a node is that the chain's last commit names."""
+def read_underway(
+    store: ObjectStore, chain: Chain, node: str, known: dict[str, CopyStep] | None = None
+) -> UnderwayCopy:
+    """Read how far the copy of a node is that the chain's last commit names; `known` is as in read_steps."""
     copying = chain.copying[node]
     shard = copying.identity.backup_of or node
-    steps = read_steps(store, chain.name, node, copying.operation)
+    steps = read_steps(store, chain.name, node, copying.operation, known)
     wanted = [group.number for group in chain.groups(shard)]
     return UnderwayCopy(copying, find_copied(steps, chain.numbers_at_cut(shard), wanted))
 
@@ -83,7 +90,8 @@ def find_underway(
 ) -> tuple[dict[str, UnderwayCopy], dict[str, str]]:
     """Return which of the nodes `to_renew` have copies that go on, and why the others begin (again), by node.
 
-    The copies that go on have the reasons of their beginning.
+    The copies that go on have the reasons of their beginning. Those that are not complete are `incomplete` in the
+    sessions. A copy does not go on if fleet.toml requires the standby now: the increment copies it at once.
     """
     underway: dict[str, UnderwayCopy] = {}
     reasons = dict(to_renew)
@@ -92,9 +100,15 @@ def find_underway(
             continue
         if problem := _find_problem(store, sessions, chain, node, copying):
             reasons[node.id] = f"{copying.reason}; the copy that had begun can't go on: {problem}"
-        else:
-            underway[node.id] = read_underway(store, chain, node.id)
-            reasons[node.id] = copying.reason
+            continue
+        copy = read_underway(store, chain, node.id)
+        if not copy.is_complete:
+            if not sessions.may_leave_out(node):
+                reasons[node.id] = f"{copying.reason}; fleet.toml requires it now"
+                continue
+            sessions.incomplete.add(node.id)
+        underway[node.id] = copy
+        reasons[node.id] = copying.reason
     return underway, reasons
 
 

@@ -146,7 +146,6 @@ def check_continuable(
     to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
     to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}
     underway = {node: one for node, one in underway.items() if node not in sessions.absent}
-    sessions.incomplete.update(node for node, one in underway.items() if not one.is_complete)
     agreed = {node: position for node, error in ended.items() if (position := agreed_position(error)) is not None}
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)

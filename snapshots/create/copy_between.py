@@ -26,7 +26,7 @@ from cutline.snapshots.base_copy.copy_slots import check_exported, drop_copy_slo
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import standby_wait_seconds
 from cutline.snapshots.create.archive_ahead import archive_ahead
-from cutline.snapshots.create.background_copies import UnderwayCopy, progress_text, read_underway
+from cutline.snapshots.create.background_copies import UnderwayCopy, read_underway
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.continuable import rules_since
 from cutline.snapshots.ddl.attempts import ChangedError
@@ -89,6 +89,7 @@ class _Copying:
         self.store: ObjectStore = fleet.store.open()
         # The tables that were rewritten while they were copied: the next increment's create tries again.
         self.skipped = set[int]()
+        self.steps: dict[str, CopyStep] = {}
 
     def run(self, snapshot: str) -> None:
         """Copy one step after the other, until the time is over or no table is left."""
@@ -103,11 +104,11 @@ class _Copying:
                 newest = chain.copying.get(node.id)
                 if newest is None or newest.operation != self.copying.operation:
                     return
-                copy = read_underway(self.store, chain, node.id)
+                copy = read_underway(self.store, chain, node.id, self.steps)
                 if not self._copy_step(sessions, chain, copy):
                     return
-                copy = read_underway(self.store, chain, node.id)
-                self.progress.note(News(f"standby {node.id}: {progress_text(copy.at_commit(newest.last))} are copied"))
+                copy = read_underway(self.store, chain, node.id, self.steps)
+                self.progress.note(News(f"standby {node.id}: {copy.text} are copied"))
                 if time.monotonic() >= self.deadline:
                     return
                 if time.monotonic() - archived_at > AHEAD_SECONDS:

@@ -558,6 +558,9 @@ def _preview_increment(
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         renewed = {node: reason for node, reason in continuable.to_renew.items() if node not in sessions.absent}
+        complete = {node for node, copy in continuable.underway.items() if copy.is_complete}
+        for node_id, copy in continuable.underway.items():
+            progress.note(News(f"standby {node_id} is being copied: {copy.text}"))
         for node in sessions.nodes:
             if node.id in renewed:
                 progress.note(renewal_note(node, "will be copied", renewed[node.id], chain))
@@ -568,5 +571,7 @@ def _preview_increment(
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = _with_left_out_of_chain(left_out, chain, retired_shards(fleet, chain))
-        left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
+        left_out += left_out_standbys(
+            chain, absent_copies(chain, sessions, None), sessions, {*renewed, *complete}, continuable.underway
+        )
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown, sessions.primaries))

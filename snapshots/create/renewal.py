@@ -44,7 +44,6 @@ from cutline.snapshots.create.background_copies import (
     archive_before,
     incomplete_error,
     list_later,
-    progress_text,
     reason_text,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext
@@ -231,8 +230,7 @@ def with_completed(
     for node in [node for node in sessions.nodes if node.id in underway]:
         copy = underway[node.id]
         if not copy.is_complete:
-            is_now = progress_text(copy.at_commit(copy.copying.last))
-            progress.note(News(f"standby {node.id} is being copied: {is_now}"))
+            progress.note(News(f"standby {node.id} is being copied: {copy.text}"))
             continue
         try:
             segments = archive_before(store, chain.name, node.id, copy.copying)
@@ -492,10 +490,13 @@ def _copy_standbys(
 ) -> NewCopies:
     """Create the slots of these standbys, and copy the tables of those that are not left to the background."""
     sessions, wait = context.sessions, context.standby_wait_seconds
-    later = [node for node in nodes if _is_for_background(context, node, plan)]
-    to_copy = [node for node in nodes if plan.tables.get(node.shard) and node not in later]
+    later: list[Node] = []
     sessions.incomplete.difference_update(node.id for node in nodes)
-    sessions.incomplete.update(node.id for node in later)
+    for node in nodes:
+        if _is_for_background(context, node, plan):
+            later.append(node)
+            sessions.incomplete.add(node.id)
+    to_copy = [node for node in nodes if plan.tables.get(node.shard) and node not in later]
     entries: tuple[NamedObject, ...] = ()
     rewritten: Mapping[str, tuple[Table, ...]] = {}
     with export_snapshots(context.fleet, nodes, slot, wait, progress) as slots:

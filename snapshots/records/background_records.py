@@ -21,7 +21,7 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.storage.storing import create_or_find
 
 STEP_FORMAT = "cutline/copy-step/1"
-THREADS_MAX = 8
+THREADS_MAX = 16
 
 
 class CopyStep(Record, frozen=True, kw_only=True, tag_field="schema", tag=STEP_FORMAT):
@@ -56,17 +56,24 @@ def store_step(store: ObjectStore, step: CopyStep) -> None:
     create_or_find(store, f"{folder}/{step.position:016x}-{secrets.token_hex(4)}.json", seal(step))
 
 
-def read_steps(store: ObjectStore, snapshot: str, node: str, operation: str) -> tuple[CopyStep, ...]:
-    """Read the steps of a copy, in the order of their positions. A step that can't be read is left out."""
-    folder = steps_prefix(snapshot, node, operation)
+def read_steps(
+    store: ObjectStore, snapshot: str, node: str, operation: str, known: dict[str, CopyStep] | None = None
+) -> tuple[CopyStep, ...]:
+    """Read the steps of a copy, in the order of their positions. A step that can't be read is left out.
+
+    Those that are `known`, by name, are not read again; the others are added to them.
+    """
+    folder, known = steps_prefix(snapshot, node, operation), {} if known is None else known
 
     def read(name: str) -> CopyStep | None:
+        if (found := known.get(name)) is not None:
+            return found
         with suppress(ManifestError, ObjectMissingError):
             key = f"{folder}/{name}"
             step: CopyStep = read_sealed(store, key, CopyStep)
-            found, expected = (step.snapshot, step.node, step.operation), (snapshot, node, operation)
-            check_about(key, " ".join(found), " ".join(expected))
-            return step
+            about, expected = (step.snapshot, step.node, step.operation), (snapshot, node, operation)
+            check_about(key, " ".join(about), " ".join(expected))
+            return known.setdefault(name, step)
         return None
 
     with ThreadPoolExecutor(THREADS_MAX) as threads:

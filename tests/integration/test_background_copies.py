@@ -94,7 +94,8 @@ def change(place: ChangingFleet, round_number: int) -> None:
                 f"DO $$ BEGIN IF to_regclass('{name}') IS NOT NULL THEN"
                 f" UPDATE {name} SET text = 'round {round_number}' WHERE id % 7 = {round_number} % 7;"
                 f" DELETE FROM {name} WHERE id = {round_number + 1};"
-                f" INSERT INTO {name} (id, text) VALUES ({1000 + round_number}, 'new') ON CONFLICT DO NOTHING; END IF; END $$",
+                f" INSERT INTO {name} (id, text) VALUES ({1000 + round_number}, 'new') ON CONFLICT DO NOTHING;"
+                " END IF; END $$",
             )
 
 

@@ -305,7 +305,7 @@ def test_a_standby_that_is_required_is_copied_at_once(place: ChangingFleet) -> N
     assert not commit.copying
 
 
-def test_global_transactions_are_whole_in_a_copy_that_was_made_in_the_background(place: ChangingFleet) -> None:
+def test_global_transactions_are_whole_in_a_copy_made_in_the_background(place: ChangingFleet) -> None:
     dsns = [node.dsn for node in place.fleet.primaries]
     with BankWorkload(dsns, clients=3, cross_shard_ratio=1.0, pause_seconds=0.02):
         place.runs.full("chain")

@@ -25,6 +25,7 @@ from cutline.snapshots.records.commit import (
     count_by_node,
     list_large_objects,
 )
+from cutline.snapshots.records.commit_rules import operations_of
 from cutline.snapshots.records.documents import base_prefix, ddl_prefix
 from cutline.snapshots.records.proven_chains import commit_key
 from cutline.storage.ids import time_of_id
@@ -89,7 +90,7 @@ def _check_objects(chain: Chain, commit: Commit, repaired: Set[str]) -> Iterator
     if commit is chain.full and chain.beginning:
         return
     for stored in commit.own_objects:
-        if stored.key not in repaired and not stored.key.startswith(f"{_folder(commit, stored)}/"):
+        if stored.key not in repaired and not stored.key.startswith(_folders(commit, stored)):
             yield f"object {stored.key} does not belong to operation {commit.operation}, which lists it"
 
 
@@ -100,15 +101,18 @@ def _note_operations(before: Commit | None, commit: Commit, repaired: Set[str]) 
     their time from the clock of their machine, which may be wrong.
     """
     last = time_of_id(commit.operation)
-    first = time_of_id(before.operation) if before else last
+    first_of_all = time_of_id(before.operation) if before else last
     for node, segments in commit.segments.items():
+        # Of a copy that was made in the background of earlier increments, these have written the archive.
+        began_by = operations_of(commit, node)[1:]
+        first = time_of_id(began_by[0]) if began_by else first_of_all
         for segment in segments:
             is_own = segment.operation == commit.operation or segment.key in repaired
             if is_own or first is None or last is None:
                 continue
             at = time_of_id(segment.operation)
             limits = first.timestamp() - SLACK_SECONDS, last.timestamp() + SLACK_SECONDS
-            has_ended = before is not None and segment.operation == before.operation
+            has_ended = before is not None and segment.operation == before.operation and not began_by
             if before is None or at is None or has_ended or not limits[0] <= at.timestamp() <= limits[1]:
                 reason = "did not make the full snapshot"
                 if before is not None:
@@ -119,9 +123,12 @@ def _note_operations(before: Commit | None, commit: Commit, repaired: Set[str]) 
                 yield Doubt("operation", detail, node=node, object=segment.key)
 
 
-def _folder(commit: Commit, stored: StoredObject) -> str:
-    prefix = base_prefix if stored.kind in (BASE, LARGE_OBJECTS) else ddl_prefix
-    return prefix(commit.snapshot, stored.node, commit.operation)
+def _folders(commit: Commit, stored: StoredObject) -> tuple[str, ...]:
+    """Return the beginnings of the keys that the object may have."""
+    if stored.kind not in (BASE, LARGE_OBJECTS):
+        return (f"{ddl_prefix(commit.snapshot, stored.node, commit.operation)}/",)
+    operations = operations_of(commit, stored.node)
+    return tuple(f"{base_prefix(commit.snapshot, stored.node, operation)}/" for operation in operations)
 
 
 def _large_objects_of(commit: Commit) -> dict[str, int]:

@@ -38,7 +38,7 @@ def compare_exact(
     report, chain = SnapshotReport(findings.report.name, findings.report.increment), point.chain
     at_time = Findings(report, set(findings.damaged))
     copies = Copies.of(chain)
-    late = [node for node in copies.nodes if chain.bases[node] > chain.position(node)]
+    late = [node for node in copies.nodes if chain.complete_at[node] > chain.position(node)]
     shards = {node: shard for node, shard in copies.shard.items() if node not in late}
     copies = replace(copies, nodes=tuple(shards), shard=shards)
     streams = StreamHashes(combine_all([], 2), {}, location)

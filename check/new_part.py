@@ -168,7 +168,8 @@ class NewPart:
             position = self.checked_to(node)
             if any(lsn < copies.since(node) for lsn in self.decided(node)):
                 return f"a transaction that was prepared on {node} before its base copy has been committed since"
-            if self.chain.pending_at_copies(node).intersection(self.decided(node)):
+            pending = frozenset[Lsn]().union(*self.chain.pending_at_copies(node).values())
+            if pending.intersection(self.decided(node)):
                 return f"a transaction that was prepared on {node} before a table was copied has been committed since"
             late = self.chain.excluded(node) - self.before.excluded(node)
             if any(lsn < position for lsn in late):

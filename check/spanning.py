@@ -17,7 +17,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.nodes.sessions import in_parallel
 from cutline.snapshots.base_copy.copy_slots import find_changed_groups, find_prepared
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.commit import Commit, FullSnapshot, Increment
 from cutline.snapshots.records.proven_chains import commit_key, point_label
 from cutline.storage.errors import report_of
 from cutline.storage.store import ObjectStore
@@ -63,9 +63,13 @@ def _lists_of(chain: Chain, commit: Commit) -> Iterator[_ListedAtCopy]:
         return
     for node, copied in changes.copied.items():
         if copied and commit.increment >= chain.begun(node):
-            # All tables of a node are copied at one position.
+            # All tables that an increment copies on a node are copied at one position.
             position = changes.begun[node][min(copied)]
             yield _ListedAtCopy(node, position, frozenset(copied), changes.pending.get(node, ()))
+    for node, renewal in commit.renewed.items() if isinstance(commit, Increment) else ():
+        if commit.increment == chain.begun(node):
+            for later in renewal.later:
+                yield _ListedAtCopy(node, later.position, frozenset(later.numbers), later.pending)
 
 
 def _find(store: ObjectStore, commit: Commit, listed: _ListedAtCopy) -> set[Lsn] | ObjectDamagedError:

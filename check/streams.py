@@ -26,6 +26,7 @@ from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.sources import SegmentSource, Sources, runs_of
 from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.commit_rules import operations_of
 from cutline.spark.sent_values import InDriver, broadcast
 from cutline.spark.spark_jobs import LANES_AT_LEAST, Dealing, NodeShares, SparkSource, run_tasks, shared_problem
 from cutline.storage.errors import ErrorReport, report_of
@@ -295,10 +296,13 @@ def find_ended(chain: Chain, node: str) -> dict[int, frozenset[int]]:
     left out.
     """
     found: dict[int, frozenset[int]] = {}
-    shard, ended = chain.shard_of(node), frozenset[int]()
+    shard, ended, ended_at = chain.shard_of(node), frozenset[int](), dict[str, frozenset[int]]()
     for commit in chain.commits:
+        ended_at[commit.operation] = ended
         if ended and commit.increment >= chain.begun(node):
-            found |= {segment.number: ended for segment in commit.segments.get(node, ())}
+            # Of a copy that was made in the background, several increments have written the archive.
+            *_, first = operations_of(commit, node)
+            found |= {segment.number: ended_at.get(first, frozenset()) for segment in commit.segments.get(node, ())}
         if commit.definition_changes:
             ended |= set(commit.definition_changes.gone.get(shard, ()))
     return found

@@ -226,6 +226,8 @@ REREAD = Duration.parse("30d")
 ASSERTION_TIMEOUT = Duration.parse("10min")
 STANDBY_WAIT = Duration.parse("10s")
 RESUME_FROM = Size(10 * 1000**3)
+BACKGROUND_FROM = Size(10 * 1000**3)
+BACKGROUND_FOR = Duration.parse("5min")
 HOOK_TIMEOUT = Duration.parse("5min")
 NEVER, DAILY, WEEKLY = Interval.parse("never"), Interval.parse("daily"), Interval.parse("weekly")
 HOURLY = Interval.parse("1h")
@@ -300,7 +302,8 @@ class CopiesTable(Record, frozen=True):
     `require` is a number, "all", or "any" for any number, also none. `base` says where a full snapshot reads the base
     copy of a primary: on the primary itself, or on a standby where that can decode and takes part. An interrupted full
     snapshot of at least `resume_from` bytes of tables can be resumed. With `failover_slots`, PostgreSQL keeps the slots
-    of shards without listed standbys on their standbys, too.
+    of shards without listed standbys on their standbys, too. If a standby with at least `background_from` bytes of
+    tables has to be copied again, increments copy its tables after their commits, for about `background_for` each.
     """
 
     require: Literal["any", "all"] | Annotated[int, Meta(ge=0)] = "any"
@@ -308,6 +311,8 @@ class CopiesTable(Record, frozen=True):
     base: Literal["every-node", "prefer-standby"] = "every-node"
     resume_from: Size = RESUME_FROM
     failover_slots: bool = False
+    background_from: Size = BACKGROUND_FROM
+    background_for: Duration = BACKGROUND_FOR
 
 
 class LimitsTable(Record, frozen=True):
@@ -831,6 +836,9 @@ class Fleet:
     spares_primaries: bool = False
     # The size of tables from which an interrupted full snapshot can be resumed.
     resume_bytes_min: int = RESUME_FROM
+    # The size of tables from which a standby that has to be copied again is copied after commits, and for how long.
+    background_bytes_min: int = BACKGROUND_FROM
+    background_seconds: float = BACKGROUND_FOR
     # Whether slots get the FAILOVER property, where `has_failover_slots` says so.
     failover_slots: bool = False
     # The second stores (snapshot copy): URLs, folders and fleet files.
@@ -948,6 +956,8 @@ def _fleet(path: Path, file: FleetFile) -> Fleet:
         spares_primaries=file.copies.base == "prefer-standby",
         resume_bytes_min=file.copies.resume_from,
         failover_slots=file.copies.failover_slots,
+        background_bytes_min=file.copies.background_from,
+        background_seconds=file.copies.background_for,
         copies=tuple(map(_copy_place, file.copy)),
         retention=_retention(file.retention),
         retired=file.retired,

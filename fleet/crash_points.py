@@ -39,3 +39,4 @@ class CrashPoint(StrEnum):
     COMMITTED = "commit stored"
     OUTCOME_STORED = "outcome stored"
     RELEASED = "fleet released"
+    STEP_STORED = "tables copied in the background"

@@ -69,6 +69,8 @@ require = "any"                      # how many standbys of each shard a create 
 wait = "10s"                         # how long a create waits for a standby that it may leave out
 base = "every-node"                  # where tables are copied from: also "prefer-standby"
 resume_from = "10GB"                 # an interrupted full snapshot of so many bytes or more can be resumed
+background_from = "10GB"             # a standby of so many bytes or more is copied again in the background
+background_for = "5min"              # how long an increment copies in the background after its commit
 failover_slots = false               # whether PostgreSQL (18) keeps slots on standbys that are not listed here
 
 [globals]

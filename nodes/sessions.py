@@ -66,8 +66,9 @@ class Sessions:
     """One open session per node, and the nodes' identities. `renew` replaces a lost session.
 
     `chosen` are the nodes that the command wanted to use. `absent` are the standbys that it does without, by node, and
-    `too_old` are standbys that can't decode their WAL: neither have a session here, and they are not copied. `clocks`
-    are the primaries' clocks, read when the sessions started. `promoted` names, by primary, the standbys of fleet.toml
+    `too_old` are standbys that can't decode their WAL: neither have a session here, and they are not copied. Of the
+    standbys that are `incomplete`, whose tables are copied in the background, only the WAL is archived. `clocks` are
+    the primaries' clocks, read when the sessions started. `promoted` names, by primary, the standbys of fleet.toml
     whose servers have taken the primaries' places.
     """
 
@@ -80,6 +81,7 @@ class Sessions:
     clocks: tuple[ClockReading, ...] = ()
     absent: dict[str, Absence] = field(default_factory=dict)
     promoted: Mapping[str, str] = field(default_factory=dict)
+    incomplete: set[str] = field(default_factory=set)
 
     def with_chain_ids(self, renamed: Mapping[str, str]) -> Sessions:
         """Return the nodes with the ids of a chain (fleet.chain_ids), for questions that the identities answer.
@@ -101,9 +103,14 @@ class Sessions:
         """The nodes that the command uses."""
         return tuple(node for node in self.chosen if node.id not in self.absent)
 
+    @property
+    def copied_nodes(self) -> tuple[Node, ...]:
+        """The nodes on which tables are copied."""
+        return tuple(node for node in self.nodes if node.id not in self.incomplete)
+
     def may_leave_out(self, node: Node) -> bool:
         """Whether the command may do without the node: a standby, unless fleet.toml requires that many."""
-        others = sum(other.backup_of == node.backup_of for other in self.nodes if other.id != node.id)
+        others = sum(other.backup_of == node.backup_of for other in self.copied_nodes if other.id != node.id)
         return node.backup_of is not None and others >= self.fleet.standbys_needed(node.shard)
 
     def leave_out(self, node: Node, absence: Absence) -> None:

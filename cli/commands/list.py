@@ -14,7 +14,7 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
 from cutline.cli.output.pinned import pin_document
-from cutline.cli.output.renewed import gap_text
+from cutline.cli.output.renewed import copying_document, gap_text
 from cutline.cli.output.results import answer, emit_csv, emit_items
 from cutline.cli.output.tables import (
     Cell,
@@ -201,6 +201,7 @@ def entry_document(entry: Entry, first: int = 1) -> dict[str, Any]:
         "append_only": chain.append_only,
         "warned": to_builtins(select_warnings(chain.left_out)),
         "gaps": [asdict(gap) for gap in _gaps(entry)],
+        "copying": copying_document(chain.last),
         "type": "only-cut" if full.only_cut else "full",
         "bytes": entry.bytes,
         "begins_at": entry.first,

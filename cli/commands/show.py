@@ -29,7 +29,7 @@ from cutline.cli.output.exact_point import exact_document, exact_lines
 from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.recovery import plan_lines, transaction_lines
-from cutline.cli.output.renewed import renamed_nodes, renewed_document, renewed_lines, retired_shards
+from cutline.cli.output.renewed import copying_document, renamed_nodes, renewed_document, renewed_lines, retired_shards
 from cutline.cli.output.results import answer
 from cutline.cli.output.shared_bases import shared_base_lines
 from cutline.cli.output.tables import (
@@ -291,6 +291,7 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
         "timelines": [dict(commit.timelines) for commit in chain.commits],
         "left_out": to_builtins(chain.left_out),
         "renewed": [renewed_document(commit) for commit in chain.commits],
+        "copying": copying_document(chain.last),
         "retired": [retired_shards(commit) for commit in chain.commits],
         "renamed": [renamed_nodes(commit) for commit in chain.commits],
         "counts": [dict(commit.counts) for commit in chain.commits],
@@ -407,7 +408,7 @@ def _absent_copies(chain: Chain) -> list[str | RenderableType]:
                 continue
             first, last = copy.since, commit.increment
             increments = f"increment {last}" if first == last else f"increments {first} to {last}"
-            ended = "; its copy has ended" if copy.has_ended else ""
+            ended = "; its copy has ended" if copy.has_ended and node not in commit.copying else ""
             lines.append(f"{increments}: without the copy of {node}: {copy.reason}{ended}")
     return lines
 

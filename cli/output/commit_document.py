@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutline.cli.output.renewed import renamed_nodes, renewed_document, retired_shards
+from cutline.cli.output.renewed import copying_document, renamed_nodes, renewed_document, retired_shards
 from cutline.cli.output.tables import time_text
 from cutline.fleet.record import to_builtins
 from cutline.snapshots.records.commit import Commit, FullSnapshot
@@ -48,6 +48,7 @@ def document_of(commit: Commit) -> dict[str, Any]:
         },
         "left_out": to_builtins(commit.left_out),
         "renewed": renewed_document(commit),
+        "copying": copying_document(commit),
         "retired": retired_shards(commit),
         "renamed": renamed_nodes(commit),
     }

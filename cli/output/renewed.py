@@ -25,6 +25,24 @@ def renewed_document(commit: Commit) -> list[dict[str, Any]]:
     ]
 
 
+def copying_document(commit: Commit) -> list[dict[str, Any]]:
+    """Return the standbys whose tables are being copied in the background, and how far it is, as in JSON output."""
+    return [
+        {
+            "node": node,
+            "backup_of": copying.identity.backup_of,
+            "base": str(copying.base),
+            "reason": copying.reason,
+            "begun_by": copying.operation,
+            "tables": copying.copied,
+            "tables_wanted": copying.wanted,
+            "bytes": copying.copied_bytes,
+            "bytes_wanted": copying.wanted_bytes,
+        }
+        for node, copying in commit.copying.items()
+    ]
+
+
 def retired_shards(commit: Commit) -> list[str]:
     """Return the shards that the chain has only up to the commit before."""
     return [] if isinstance(commit, FullSnapshot) else list(commit.retired)

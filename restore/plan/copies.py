@@ -60,7 +60,7 @@ def standbys_of(chain: Chain, shard: str) -> list[str]:
     return [
         node
         for node in chain.present
-        if node != shard and chain.shard_of(node) == shard and chain.bases[node] <= chain.position(node)
+        if node != shard and chain.shard_of(node) == shard and chain.complete_at[node] <= chain.position(node)
     ]
 
 

@@ -88,6 +88,29 @@ def find_prepared(store: ObjectStore, segments: Iterable[Segment], position: Lsn
     return {Lsn(row["lsn"]): str(row["global_id"]) for row in rows}
 
 
+def find_prepared_at(
+    store: ObjectStore, segments: Iterable[Segment], positions: Iterable[Lsn]
+) -> dict[Lsn, tuple[Lsn, ...]]:
+    """Return the positions of the PREPAREs of `find_prepared` for several positions, reading each segment once.
+
+    No transaction may have been prepared before the archive begins and decided after one of the positions.
+    """
+    waiting = sorted(set(positions))
+    found: dict[Lsn, tuple[Lsn, ...]] = dict.fromkeys(waiting, ())
+    xids, lsns = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for segment in segments:
+        events = read_events(store, segment).cast(SEGMENT_SCHEMA)
+        op, xid, lsn, end = (to_numpy(events[name]) for name in ("op", "xid", "lsn", "end_lsn"))
+        is_decision, is_prepare = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)), op == PREPARE
+        xids, lsns = np.concatenate([xids, xid[is_prepare]]), np.concatenate([lsns, lsn[is_prepare]])
+        for position in (one for one in waiting if segment.after < one <= segment.through):
+            late = (lsns < position) & ~np.isin(xids, xid[is_decision & (end <= position)])
+            found[position] = tuple(Lsn(one) for one in np.sort(lsns[late]).tolist())
+        is_open = ~np.isin(xids, xid[is_decision])
+        xids, lsns = xids[is_open], lsns[is_open]
+    return found
+
+
 def find_changed_groups(
     store: ObjectStore, segments: Sequence[Segment], prepared: Collection[Lsn], numbers: Collection[int]
 ) -> dict[Lsn, frozenset[int]]:

@@ -64,6 +64,7 @@ COMMIT_QUERY = "SELECT pg_current_xact_id()"
 REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
+GOES_ON = "the next increments continue with it"
 ADDED = "no commit of the chain has a copy of it"
 
 
@@ -355,9 +356,16 @@ def find_renewable(sessions: Sessions, chain: Chain, replaced: Collection[str] =
 
 
 def leave_out_ended(sessions: Sessions, chain: Chain, progress: Progress) -> None:
-    """Leave out the standbys whose copies have ended, and drop their slots, for which they would retain WAL."""
+    """Leave out the standbys whose copies have ended, and drop their slots, for which they would retain WAL.
+
+    New copies that are being made stay.
+    """
     slot = slot_name(chain.full.operation)
-    ended = [node for node in sessions.nodes if node.id in chain.absent and chain.absent[node.id].has_ended]
+    ended = [
+        node
+        for node in sessions.nodes
+        if node.id in chain.absent and chain.absent[node.id].has_ended and node.id not in chain.copying
+    ]
     for node in ended:
         sessions.leave_out(node, Absence(chain.absent[node.id].reason, has_ended=True))
     if left := drop_slots(ended, slot):
@@ -428,20 +436,26 @@ def absent_copies(chain: Chain, sessions: Sessions, changes: DefinitionChanges |
 
 
 def left_out_standbys(
-    chain: Chain, absent: Mapping[str, AbsentCopy], sessions: Sessions, renewed: Collection[str]
+    chain: Chain,
+    absent: Mapping[str, AbsentCopy],
+    sessions: Sessions,
+    renewed: Collection[str],
+    copying: Collection[str] = (),
 ) -> tuple[LeftOut, ...]:
     """Return the entries of a commit for the standbys without a copy at its cut: `absent`, and those never copied.
+
+    Increments go on with the copies of those in `copying`.
 
     If the full snapshot was taken without standbys, they are not named.
     """
     out = []
     for node, copy in absent.items():
-        what_next = ENDED if copy.has_ended else BACK
+        what_next = GOES_ON if node in copying else ENDED if copy.has_ended else BACK
         out.append(absent_copy(chain.shard_of(node), node, f"{copy.reason}; {what_next}", copy.since))
     for standby in joining_standbys(sessions.fleet, chain):
         if standby.id not in renewed:
             absence = sessions.absent.get(standby.id)
-            reason = f"{absence.reason if absence else ADDED}; {ENDED}"
+            reason = f"{absence.reason if absence else ADDED}; {GOES_ON if standby.id in copying else ENDED}"
             out.append(absent_copy(standby.shard, standby.id, reason))
     return tuple(out)
 

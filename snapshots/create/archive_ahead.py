@@ -72,7 +72,7 @@ def archive_ahead(fleet: Fleet, name: str, progress: Progress) -> ArchivedAhead:
         return ArchivedAhead(needs_increment=True)
     with open_sessions(
         fleet,
-        [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts],
+        [node for node in check_fleet_file(fleet, chain) if node.id in chain.parts or node.id in chain.copying],
         spares_standbys=True,
         known=lambda: chain.system_identifiers,
     ) as sessions:

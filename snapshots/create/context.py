@@ -278,7 +278,7 @@ def state_of(chain: Chain, rules: GroupRules, known: KnownTables, seen: Mapping[
         },
         cut_time(chain.last),
         frozenset(chain.absent),
-        {node: increment.operation for node, (increment, _) in chain.renewals.items()},
+        {node: chain.archive(node) for node in chain.renewals},
         {shard: facts for shard, facts in chain.last.databases.items() if shard not in known.lost},
     )
 

@@ -32,6 +32,7 @@ from cutline.snapshots.create.absent_copies import (
     joining_standbys,
     leave_out,
 )
+from cutline.snapshots.create.background_copies import UnderwayCopy, find_underway, with_underway
 from cutline.snapshots.create.chain_objects import check_objects
 from cutline.snapshots.create.context import ChainState, state_of
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare
@@ -111,9 +112,9 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `nodes` are all
-    nodes of the chain, and those that may join it. `lack` is a warning about objects that earlier restore points lack,
-    or "".
+    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `underway` are the
+    copies that have begun again and are not part of the chain yet. `nodes` are all nodes of the chain, and those that
+    may join it. `lack` is a warning about objects that earlier restore points lack, or "".
     """
 
     nodes: tuple[Node, ...]
@@ -123,6 +124,7 @@ class Continuable:
     to_renew: Mapping[str, str]
     lack: str = ""
     agreed: Mapping[str, Lsn] = field(default_factory=dict)
+    underway: Mapping[str, UnderwayCopy] = field(default_factory=dict)
 
 
 def check_continuable(
@@ -140,9 +142,11 @@ def check_continuable(
     """
     check_commits(store, chain, documents)
     _check_replaced(sessions, chain, replaced)
-    to_renew = find_renewable(sessions, chain, replaced)
+    underway, to_renew = find_underway(store, sessions, chain, find_renewable(sessions, chain, replaced))
     ended = _check_nodes(store, sessions, chain, to_renew)
     to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
+    to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}
+    underway = {node: one for node, one in underway.items() if node not in sessions.absent}
     agreed = {node: position for node, error in ended.items() if (position := agreed_position(error)) is not None}
     chain.check_archive()
     rules = rules_since(chain, sessions.fleet)
@@ -169,9 +173,12 @@ def check_continuable(
             altered.add(shard)
             for node, reason in without_publication(sessions, error).items():
                 to_renew.setdefault(node, reason)
-    state = state_of(chain, rules, known, seen)
+                if underway.pop(node, None) is not None:
+                    sessions.incomplete.discard(node)
+    state = with_underway(state_of(chain, rules, known, seen), underway)
     unknown = check_append_only(sessions, states_to_compare(plan, state.known), last_commit_label(chain))
-    return Continuable(sessions.chosen, state, plan, unknown, to_renew, check_objects(store, chain), agreed)
+    lack = check_objects(store, chain)
+    return Continuable(sessions.chosen, state, plan, unknown, to_renew, lack, agreed, underway)
 
 
 def without_publication(sessions: Sessions, error: PublicationChangedError) -> dict[str, str]:
@@ -193,7 +200,8 @@ def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
     copied = plan.to_copy.keys() | plan.unpublished.keys()
 
     def lacks(node: Node) -> bool:
-        is_renewed, needed = node.id in to_renew, int(node.shard in copied and node.id not in readers)
+        is_copied = node.shard in copied and node.id not in readers and node.id not in sessions.incomplete
+        is_renewed, needed = node.id in to_renew, int(is_copied)
         with raising_unreachable(node):
             free = count_free_slots(sessions.connections[node.id], slot if is_renewed else "")
         return free < needed + is_renewed

@@ -230,7 +230,8 @@ def list_definitions(node: Node, known: KnownTables, prepared: PreparedTables) -
         if gone
         else map(Definition, oids, groups)
     )
-    copied_from = prepared.positions.get(node.id)
+    # A standby whose tables are copied later has the WAL of its primary.
+    copied_from = prepared.positions.get(node.id, prepared.positions.get(node.shard))
     new = (
         Definition(table.table.oid, table.table.group, copied_from if table.after is None else None)
         for table in plan.changed

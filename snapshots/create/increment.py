@@ -45,6 +45,7 @@ from cutline.snapshots.create.absent_copies import (
     standby_wait_seconds,
     timelines_of,
 )
+from cutline.snapshots.create.background_copies import carried_copies
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, undo_create
 from cutline.snapshots.create.continuable import (
     Continuable,
@@ -53,6 +54,7 @@ from cutline.snapshots.create.continuable import (
     check_free_slots,
     without_publication,
 )
+from cutline.snapshots.create.copy_between import copy_between
 from cutline.snapshots.create.counters import check_append_only, last_commit_label, states_to_compare, with_warnings
 from cutline.snapshots.create.cut_attempt import CutResult, EndWrites
 from cutline.snapshots.create.definition_changes import with_objects
@@ -64,10 +66,13 @@ from cutline.snapshots.create.renamed import NodesRenamedError, check_chain_ids,
 from cutline.snapshots.create.renewal import (
     NewCopies,
     drop_left_out,
+    find_later,
     find_lost,
+    leave_out_background,
     leave_out_incomplete,
     renew_copies,
     renewal_note,
+    with_completed,
 )
 from cutline.snapshots.create.spared_cut import drop_table_slots, take_cut_without_failed
 from cutline.snapshots.create.terminal import check_final, end_writes
@@ -137,13 +142,14 @@ def take_increment(
     sessions, store, operation, state = context.sessions, context.store, context.operation, continuable.state
     new = renew_copies(context, state, chain, continuable.to_renew, spark, progress)
     new = replace(new, lost=find_lost(store, chain, continuable.agreed))
+    new = with_completed(context, chain, new, continuable.underway, progress)
     state = new.state_after(state, operation.id, sessions)
     if copied := continuable.plan.to_copy.keys() | new.slots_complete_at.keys() & new.positions.keys():
         note_readers(sorted(copied), choose_readers(sessions), sessions, progress)
     end = _ending_writes(context, chain, progress) if context.request.terminal else None
     cut = take_cut_without_failed(context, lambda: state, spark, progress, end)
     progress.step("commit")
-    commit = _prepare_commit(context, chain, state, new, cut, progress, began)
+    commit = _prepare_commit(context, chain, continuable, state, new, cut, progress, began)
     check_own_store(store, chain.full.fleet_id)
     check_commit_stored(store, commit)
     commit = counted_increment(chain, replace_by_lists(store, commit, progress), cut.archived_cut.ignored)
@@ -175,6 +181,7 @@ def _ending_writes(context: CreateContext, chain: Chain, progress: Progress) -> 
 def _prepare_commit(
     context: CreateContext,
     chain: Chain,
+    continuable: Continuable,
     state: ChainState,
     new: NewCopies,
     cut: CutResult,
@@ -193,11 +200,15 @@ def _prepare_commit(
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
     drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
-    absent, renewed = absent_copies(chain, sessions, cut.definition_changes), new.of(chain, sessions)
+    copying = leave_out_background(context, new, cut.archived_cut, continuable.underway)
+    absent = absent_copies(chain, sessions, cut.definition_changes)
+    renewed = new.of(chain, sessions, find_later(store, new, cut.archived_cut, sessions))
+    others = {*renewed, *continuable.to_renew}
+    copying = carried_copies(chain, absent, sessions, cut.definition_changes, others) | copying
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)
     left_out = _with_left_out_of_chain(cut.left_out + unread, chain, retired)
-    left_out += left_out_standbys(chain, absent, sessions, renewed)
+    left_out += left_out_standbys(chain, absent, sessions, renewed, copying)
     changes = new.with_entries(cut.definition_changes, renewed)
     if retired:
         changes = changes or DefinitionChanges()
@@ -214,12 +225,13 @@ def _prepare_commit(
         cut=cut.archived_cut.record,
         sequences=dict(cut.sequences),
         segments={
-            node: () if node in absent else cut.archived_cut.segments[node]
+            node: () if node in absent else new.segments_of(node, cut.archived_cut.segments[node])
             for node in {**chain.parts, **renewed}
             if node in renewed or chain.shard_of(node) not in retired
         },
         idle={node: chain.original(last) for node, last in cut.archived_cut.idle.items() if node not in absent},
         absent=absent,
+        copying=copying,
         timelines=timelines_of(chain, sessions, renewed),
         renamed=renamed_of(chain, sessions, renewed),
         previous=Previous(chain.last.operation, chain.last.digest),
@@ -277,7 +289,10 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
                     create = partial(
                         _create_increment, fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began
                     )
-                    return repeat_without_failed(fleet, steps, create)
+                    commit = repeat_without_failed(fleet, steps, create)
+                    if commit.copying and not commit.terminal:
+                        copy_between(fleet, listed, commit, request, spark, steps)
+                    return commit
             except NodesRenamedError as renamed:
                 fleet = renamed.fleet
 
@@ -296,7 +311,7 @@ def _create_increment(
     progress: StepTimes,
     began: float,
     begins: Callable[[], None],
-) -> Commit:
+) -> Increment:
     """Take the next increment. `fleet` has the chain's ids as far as they are known, and `listed` those of the file.
 
     Raises NodesRenamedError if the servers show that they are others.
@@ -423,10 +438,12 @@ def _commit_renewing(
                 ended = without_publication(sessions, error)
             position = agreed_position(error)
             agreed = {} if position is None else {node: position}
+            sessions.incomplete.difference_update(ended)
             continuable = replace(
                 continuable,
                 to_renew={**ended, **continuable.to_renew},
                 agreed={**continuable.agreed, **agreed},
+                underway={other: copy for other, copy in continuable.underway.items() if other not in ended},
             )
 
 
@@ -552,6 +569,9 @@ def _preview_increment(
         plan, rules = continuable.plan, continuable.state.selection.rules
         report_changes(plan, progress)
         renewed = {node: reason for node, reason in continuable.to_renew.items() if node not in sessions.absent}
+        complete = {node for node, copy in continuable.underway.items() if copy.is_complete}
+        for node_id, copy in continuable.underway.items():
+            progress.note(News(f"standby {node_id} is being copied: {copy.text}"))
         for node in sessions.nodes:
             if node.id in renewed:
                 progress.note(renewal_note(node, "will be copied", renewed[node.id], chain))
@@ -562,5 +582,7 @@ def _preview_increment(
         groups = {shard: shard_plan.groups for shard, shard_plan in plan.shards.items()}
         left_out = read_left_out(sessions.primaries, rules, groups)
         left_out = _with_left_out_of_chain(left_out, chain, retired_shards(fleet, chain))
-        left_out += left_out_standbys(chain, absent_copies(chain, sessions, None), sessions, renewed)
+        left_out += left_out_standbys(
+            chain, absent_copies(chain, sessions, None), sessions, {*renewed, *complete}, continuable.underway
+        )
         return IncrementPlan(waiting, with_warnings(left_out, chain, continuable.unknown, sessions.primaries))

@@ -149,7 +149,7 @@ def _copy_tables(
     sessions, plan = context.sessions, prepared.plan
     tables, slot = plan.to_copy, copy_slot_name(context.operation.id)
     readers = {shard: reader for shard, reader in choose_readers(sessions).items() if shard in tables}
-    nodes = [node for node in sessions.nodes if node.shard in tables and node.id not in readers]
+    nodes = [node for node in sessions.copied_nodes if node.shard in tables and node.id not in readers]
     # A reader's tables are read twice, so that the primary's copy and its own have objects of their own.
     spark.begin(context.executor_needs, progress, amount_to_copy([*nodes, *readers.values()], tables))
     destination = CopyDestination(context.operation.snapshot, context.operation.id, context.fleet.store)

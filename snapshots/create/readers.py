@@ -26,7 +26,7 @@ def choose_readers(sessions: Sessions) -> dict[str, Node]:
     if not sessions.fleet.spares_primaries:
         return {}
     readers: dict[str, Node] = {}
-    for node in sessions.nodes:
+    for node in sessions.copied_nodes:
         if node.backup_of is not None:
             readers.setdefault(node.shard, node)
     return readers

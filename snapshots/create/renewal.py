@@ -10,7 +10,9 @@ copied as they are at this position. The tables of a primary are copied by the i
 The new archive has the increment's operation in its keys. So it never continues the archive of another attempt. The
 slot has the chain's name: the intent names the nodes, and whoever settles a dead increment drops it on them.
 
-A standby that can't be copied is left out, unless fleet.toml requires it.
+A standby that can't be copied is left out, unless fleet.toml requires it. A large standby only gets its slot: its
+tables are copied in the background of this and later increments (snapshots/create/background_copies.py), and then the
+copy is added to the chain as if the increment had made it.
 """
 
 from __future__ import annotations
@@ -38,6 +40,13 @@ from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
 from cutline.snapshots.create.absent_copies import leave_out_silent
+from cutline.snapshots.create.background_copies import (
+    UnderwayCopy,
+    archive_before,
+    incomplete_error,
+    list_later,
+    reason_text,
+)
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut, LastCut
 from cutline.snapshots.create.prepared_transactions import await_prepared
@@ -46,19 +55,44 @@ from cutline.snapshots.create.spared_cut import renew_lost
 from cutline.snapshots.ddl.attempts import ChangedError
 from cutline.snapshots.ddl.table_changes import KnownTables, plan_ddl, read_current_tables
 from cutline.snapshots.operations.operation import check_exclusive
+from cutline.snapshots.records.background_records import StepsCopied
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import DefinitionChanges, LostWal, NamedObject, Renewal, split_entries
+from cutline.snapshots.records.commit import (
+    BackgroundCopy,
+    CopiedLater,
+    DefinitionChanges,
+    LostWal,
+    NamedObject,
+    Renewal,
+    split_entries,
+)
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, point_label, read_commit
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
-from cutline.storage.store import ObjectStore
+from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import ADVANCED, drop_slots, is_synchronized, slot_name
+from cutline.wal.segments.archive import ArchiveError, Segment
 
 ONE_READER = (
     "a chain's slots can feed only one store: find the program that advanced it, such as a create or watch that uses a"
     " duplicate of this store, and stop it"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCopy:
+    """A copy that increments have made in the background: its steps, and its archive up to the last commit."""
+
+    copying: BackgroundCopy
+    copied: StepsCopied
+    segments: tuple[Segment, ...]
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """The number of rows by the number under which they are stored."""
+        rows = {number: count for step in self.copied.steps for number, count in step.rows.items()}
+        return {number: rows[number] for number in self.copied.copied}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +104,9 @@ class NewCopies:
     the slots had been created; it is empty unless a primary is among the nodes.
     `rewritten` lists, by standby, the tables whose rows may be incomplete (snapshots/create/rewritten_tables.py).
     `without_rows` has the numbers, by shard, of the groups that these copies lack: the increment copies such a table on
-    all nodes, or it is gone. `lost` is what primaries have lost of the WAL of their copies in the chain.
+    all nodes, or it is gone. `lost` is what primaries have lost of the WAL of their copies in the chain. `background`
+    are the copies that stay incomplete, begun now or earlier, and `completed` those that increments have made in the
+    background, with what they had archived before.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -82,9 +118,14 @@ class NewCopies:
     rewritten: Mapping[str, tuple[Table, ...]] = field(default_factory=dict)
     without_rows: Mapping[str, frozenset[int]] = field(default_factory=dict)
     lost: Mapping[str, LostWal] = field(default_factory=dict)
+    background: Mapping[str, BackgroundCopy] = field(default_factory=dict)
+    completed: Mapping[str, CompletedCopy] = field(default_factory=dict)
 
-    def of(self, chain: Chain, sessions: Sessions) -> dict[str, Renewal]:
-        """Return the renewals for the next commit of the chain, without standbys that have been left out since."""
+    def of(self, chain: Chain, sessions: Sessions, later: Mapping[str, tuple[CopiedLater, ...]]) -> dict[str, Renewal]:
+        """Return the renewals for the next commit of the chain, without standbys that have been left out since.
+
+        `later` are the tables of the completed copies (`find_later`).
+        """
         return {
             node: Renewal(
                 sessions.identities[node],
@@ -93,10 +134,16 @@ class NewCopies:
                 dict(self.copied.get(node, {})),
                 is_new=node not in chain.parts,
                 lost=self.lost.get(node),
+                began_by=self.completed[node].copying.operation if node in self.completed else "",
+                later=later.get(node, ()),
             )
             for node, at in self.positions.items()
             if node not in sessions.absent
         }
+
+    def segments_of(self, node: str, new: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Return the segments that the commit lists for the node, with the `new` ones."""
+        return (*(self.completed[node].segments if node in self.completed else ()), *new)
 
     def with_entries(self, changes: DefinitionChanges | None, nodes: Iterable[str]) -> DefinitionChanges | None:
         """Add the objects of these nodes, which are those of `of`, to a commit's changes."""
@@ -113,7 +160,8 @@ class NewCopies:
         The DDL of a primary's shard is stored again in any case: after a failover, other DDL may have had the same
         transaction ids as what was lost, and so have left the same fingerprint.
         """
-        if not self.positions:
+        begun = {node: at for node, at in self.positions.items() if node not in self.completed}
+        if not begun:
             return state
         shards = frozenset(self.positions.keys() & sessions.primaries.keys())
         # A shard that joins the chain has no last cut.
@@ -126,14 +174,14 @@ class NewCopies:
                 fingerprints={**state.known.fingerprints, **dict.fromkeys(shards, "")},
                 without_rows=_merged(state.known.without_rows, self.without_rows),
             ),
-            base={**state.base, **self.positions},
-            segments={node: segments for node, segments in state.segments.items() if node not in self.positions},
+            base={**state.base, **begun},
+            segments={node: segments for node, segments in state.segments.items() if node not in begun},
             last_cut={
                 **state.last_cut,
                 **{shard: LastCut(self.positions[shard], marker=markers.get(shard)) for shard in shards},
             },
-            archives={**state.archives, **dict.fromkeys(self.positions, operation)},
-            absent=state.absent | self.positions.keys(),
+            archives={**state.archives, **dict.fromkeys(begun, operation)},
+            absent=state.absent | begun.keys(),
         )
 
 
@@ -180,6 +228,42 @@ def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: st
             repair_options(sessions.connections[node.id], fleet_id)
 
     in_parallel(repair, [node for node in nodes if node.backup_of is None])
+
+
+def with_completed(
+    context: CreateContext, chain: Chain, new: NewCopies, underway: Mapping[str, UnderwayCopy], progress: Progress
+) -> NewCopies:
+    """Add the copies that earlier increments have begun: those that are complete now, and the others.
+
+    A copy whose archive can't be read begins again with the next increment.
+    """
+    sessions, store = context.sessions, context.store
+    completed: dict[str, CompletedCopy] = {}
+    for node in [node for node in sessions.nodes if node.id in underway]:
+        copy = underway[node.id]
+        if not copy.is_complete:
+            progress.note(News(f"standby {node.id} is being copied: {copy.text}"))
+            continue
+        try:
+            segments = archive_before(store, chain.name, node.id, copy.copying)
+        except (ArchiveError, ObjectMissingError) as error:
+            _do_without(sessions, node, incomplete_error(str(error)))
+            continue
+        completed[node.id] = CompletedCopy(copy.copying, copy.copied, segments)
+        progress.note(renewal_note(node, "was copied", copy.copying.reason, chain))
+    entries = (entry for one in completed.values() for step in one.copied.steps for entry in step.entries)
+    return replace(
+        new,
+        reasons={**new.reasons, **{node: one.copying.reason for node, one in completed.items()}},
+        positions={**new.positions, **{node: one.copying.base for node, one in completed.items()}},
+        entries=(*new.entries, *entries),
+        copied={**new.copied, **{node: one.rows for node, one in completed.items()}},
+        background={
+            **new.background,
+            **{node: copy.copying for node, copy in underway.items() if node in sessions.incomplete},
+        },
+        completed=completed,
+    )
 
 
 def find_lost(store: ObjectStore, chain: Chain, agreed: Mapping[str, Lsn]) -> dict[str, LostWal]:
@@ -244,10 +328,37 @@ def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
     return text
 
 
+def find_later(
+    store: ObjectStore, new: NewCopies, cut: ArchivedCut, sessions: Sessions
+) -> dict[str, tuple[CopiedLater, ...]]:
+    """Return the tables of the completed copies with their positions, by node (background_copies.find_later)."""
+    return {
+        node: list_later(store, one.copied, new.segments_of(node, cut.segments[node]))
+        for node, one in new.completed.items()
+        if node not in sessions.absent
+    }
+
+
+def leave_out_background(
+    context: CreateContext, new: NewCopies, cut: ArchivedCut, underway: Mapping[str, UnderwayCopy]
+) -> dict[str, BackgroundCopy]:
+    """Leave out the standbys whose copies are not complete yet; return what the commit says about them."""
+    sessions, found = context.sessions, dict[str, BackgroundCopy]()
+    for node in [node for node in sessions.nodes if node.id in new.background]:
+        last = cut.segments[node.id][-1]
+        if node.id in underway:
+            found[node.id] = underway[node.id].at_commit(last)
+        else:
+            found[node.id] = structs.replace(new.background[node.id], reason=new.reasons[node.id], last=last)
+        sessions.leave_out(node, Absence(reason_text(found[node.id]), has_ended=True))
+    return found
+
+
 def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
     """Drop the slots of new copies whose standbys have been left out since; the next increment begins them again."""
     sessions = context.sessions
-    gone = [node for node in sessions.chosen if node.id in new.positions and node.id in sessions.absent]
+    begun = new.positions.keys() - new.completed.keys()
+    gone = [node for node in sessions.chosen if node.id in begun and node.id in sessions.absent]
     for node in gone:
         sessions.absent[node.id] = Absence(sessions.absent[node.id].reason, has_ended=True)
     drop_slots(gone, slot)
@@ -389,9 +500,15 @@ def _copy_standbys(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Create the slots of these standbys and copy their tables."""
+    """Create the slots of these standbys, and copy the tables of those that are not left to the background."""
     sessions, wait = context.sessions, context.standby_wait_seconds
-    to_copy = [node for node in nodes if plan.tables.get(node.shard)]
+    later: list[Node] = []
+    sessions.incomplete.difference_update(node.id for node in nodes)
+    for node in nodes:
+        if _is_for_background(context, node, plan):
+            later.append(node)
+            sessions.incomplete.add(node.id)
+    to_copy = [node for node in nodes if plan.tables.get(node.shard) and node not in later]
     entries: tuple[NamedObject, ...] = ()
     rewritten: Mapping[str, tuple[Table, ...]] = {}
     with export_snapshots(context.fleet, nodes, slot, wait, progress) as slots:
@@ -404,12 +521,14 @@ def _copy_standbys(
             entries, rewritten = tuple(read.entries), read.list_rewritten(plan.tables, sessions.fleet)
         positions = {node: exported.position for node, exported in slots.items()}
     progress.reached(CrashPoint.SNAPSHOTS_RELEASED)
+    for node in later:
+        progress.note(News(f"standby {node.id} is large: its tables are copied in the background of increments"))
     await_prepared(sessions, wait, progress, "the new copy", {node.shard for node in nodes})
     progress.reached(CrashPoint.PREPARED_OVER)
     copied = {
         node.id: Counter({table.group.number: 0 for table in plan.tables[node.shard]})
         for node in nodes
-        if node.shard in plan.tables
+        if node.shard in plan.tables and node not in later
     }
     for entry in entries:
         copied[entry.node].update(entry.rows)
@@ -419,5 +538,23 @@ def _copy_standbys(
         entries=entries,
         copied=copied,
         rewritten=rewritten,
-        without_rows=plan.without_rows,
+        without_rows={node.shard: plan.without_rows[node.shard] for node in nodes if node.id in copied},
+        background={node.id: _begun(context, node, positions[node.id], plan) for node in later},
     )
+
+
+def _is_for_background(context: CreateContext, node: Node, plan: _CopyPlan) -> bool:
+    """Whether the standby's tables are copied after the commit: they are large, and the increment needs no copy."""
+    size = amount_to_copy([node], plan.tables).page_bytes or 0
+    return size >= context.fleet.background_bytes_min and context.sessions.may_leave_out(node)
+
+
+def _begun(context: CreateContext, node: Node, position: Lsn, plan: _CopyPlan) -> BackgroundCopy:
+    """Return the beginning of a copy in the background, without its reason and archive."""
+    nowhere = Segment(
+        key="", number=0, size=0, digest="", changes=0, events=0, partials=0, truncates=0, node=node.id,
+        operation=context.operation.id, after=position, through=position, open=None,
+    )  # fmt: skip
+    size = amount_to_copy([node], plan.tables).page_bytes or 0
+    identity, tables = context.sessions.identities[node.id], plan.tables.get(node.shard, [])
+    return BackgroundCopy(context.operation.id, position, identity, "", nowhere, 0, len(tables), 0, size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ class SchemaMapping:
     """The mapping of stored rows, by group number, to the schema at a cut.
 
     Rows with a number in `unchanged` keep their lines, rows with a number in `conversions` are converted, and all other
-    rows are skipped. For a number in `since`, only changes at or after that position count, and those of the
+    rows are skipped. For a number in `since`, only changes at or after that position count, and those of its
     transactions at `pending_at_copies`: the base copy that was taken there contains the other earlier changes. If a
     copy begins with a merge or a shared base copy, changes of all tables count from `counted_from` on, and so do those
     of the transactions at `pending`.
@@ -133,7 +134,7 @@ class SchemaMapping:
     since: Mapping[int, Lsn] = field(default_factory=dict)
     counted_from: Lsn = ORIGIN
     pending: frozenset[Lsn] = frozenset()
-    pending_at_copies: frozenset[Lsn] = frozenset()
+    pending_at_copies: Mapping[int, frozenset[Lsn]] = field(default_factory=dict)
 
     def number_of(self, stored: int) -> int | None:
         """Return the number at the cut for rows stored under `stored`; None if they are skipped."""
@@ -158,16 +159,16 @@ def mapping_to_cut(chain: Chain, node: str, among: Iterable[str] = ()) -> Schema
     With other nodes in `among`, only changes after the base copies of all these nodes count; of tables that were copied
     again, without exceptions.
     """
-    positions = dict(chain.copy_positions(node))
-    for other in among:
-        # A copy that began again after the table was copied begins with the table, too.
-        theirs, base = chain.copy_positions(other), chain.bases[other]
-        positions = {number: max(position, theirs.get(number, base)) for number, position in positions.items()}
-    mapping = schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions)
-    if positions and not among:
-        mapping = replace(mapping, pending_at_copies=chain.pending_at_copies(node))
-    counted_from, pending = chain.counted_from(node)
-    return replace(mapping, counted_from=counted_from, pending=pending) if counted_from else mapping
+    copies = {one: (chain.copy_positions(one), chain.bases[one]) for one in (node, *among)}
+    # A copy that began again after the table was copied begins with the table, too.
+    positions = {
+        number: max(found.get(number, base) for found, base in copies.values())
+        for number in {number for found, _ in copies.values() for number in found}
+    }
+    pending = chain.pending_at_copies(node) if positions and not among else {}
+    mapping = schema_mapping(chain.groups(node), chain.definitions(node), chain.successions(node), positions, pending)
+    counted_from, in_base = chain.counted_from(node)
+    return replace(mapping, counted_from=counted_from, pending=in_base) if counted_from else mapping
 
 
 def schema_mapping(
@@ -175,15 +176,17 @@ def schema_mapping(
     definitions: Mapping[int, Group],
     successions: Mapping[int, int],
     copy_positions: Mapping[int, Lsn],
+    pending_at_copies: Mapping[int, frozenset[Lsn]] = MappingProxyType({}),
 ) -> SchemaMapping:
     """Map the numbers of all `definitions` to the numbers of `groups`, the tables at the cut.
 
     `successions` maps a number to its predecessor, and `copy_positions` maps a number to the position of the base copy
-    with which it begins.
+    with which it begins; `pending_at_copies` are the earlier transactions that count as well.
     """
     unchanged: set[int] = set()
     conversions: dict[int, Conversion] = {}
     since: dict[int, Lsn] = {}
+    late: dict[int, frozenset[Lsn]] = {}
     pending = dict(successions)
     for group in groups:
         path = [group]
@@ -197,7 +200,9 @@ def schema_mapping(
             conversions[older.number] = composed
         if path[-1].number in copy_positions:
             since |= dict.fromkeys((group.number for group in path), copy_positions[path[-1].number])
-    return SchemaMapping(frozenset(unchanged), conversions, since)
+        if path[-1].number in pending_at_copies:
+            late |= dict.fromkeys((group.number for group in path), pending_at_copies[path[-1].number])
+    return SchemaMapping(frozenset(unchanged), conversions, since, pending_at_copies=late)
 
 
 def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator[pa.Table]:
@@ -216,7 +221,11 @@ def to_schema_at_cut(table: pa.Table, mapping: SchemaMapping | None) -> Iterator
     has_changes = "lsn" in table.column_names
     if has_changes and mapping.since:
         lsn = to_numpy(table["lsn"])
-        counts &= _unless_at(lsn < lookup.since[group], lsn, mapping.pending_at_copies)
+        is_early = lsn < lookup.since[group]
+        for number, pending in mapping.pending_at_copies.items():
+            of_table = is_early & (group == number)
+            is_early[of_table] = ~np.isin(lsn[of_table], np.fromiter(pending, np.int64))
+        counts &= ~is_early
     if has_changes and mapping.counted_from:
         lsn = to_numpy(table["lsn"])
         counts &= _unless_at((lsn < mapping.counted_from) & (group != NO_GROUP), lsn, mapping.pending)

@@ -158,6 +158,16 @@ ABSENT_COPY = Metric(
     "1 if the newest cut leaves out the copy of this standby, else 0.",
     ("node",),
 )
+COPYING_BYTES = Metric(
+    "cutline_copying_bytes",
+    "Bytes of a standby's tables that were copied in the background by the newest cut; only while it is being copied.",
+    ("node",),
+)
+COPYING_BYTES_WANTED = Metric(
+    "cutline_copying_bytes_wanted",
+    "Bytes of all tables of a standby that is being copied in the background.",
+    ("node",),
+)
 GAPS = Metric(
     "cutline_gaps",
     "Number of gaps in the snapshot of the newest cut: a primary was copied again, and no time between that increment"

@@ -452,6 +452,9 @@ def _samples_of_newest(chain: Chain) -> Iterator[Sample]:
     names = {out.name for out in commit.left_out if out.kind == LeftOutKind.ABSENT_COPY}
     for standby in sorted(names | {identity.node for identity in chain.nodes if identity.backup_of is not None}):
         yield metrics.ABSENT_COPY.of(int(standby in names), chain.listed_id(standby))
+    for standby, copying in commit.copying.items():
+        yield metrics.COPYING_BYTES.of(copying.copied_bytes, chain.listed_id(standby))
+        yield metrics.COPYING_BYTES_WANTED.of(copying.wanted_bytes, chain.listed_id(standby))
     yield metrics.GAPS.of(len(chain.gaps))
     for node in commit.cut.nodes:
         if isinstance(node.last_commit_at, str):

@@ -35,7 +35,7 @@ from cutline.snapshots.records.commit import (
     compress_content,
     split_entries,
 )
-from cutline.snapshots.records.commit_rules import check_distinct, check_listed
+from cutline.snapshots.records.commit_rules import check_distinct, check_listed, operations_of
 from cutline.snapshots.records.documents import (
     check_about,
     checking,
@@ -250,7 +250,8 @@ def _read_list(store: ObjectStore, commit: Commit | Merge, object_list: ObjectLi
     listed: ListedObjects = parse_document(object_list.key, content, ListedObjects)
     # A merge, and the beginning of its chain, which is a full snapshot with a number, have objects of any operation.
     is_merged = isinstance(commit, Merge) or (isinstance(commit, FullSnapshot) and commit.increment > 0)
-    operation = listed.operation if is_merged else commit.operation
+    is_possible = is_merged or listed.operation in operations_of(commit, object_list.node)
+    operation = listed.operation if is_possible else commit.operation
     check_about(object_list.key, (listed.snapshot, listed.operation), (commit.snapshot, operation))
     with checking(object_list.key):
         check_listed(commit, object_list, listed.objects, allows_any_operation=is_merged)

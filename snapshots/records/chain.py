@@ -26,9 +26,11 @@ from cutline.snapshots.records.commit import (
     GLOBALS,
     SUMMARIZED_MAX,
     AbsentCopy,
+    BackgroundCopy,
     ChainHistory,
     Commit,
     CommitSummary,
+    CopiedLater,
     DatabaseFacts,
     DatabaseProperties,
     DefinitionChanges,
@@ -110,7 +112,7 @@ class MergedBeginning:
     successions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     copied_at: Mapping[str, Mapping[int, Lsn]] = field(default_factory=dict)
     read_once: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    pending_at_copies: Mapping[str, frozenset[Lsn]] = field(default_factory=dict)
+    pending_at_copies: Mapping[str, Mapping[int, frozenset[Lsn]]] = field(default_factory=dict)
 
 
 # No slots: a cached property needs a dictionary.
@@ -270,10 +272,16 @@ class Chain:
     def _bases(self) -> Mapping[str, Lsn]:
         return {**self.full.base, **{node: renewal.base for node, (_, renewal) in self.renewals.items()}}
 
+    @cached_property
+    def complete_at(self) -> Mapping[str, Lsn]:
+        """The position from which each node's copy has all tables of its beginning: later than `bases` in few cases."""
+        return {**self.bases, **{node: renewal.complete_at for node, (_, renewal) in self.renewals.items()}}
+
     def archive(self, node: str) -> str:
         """Return the operation that began the node's archive, as in its keys (wal/segments/archive.py)."""
         if node in self.renewals:
-            return self.renewals[node][0].operation
+            increment, renewal = self.renewals[node]
+            return renewal.began_by or increment.operation
         return self.beginning.archives[node] if self.beginning else self.full.chain
 
     @property
@@ -289,6 +297,11 @@ class Chain:
     def absent(self) -> Mapping[str, AbsentCopy]:
         """The standbys' copies that end before the last cut, by node."""
         return self.last.absent
+
+    @property
+    def copying(self) -> Mapping[str, BackgroundCopy]:
+        """The standbys' copies that have begun again and are not complete yet, by node."""
+        return self.last.copying
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -524,7 +537,10 @@ class Chain:
         return numbers
 
     def copy_positions(self, node: str) -> dict[int, Lsn]:
-        """For tables that were copied again, return the positions from which their changes count, keyed by number."""
+        """Return the positions from which changes count of tables that were copied later than the rest, by number.
+
+        The number is that of the earliest definition, as in `successions`: later ones may continue it.
+        """
         successions = self.successions(node)
         positions = dict(self.beginning.copied_at.get(node, {})) if self.beginning and self._merge_of(node) else {}
         positions |= {
@@ -533,21 +549,34 @@ class Chain:
             if commit.definition_changes and commit.increment >= self.begun(node)
             for number, at in commit.definition_changes.begun.get(node, {}).items()
         }
-        return {number: at for number, at in positions.items() if number not in successions}
+        positions = {number: at for number, at in positions.items() if number not in successions}
+        for later in self._copied_later(node):
+            positions |= dict.fromkeys((_first_of(number, successions) for number in later.numbers), later.position)
+        return positions
 
-    def pending_at_copies(self, node: str) -> frozenset[Lsn]:
-        """Return the positions of the transactions that count although they precede copies of tables that lack them."""
-        earlier = self.beginning.pending_at_copies.get(node, ()) if self.beginning and self._merge_of(node) else ()
-        changes = [
-            commit.definition_changes
-            for commit in self.commits
-            if commit.definition_changes and commit.increment >= self.begun(node)
-        ]
-        if not any(node in one.pending for one in changes):
-            return frozenset(earlier)
-        numbers = self.numbers_at_cut(node).keys()
-        still = (one.pending.get(node, ()) for one in changes if one.copied.get(node, {}).keys() & numbers)
-        return frozenset(earlier).union(*still)
+    def _copied_later(self, node: str) -> tuple[CopiedLater, ...]:
+        return self.renewals[node][1].later if node in self.renewals else ()
+
+    def pending_at_copies(self, node: str) -> dict[int, frozenset[Lsn]]:
+        """Return the positions of the transactions that count although they precede a copy of a table that lacks them.
+
+        They are keyed by the number of the table, as in `copy_positions`.
+        """
+        earlier = self.beginning.pending_at_copies.get(node, {}) if self.beginning and self._merge_of(node) else {}
+        found = dict(earlier)
+        for commit in self.commits:
+            changes = commit.definition_changes
+            if changes and node in changes.pending and commit.increment >= self.begun(node):
+                found |= dict.fromkeys(changes.copied.get(node, {}), frozenset(changes.pending[node]))
+        later = [one for one in self._copied_later(node) if one.pending]
+        if not (found or later):
+            return {}
+        numbers, successions = self.numbers_at_cut(node).keys(), self.successions(node)
+        found = {number: pending for number, pending in found.items() if number in numbers}
+        for one in later:
+            firsts = (_first_of(number, successions) for number in one.numbers if number in numbers)
+            found |= dict.fromkeys(firsts, frozenset(one.pending))
+        return found
 
     def tables_read_once(self, shard: str) -> Mapping[int, str]:
         """For tables that were copied again, and once for both copies, return the standby that was read, by number."""
@@ -722,6 +751,13 @@ class Chain:
             if self.is_partial or self._merge_of(node):
                 begin, first = segments[0].after, segments[0].number
             check_contiguous(node, begin, segments, finish, first)
+
+
+def _first_of(number: int, successions: Mapping[int, int]) -> int:
+    """Return the earliest definition that the one with this number continues."""
+    while number in successions:
+        number = successions[number]
+    return number
 
 
 def first_summarized(increment: int) -> int:

@@ -425,6 +425,37 @@ class LostWal(Record, frozen=True, omit_defaults=True):
     since: Count | None = None
 
 
+class BackgroundCopy(Record, frozen=True, omit_defaults=True):
+    """A copy of a standby that begins again, and whose tables are copied between increments: it is not complete yet.
+
+    Increment `operation` began it, for this `reason`: it found the node as `identity`, and created the chain's slot
+    there at `base`, where a new archive begins. `last` is the last segment of that archive at this commit. `copied` of
+    `wanted` tables had been copied by then, which had `copied_bytes` of `wanted_bytes`.
+    """
+
+    operation: str
+    base: Lsn
+    identity: NodeIdentity
+    reason: str
+    last: Segment
+    copied: Count
+    wanted: Count
+    copied_bytes: Count
+    wanted_bytes: Count
+
+
+class CopiedLater(Record, frozen=True, omit_defaults=True):
+    """Tables of a new copy that were copied at `position`, after the copy's base: changes of them count from there on.
+
+    `numbers` are those of the definitions under which the rows are stored. The changes of the transactions at `pending`
+    (ascending), which were prepared before the position and decided later, count as well.
+    """
+
+    position: Lsn
+    numbers: tuple[Count, ...]
+    pending: tuple[Lsn, ...] = ()
+
+
 class Renewal(Record, frozen=True, omit_defaults=True):
     """A new beginning of a node's copy: the increment copied the node again, and began a new archive of its WAL.
 
@@ -432,6 +463,10 @@ class Renewal(Record, frozen=True, omit_defaults=True):
     `reason` says why the copy that the chain had could not be continued. `copied` counts the rows that were copied, by
     group number, for all tables of the previous commit that continue. If the copy `is_new`, the chain had none of the
     node: a shard or a standby has joined it. `lost` is set if the copy before has WAL that a primary has lost.
+
+    If the copy was made in the background of earlier increments, `began_by` is the operation of the increment that
+    began it, which is in the keys of the archive and of the objects; `later` are its tables, which have the numbers of
+    definitions that were in force when they were copied.
     """
 
     identity: NodeIdentity
@@ -440,6 +475,13 @@ class Renewal(Record, frozen=True, omit_defaults=True):
     copied: dict[int, Count] = field(default_factory=dict)
     is_new: bool = False
     lost: LostWal | None = None
+    began_by: str = ""
+    later: tuple[CopiedLater, ...] = ()
+
+    @property
+    def complete_at(self) -> Lsn:
+        """The position from which the copy has all of its tables."""
+        return max((one.position for one in self.later), default=self.base)
 
 
 class SharedBase(Record, frozen=True, omit_defaults=True):
@@ -458,7 +500,8 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
 
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
     segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
-    contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `timelines` holds the
+    contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `copying` holds the
+    copies of standbys that have begun again and are not complete yet. `timelines` holds the
     timelines of the nodes that are no longer on that of the full snapshot, after promotions. `renamed` holds the ids
     in fleet.toml of the nodes that the chain knows by others (fleet/chain_ids.py), those of retired shards included.
     `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
@@ -481,6 +524,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     segments: dict[str, tuple[Segment, ...]]
     idle: dict[str, Segment] = field(default_factory=dict)
     absent: dict[str, AbsentCopy] = field(default_factory=dict)
+    copying: dict[str, BackgroundCopy] = field(default_factory=dict)
     timelines: dict[str, Count] = field(default_factory=dict)
     renamed: dict[str, Annotated[str, msgspec.Meta(pattern=NODE_ID)]] = field(default_factory=dict)
     previous: Previous | None = None

@@ -465,10 +465,19 @@ def _check_list(commit: Commit, entry: ObjectList, *, allows_any_operation: bool
         raise ValueError(
             f"object list {entry.key}: its counts are not possible: {entry.objects} objects, {entry.size} bytes"
         )
-    folder = list_prefix(commit.snapshot, entry.node, "" if allows_any_operation else commit.operation)
+    operations = ("",) if allows_any_operation else operations_of(commit, entry.node)
+    folders = [list_prefix(commit.snapshot, entry.node, operation) for operation in operations]
     is_of_kind = entry.key.rpartition("/")[2].startswith(f"{entry.kind}-")
-    if not is_of_kind or not entry.key.startswith(folder if allows_any_operation else f"{folder}/"):
+    if not is_of_kind or not any(
+        entry.key.startswith(folder if allows_any_operation else f"{folder}/") for folder in folders
+    ):
         raise ValueError(f"object list {entry.key}: its key does not match kind {entry.kind} and node {entry.node}")
+
+
+def operations_of(commit: Commit | Merge, node: str) -> tuple[str, ...]:
+    """Return the operations that may have stored the rows of a node that the commit lists."""
+    renewal = commit.renewed.get(node) if isinstance(commit, Increment) else None
+    return (commit.operation, renewal.began_by) if renewal and renewal.began_by else (commit.operation,)
 
 
 def check_listed(
@@ -486,7 +495,10 @@ def check_listed(
         check_object(commit.snapshot, stored)
         if (stored.node, stored.kind) != (entry.node, entry.kind):
             raise ValueError(f"object {stored.key} does not match its list's kind {entry.kind} and node {entry.node}")
-        is_own = stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, commit.operation)}/")
+        is_own = any(
+            stored.key.startswith(f"{base_prefix(commit.snapshot, entry.node, operation)}/")
+            for operation in operations_of(commit, entry.node)
+        )
         if not is_own and not allows_any_operation:
             raise ValueError(f"object {stored.key} does not belong to operation {commit.operation}, but its list does")
         rows.update(stored.rows)
@@ -564,6 +576,7 @@ def check_commit(commit: Commit) -> None:
         check_segments(commit, node, segments)
     _check_idle(commit)
     _check_absent(commit)
+    _check_copying(commit)
     check_objects(commit)
     if isinstance(commit, FullSnapshot):
         _check_full(commit)
@@ -710,7 +723,8 @@ def _check_renewal(before: Chain, increment: Increment, node: str, renewal: Rene
         _check_lost(before.last, increment, node, renewal.lost)
     known = {group.number for group in before.groups(shard)} if shard in before.parts else set()
     ended = {*changes.gone.get(shard, ())} - {*changes.successions.get(shard, {}).values()}
-    if not known - ended <= renewal.copied.keys() <= known:
+    copied = _copied_by(before, where, shard, renewal)
+    if not known - ended <= copied <= known or len(copied) < len(renewal.copied):
         raise ValueError(f"{where}.copied does not match the tables of {shard}")
     rows = Counter[int]()
     entries: tuple[NamedObject, ...] = (*changes.objects, *changes.lists)
@@ -719,13 +733,53 @@ def _check_renewal(before: Chain, increment: Increment, node: str, renewal: Rene
             rows.update(entry.rows)
     if any(rows[number] != count for number, count in renewal.copied.items()):
         raise ValueError(f"{where}.copied does not match the base copies of the node")
-    if not renewal.base <= increment.cut.of(shard).start:
+    if not renewal.base <= renewal.complete_at <= increment.cut.of(shard).start:
         raise ValueError(f"{where}.base: {renewal.base} is after the start of the cut")
     begin = renewal.base
     for number, segment in enumerate(increment.segments[node], start=1):
         if (segment.number, segment.after) != (number, begin):
             raise ValueError(f"segments.{node}: segment {segment.number} does not continue from {begin}")
         begin = segment.through
+
+
+def _copied_by(before: Chain, where: str, shard: str, renewal: Renewal) -> set[int]:
+    """Return the tables at the last commit that the new copy has; raise ValueError if its later tables are others.
+
+    Tables that were copied in the background have the numbers of definitions that were in force then.
+    """
+    if not renewal.began_by:
+        if renewal.later:
+            raise ValueError(f"{where}.later is set, but began_by is not")
+        return set(renewal.copied)
+    numbers = [number for later in renewal.later for number in later.numbers]
+    if len(set(numbers)) < len(numbers) or not set(numbers) == renewal.copied.keys():
+        raise ValueError(f"{where}.later does not match its copied tables")
+    for later in renewal.later:
+        _check_pending(f"{where}.later.pending", later.pending, later.position)
+        if later.position < renewal.base:
+            raise ValueError(f"{where}.later: {later.position} is before the base")
+    at_cut = before.numbers_at_cut(shard)
+    if unknown := set(numbers) - at_cut.keys():
+        raise ValueError(f"{where}.copied names tables that {shard} does not have: {_names(map(str, unknown))}")
+    return {at_cut[number] for number in numbers}
+
+
+def _check_copying(commit: Commit) -> None:
+    """Raise ValueError if a copy that is being made is that of a node with a copy, or its archive is another's."""
+    if commit.copying and not commit.increment:
+        raise ValueError("copying is set in a full snapshot")
+    renewed = commit.renewed if isinstance(commit, Increment) else {}
+    for node, copying in commit.copying.items():
+        where, last = f"copying.{node}", copying.last
+        if (node in commit.segments and node not in commit.absent) or node in renewed:
+            raise ValueError(f"{where}: the commit has a copy of this node")
+        if node in commit.absent and not commit.absent[node].has_ended:
+            raise ValueError(f"{where}: the copy that the chain has of this node has not ended")
+        if copying.identity.node != node or copying.identity.backup_of is None or not copying.reason:
+            raise ValueError(f"{where}: its identity or reason is not possible")
+        prefix = archive_prefix(commit.snapshot, node, copying.operation)
+        if last.node != node or last.key != segment_key(prefix, last.number) or last.through < copying.base:
+            raise ValueError(f"{where}: segment {last.number} is not one of its archive")
 
 
 def _check_archives(chain: Chain, commit: Commit) -> None:
@@ -801,7 +855,10 @@ def _check_changes(chain: Chain, commit: Commit, changes: DefinitionChanges) -> 
         if stored.node not in parts:
             raise ValueError(f"object {stored.key} belongs to node {stored.node}, which is not in the snapshot")
         begun = {group.number for group in changes.groups.get(parts[stored.node] or stored.node, ())}
-        begun |= renewed[stored.node].copied.keys() if stored.node in renewed else set()
+        if (renewal := renewed.get(stored.node)) is not None:
+            # What was copied in the background may have rows of tables that are gone by now.
+            every = chain.definitions(chain.shard_of(stored.node)) if renewal.began_by else {}
+            begun |= {*renewal.copied, *every}
         if not stored.rows.keys() <= begun:
             raise ValueError(f"object {stored.key} contains rows of a group that is not new in this commit")
 

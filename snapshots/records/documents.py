@@ -41,6 +41,7 @@ class Kind(StrEnum):
     BASE = "base"
     SCHEMA = "schema"
     LIST = "list"
+    STEP = "copy-step"
     SEGMENT = "wal"
     COMMIT = "commit"
     REPAIR = "repair"
@@ -58,6 +59,7 @@ KEYS: dict[Kind, tuple[re.Pattern[str], ...]] = {
     Kind.BASE: (re.compile(rf"base/{_NODE}/{_OWNER}/(?:part|dead)-[^/]+\.parquet"),),
     Kind.SCHEMA: (re.compile(rf"schema/{_NODE}/{_OWNER}/[a-z-]+-[0-9a-f]{{8}}\.(?:dump|sql|json)\.zst"),),
     Kind.LIST: (re.compile(rf"lists/{_NODE}/{_OWNER}/(?:base|large_objects)-\d{{6}}-[0-9a-f]{{8}}\.json"),),
+    Kind.STEP: (re.compile(rf"copies/{_NODE}/{_OWNER}/[0-9a-f]{{16}}-[0-9a-f]{{8}}\.json"),),
     Kind.SEGMENT: (re.compile(rf"wal/{_NODE}/{_OWNER}/(?P<number>\d{{20}})\.parquet"),),
     Kind.COMMIT: (
         re.compile(r"snapshot(\.\d+)?\.json"),

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cutline.fleet.record import Count, Record, json_schema
+from cutline.snapshots.records.background_records import CopyStep
 from cutline.snapshots.records.commit import Increment, ListedObjects, StoredFull, Void
 from cutline.snapshots.records.end_marks import EndMark
 from cutline.snapshots.records.merge_records import Begin, Merge, MergePart
@@ -96,6 +97,7 @@ KINDS = (
     DocumentKind("merge-part", (MergePart,)),
     DocumentKind("unfinished-base", (UnfinishedBase,)),
     DocumentKind("copied-ranges", (CopiedRanges,)),
+    DocumentKind("copy-step", (CopyStep,)),
     DocumentKind("resumption", (Resumption,)),
     DocumentKind("ended", (EndMark,)),
     DocumentKind("deleted", (Mark,)),

@@ -177,10 +177,13 @@ def _begin_with(part: Chain, commit: Increment, merge: Merge) -> Chain:
     return Chain(full, beginning=beginning)
 
 
-def _pending_at_copies(part: Chain, node: str, copy: MergedCopy) -> frozenset[Lsn]:
+def _pending_at_copies(part: Chain, node: str, copy: MergedCopy) -> dict[int, frozenset[Lsn]]:
     """Return `part.pending_at_copies` without the transactions that the base has."""
-    pending = part.pending_at_copies(node)
-    return pending if node in part.last.absent else pending.intersection(copy.pending)
+    found = part.pending_at_copies(node)
+    if node in part.last.absent:
+        return found
+    left = {number: pending.intersection(copy.pending) for number, pending in found.items()}
+    return {number: pending for number, pending in left.items() if pending}
 
 
 def count_base(merge: Merge, chain: Chain) -> dict[str, int]:
@@ -207,6 +210,7 @@ KEPT = (
     "sequences",
     "idle",
     "absent",
+    "copying",
     "timelines",
     "renamed",
     "left_out",

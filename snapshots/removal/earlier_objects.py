@@ -125,6 +125,9 @@ class EarlierObjects:
         """Whether only earlier states need the object."""
         if key in self.kept:
             return False
+        if (copying := self.chain.copying.get(parsed.node)) is not None and copying.operation == parsed.owner:
+            # The next increments go on with it (snapshots/create/background_copies.py).
+            return False
         if parsed.kind is Kind.SEGMENT:
             if self.archives.get(parsed.node) == parsed.owner:
                 return parsed.number < self.first_segments.get(parsed.node, 0)

@@ -268,6 +268,9 @@ class GarbageRules:
         """
         objects = commit.object_sizes.keys()
         renewed = commit.renewed if isinstance(commit, Increment) else {}
+        began = any(copying.operation == commit.operation for copying in commit.copying.values())
+        if began and isinstance(commit, Increment):
+            return self._judge_of_background(commit)
         judge_segment = self._judge_of_segments(read_full(self.store, self.snapshot)) if renewed else None
 
         def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
@@ -278,6 +281,34 @@ class GarbageRules:
                 return GarbageVerdict(GarbageReason.UNLISTED)
             if self.is_only_full:
                 return self._pruned_verdict()
+            return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
+
+        return judge
+
+    def _judge_of_background(self, commit: Increment) -> Judge:
+        """Return the judge for an increment that began to copy standbys in the background of later increments.
+
+        Of such a copy, everything is in use while the newest commit names it. The commit of the increment with which it
+        is complete lists what belongs to it; its steps are needed no more.
+        """
+        if self.is_only_full:
+            return lambda _key, _parsed: self._pruned_verdict()
+        chain, operation = read_chain(self.store, self.snapshot), commit.operation
+        completed = {node for one in chain.increments for node, new in one.renewed.items() if new.began_by == operation}
+        objects = set(commit.object_sizes)
+        for one in chain.increments:
+            if any(renewal.began_by == operation for renewal in one.renewed.values()):
+                objects |= read_lists(self.store, one).object_sizes.keys()
+        in_use = {node for node, copying in chain.copying.items() if copying.operation == operation}
+        if has_end(self.store, self.snapshot, chain.full.operation):
+            in_use = set()
+        judge_segment = self._judge_of_segments(chain.full)
+
+        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
+            if parsed.kind is Kind.SEGMENT and parsed.node in (*completed, *commit.renewed):
+                return judge_segment(key, parsed)
+            if parsed.node in in_use and parsed.kind is not Kind.SCHEMA:
+                return GarbageVerdict(GarbageReason.NEXT)
             return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge

@@ -49,7 +49,7 @@ class SizeTotal:
 
 
 # The folders that contain objects of a chain's increments.
-COPY_FOLDERS = ("base", "schema", "lists")
+COPY_FOLDERS = ("base", "schema", "lists", "copies")
 CHAIN_FOLDERS = ("increments", "wal", *COPY_FOLDERS)
 
 

@@ -326,6 +326,8 @@ def _place(chain: Chain, commit: Commit, unit: BaseUnit, number: int) -> _CopyPo
         if number not in begun.get(unit.copy, {}):
             raise NotRebuildableError(f"the increment did not copy the table from {unit.copy}")
         return _CopyPositions(begun[unit.node][number], begun[unit.copy][number], is_recopied=True)
+    if stepwise := [node for node in (unit.node, unit.copy) if chain.complete_at[node] != chain.bases[node]]:
+        raise NotRebuildableError(f"tables of {stepwise[0]} were copied at different positions, between increments")
     here, there = (chain.bases[chain.base_read_on(node)] for node in (unit.node, unit.copy))
     return _CopyPositions(here, there, is_recopied=False)
 

@@ -33,6 +33,7 @@ KEYS = {
     "merge-part": re.compile(r"operations/[^/]+/merged-\d+\.json"),
     "unfinished-base": re.compile(r"operations/[^/]+/base-\d+\.json"),
     "copied-ranges": re.compile(r"operations/[^/]+/copied-\d+-\d+\.json"),
+    "copy-step": re.compile(r"snapshots/[^/]+/copies/[^/]+/[^/]+/[^/]+\.json"),
     "resumption": re.compile(r"operations/[^/]+/resumed-\d+\.json"),
     "ended": re.compile(r"snapshots/[^/]+/ended/[^/]+\.json"),
     "deleted": re.compile(r"deleted/[^/]+\.json|snapshots/[^/]+/only-full\.json"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cutline.snapshots.records.background_records import steps_prefix
 from cutline.snapshots.records.documents import ManifestError, list_prefix, parse_document, seal, unseal
 from cutline.snapshots.records.end_marks import end_key
 from cutline.snapshots.records.kinds import KINDS, DocumentKind, json_schemas
@@ -35,6 +36,7 @@ KEYS = {
     "merge-part": (operation_key("20261120T000000Z-0000000001", "merged-000000"),),
     "unfinished-base": (operation_key("20261120T000000Z-0000000001", "base-1"),),
     "copied-ranges": (operation_key("20261120T000000Z-0000000001", "copied-1-000000"),),
+    "copy-step": (f"{steps_prefix('daily', 'a', '20261120T000000Z-0000000001')}/0000000001000028-0123abcd.json",),
     "resumption": (operation_key("20261120T000000Z-0000000001", "resumed-1"),),
     "ended": (end_key("daily", "20261120T000000Z-0000000001"),),
     "deleted": (tombstone_key("daily"), only_full_key("daily")),

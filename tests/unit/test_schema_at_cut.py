@@ -66,14 +66,21 @@ class History:
             }
         return b"\t".join(row.values()) + b"\n"
 
-    def since(self, number: int) -> int:
+    def first(self, number: int) -> int:
         while number in self.successions:
             number = self.successions[number]
-        return self.began.get(number, 0)
+        return number
+
+    def since(self, number: int) -> int:
+        return self.began.get(self.first(number), 0)
+
+    def mapping_with(self, pending: Mapping[int, frozenset[Lsn]]) -> SchemaMapping:
+        last = self.definitions[max(self.definitions)]
+        return schema_mapping([last], self.definitions, self.successions, self.began, pending)
 
     @property
     def mapping(self) -> SchemaMapping:
-        return schema_mapping([self.definitions[max(self.definitions)]], self.definitions, self.successions, self.began)
+        return self.mapping_with({})
 
 
 @st.composite
@@ -133,9 +140,11 @@ def base_rows(draw: st.DrawFn, history: History) -> list[tuple[dict[str, Any], d
 
 @st.composite
 def changes(
-    draw: st.DrawFn, history: History, pending: frozenset[Lsn]
+    draw: st.DrawFn, history: History, pending: Mapping[int, frozenset[Lsn]]
 ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """The same for changes of every kind, and for events; those at `pending` count although a copy follows them."""
+    """The same for changes of every kind, and for events; those at `pending`, by the number of the table when it was
+    copied, count although a copy follows them.
+    """
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     fixed = {"end_lsn": 1, "xid": 1, "global_id": None}
     for seq in range(draw(st.integers(0, 10))):
@@ -164,7 +173,7 @@ def changes(
         stored = place | {"op": op, "group": number, "partition": part, "key": key, "row": row}
         path = history.path(number) if number != UNKNOWN_NUMBER else None
         now = None
-        if path and (lsn >= history.since(number) or lsn in pending):
+        if path and (lsn >= history.since(number) or lsn in pending.get(history.first(number), ())):
             row = history.line(number, values) if is_line else row
             part = partition(definition, key, row) if is_line else part
             now = stored | {"group": path[-1], "row": row, "partition": part}
@@ -194,8 +203,9 @@ def test_base_rows_are_converted_as_if_one_by_one(data: st.DataObject, history: 
 @given(st.data(), histories(), st.integers(1, 3), st.sampled_from([1, 64, 1 << 20]))
 def test_changes_are_converted_as_if_one_by_one(data: st.DataObject, history: History, chunks: int, block: int) -> None:
     positions = st.frozensets(st.builds(Lsn, st.integers(0, 20)))
-    pending, in_base, counted_from = data.draw(positions), data.draw(positions), Lsn(data.draw(st.integers(0, 20)))
-    mapping = replace(history.mapping, pending_at_copies=pending, counted_from=counted_from, pending=in_base)
+    pending = {number: data.draw(positions) for number in history.began if data.draw(st.booleans())}
+    in_base, counted_from = data.draw(positions), Lsn(data.draw(st.integers(0, 20)))
+    mapping = replace(history.mapping_with(pending), counted_from=counted_from, pending=in_base)
     rows = data.draw(changes(history, pending))
     # Only the ends of transactions have a number of changes.
     expected = [

@@ -1,0 +1,327 @@
+"""A large standby is copied in the background of increments: some tables after each commit, until it is compared."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cutline.embedded.bank import read_invariants
+from cutline.embedded.bank_workload import BankWorkload
+from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import create_standby, delete_server
+from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.progress import Silent
+from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.records.background_records import steps_prefix
+from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.removal.gc import collect_garbage
+from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
+from tests.commands.snapshot_runs import Runs, slots_of
+from tests.servers.dealt import start_pair
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STANDBY = "s1-b1"
+ROOT = Path(__file__).parents[2]
+# Each step copies one table.
+STEPWISE = '[copies]\nbackground_from = "8 KiB"\nbackground_for = "1s"\n'
+TABLES = (
+    *SEEN,
+    "DROP TABLE IF EXISTS one, two, three, four",
+    *(f"CREATE TABLE {name} (id int PRIMARY KEY, text text)" for name in ("one", "two", "three", "four")),
+    *(
+        f"INSERT INTO {name} SELECT n, '{name} ' || n FROM generate_series(1, 300) n"
+        for name in ("one", "two", "three")
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedFleet, EmbeddedFleet]]:
+    with start_pair(tmp_path_factory.mktemp("background")) as pair:
+        yield pair
+
+
+@pytest.fixture
+def place(
+    servers: tuple[EmbeddedFleet, EmbeddedFleet], tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> Iterator[ChangingFleet]:
+    with changing_fleet(*servers, tmp_path, spark, tables=TABLES, more=getattr(request, "param", STEPWISE)) as found:
+        # Each create in this process copies one step.
+        found.runs = Runs(replace(found.fleet, background_seconds=0.001), found.runs.spark)
+        yield found
+
+
+def drop_slot(place: ChangingFleet, node: str = STANDBY) -> str:
+    (slot,) = slots_of(place.fleet.node(node).dsn)
+    place.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
+    return slot
+
+
+def rebuild(place: ChangingFleet) -> None:
+    """Replace the standby's server by a new base backup of its primary."""
+    node = place.servers.node(STANDBY)
+    delete_server(node)
+    place.execute("s1", f"SELECT pg_drop_replication_slot('{node.slot}')")
+    create_standby(place.servers._programs(node), node, place.servers.node("s1"))
+    place.start(STANDBY)
+
+
+def next_increment(place: ChangingFleet) -> Increment:
+    place.write()
+    commit = place.increment()
+    assert isinstance(commit, Increment)
+    return commit
+
+
+def change(place: ChangingFleet, round_number: int) -> None:
+    """Change rows of all tables of both shards, as far as they exist."""
+    for shard in ("s1", "s2"):
+        for name in ("one", "two", "three", "four"):
+            place.execute(
+                shard,
+                f"DO $$ BEGIN IF to_regclass('{name}') IS NOT NULL THEN"
+                f" UPDATE {name} SET text = 'round {round_number}' WHERE id % 7 = {round_number} % 7;"
+                f" DELETE FROM {name} WHERE id = {round_number + 1};"
+                f" INSERT INTO {name} (id, text) VALUES ({1000 + round_number}, 'new') ON CONFLICT DO NOTHING;"
+                " END IF; END $$",
+            )
+
+
+def go_on(place: ChangingFleet, most: int = 12) -> Increment:
+    """Take increments until the copy is part of the chain; rows change between them."""
+    for round_number in range(most):
+        change(place, 50 + round_number)
+        commit = next_increment(place)
+        if STANDBY in commit.renewed:
+            return commit
+        assert STANDBY in commit.copying
+        assert absent_names(commit) == {STANDBY}
+    raise AssertionError(f"{commit.copying} after {most} increments")
+
+
+def is_proven(place: ChangingFleet, *increments: int) -> None:
+    """Check the chain with both copies, and compare what the copies of the standby restore with the live shards."""
+    assert place.check().result == VALID
+    place.check_restores(*increments)
+    place.check_restores_without("s1", *increments)
+
+
+def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    rebuild(place)
+    first = next_increment(place)
+    assert first.copying.keys() == {STANDBY}
+    assert first.copying[STANDBY].copied == 0
+    assert not first.renewed
+    change(place, 1)
+    second = next_increment(place)
+    assert second.copying[STANDBY].copied > 0
+    assert second.copying[STANDBY].operation == first.operation
+    # Changed, gone and new while the copy is made: those that are copied already, and those that are not.
+    place.execute(
+        "s1",
+        "ALTER TABLE four ADD COLUMN more int DEFAULT 7",
+        "ALTER TABLE three ADD COLUMN more int DEFAULT 8",
+        "DROP TABLE two",
+        "CREATE TABLE added (id int PRIMARY KEY, text text)",
+        "INSERT INTO added SELECT n, 'added' FROM generate_series(1, 40) n",
+    )
+    change(place, 2)
+    third = next_increment(place)
+    assert third.copying[STANDBY].operation == first.operation
+    change(place, 3)
+    place.execute("s1", "ALTER TABLE one ALTER text TYPE varchar(60)", "ALTER TABLE one ADD COLUMN last int")
+    next_increment(place)
+    collect_garbage(place.fleet, 0.0, Silent())
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    assert len({later.position for later in done.renewed[STANDBY].later}) > 2
+    last = next_increment(place)
+    assert not last.absent
+    assert not last.copying
+    collect_garbage(place.fleet, 0.0, Silent())
+    is_proven(place, done.increment, last.increment)
+
+
+def run_create(place: ChangingFleet, *signalled: str) -> subprocess.CompletedProcess[str]:
+    """Take an increment in a process of its own; it sends itself a signal at a point, if one is given."""
+    module = ("tests.faults.signalled_command", *(signalled or ("SIGTERM", "never", "0")), "--")
+    words = ["--fleet", str(place.fleet.path), "create", "chain", "--incremental"]
+    return subprocess.run(
+        [sys.executable, "-m", *module, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+    )
+
+
+def steps(place: ChangingFleet, operation: str) -> int:
+    return len(place.fleet.store.open().list_children(steps_prefix("chain", STANDBY, operation)))
+
+
+# In the increment that begins the copy: before its commit, during a table, and between two tables.
+POINTS = (
+    (CrashPoint.SLOT_MADE, 1, "killed before the commit"),
+    (CrashPoint.PREPARED_OVER, 1, "killed before the commit"),
+    (CrashPoint.RELEASED, 1, "committed"),
+    (CrashPoint.COPY_SLOTS_DROPPED, 1, "committed"),
+    (CrashPoint.BASE_COPIED, 1, "committed"),
+    (CrashPoint.STEP_STORED, 1, "committed"),
+)
+
+
+@pytest.mark.timeout(900)
+def test_a_create_that_is_killed_while_it_copies_loses_at_most_a_table(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    slot = drop_slot(place)
+    operations = set[str]()
+    for point, count, _ in POINTS:
+        change(place, count)
+        place.write()
+        done = run_create(place, "SIGKILL", str(point), str(count))
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        newest = read_chain(place.fleet.store.open(), "chain").last
+        operations |= {copying.operation for copying in newest.copying.values()}
+    # The first that committed began the copy.
+    (operation,) = operations
+    assert steps(place, operation) == 1
+    # An interrupt ends only the background part, and not the command.
+    place.write()
+    done = run_create(place, "SIGTERM", str(CrashPoint.STEP_STORED), "1")
+    assert done.returncode in (0, 4), done.stderr
+    assert steps(place, operation) == 2
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == operation
+    for node in place.fleet.nodes:
+        assert slots_of(node.dsn) == [slot]
+    assert not read_open_operations(place.fleet.store.open())
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    slot = drop_slot(place)
+    first = next_increment(place)
+    second = next_increment(place)
+    assert second.copying[STANDBY].copied > 0
+    place.execute(STANDBY, f"SELECT pg_drop_replication_slot('{slot}')")
+    third = next_increment(place)
+    assert third.copying[STANDBY].operation == third.operation
+    assert third.copying[STANDBY].copied == 0
+    assert "can't go on" in third.copying[STANDBY].reason
+    # What was copied for the first is garbage, and what is copied for the second is not.
+    collect_garbage(place.fleet, 0.0, Silent())
+    assert not steps(place, first.operation)
+    assert steps(place, third.operation)
+    done = go_on(place)
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_copy_of_a_standby_that_misses_changes_of_tables_begins_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    place.stop(STANDBY)
+    second = next_increment(place)
+    # Nothing has happened that its archive would lack.
+    assert second.copying[STANDBY] == first.copying[STANDBY]
+    place.start(STANDBY)
+    third = next_increment(place)
+    assert third.copying[STANDBY].operation == first.operation
+    place.stop(STANDBY)
+    place.execute("s1", "ALTER TABLE four ADD COLUMN more int")
+    fourth = next_increment(place)
+    assert not fourth.copying
+    place.start(STANDBY)
+    fifth = next_increment(place)
+    assert fifth.copying[STANDBY].operation == fifth.operation
+    done = go_on(place)
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_standby_that_was_added_is_copied_in_the_background(place: ChangingFleet) -> None:
+    whole = place.fleet
+    fewer = replace(whole, nodes=tuple(node for node in whole.nodes if node.id != STANDBY))
+    place.runs = Runs(fewer, place.runs.spark)
+    place.runs.full("chain")
+    next_increment(place)
+    place.runs = Runs(whole, place.runs.spark)
+    second = next_increment(place)
+    assert second.copying.keys() == {STANDBY}
+    assert STANDBY not in second.segments
+    done = go_on(place)
+    assert done.renewed[STANDBY].is_new
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_two_creates_do_not_copy_the_same_table(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    done: list[subprocess.CompletedProcess[str]] = []
+    threads = [threading.Thread(target=lambda: done.append(run_create(place))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # One of them may have found the fleet busy.
+    assert any(one.returncode in (0, 4) for one in done), done
+    found = read_chain(place.fleet.store.open(), "chain")
+    assert found.copying[STANDBY].operation == first.operation
+    completed = go_on(place)
+    last = next_increment(place)
+    is_proven(place, completed.increment, last.increment)
+
+
+def test_a_small_standby_is_copied_at_once(place: ChangingFleet) -> None:
+    place.runs = Runs(replace(place.fleet, background_bytes_min=1 << 30), place.runs.spark)
+    place.runs.full("chain")
+    drop_slot(place)
+    commit = next_increment(place)
+    assert commit.renewed.keys() == {STANDBY}
+    assert not commit.copying
+    assert not commit.renewed[STANDBY].later
+
+
+def test_a_standby_that_is_required_is_copied_at_once(place: ChangingFleet) -> None:
+    place.runs = Runs(replace(place.fleet, standbys_min=None), place.runs.spark)
+    place.runs.full("chain")
+    drop_slot(place)
+    commit = next_increment(place)
+    assert commit.renewed.keys() == {STANDBY}
+    assert not commit.copying
+
+
+def test_global_transactions_are_whole_in_a_copy_made_in_the_background(place: ChangingFleet) -> None:
+    dsns = [node.dsn for node in place.fleet.primaries]
+    with BankWorkload(dsns, clients=3, cross_shard_ratio=1.0, pause_seconds=0.02):
+        place.runs.full("chain")
+        drop_slot(place)
+        for _ in range(14):
+            commit = place.runs.increment("chain")
+            assert isinstance(commit, Increment)
+            if commit.renewed:
+                break
+        assert commit.renewed.keys() == {STANDBY}
+        place.runs.increment("chain")
+    assert place.check().result == VALID
+    folders = [place.folder / "store/snapshots/chain" / part / "s1" for part in ("base", "wal")]
+    for folder in folders:
+        folder.rename(folder.with_suffix(".away"))
+    place.runs.restore("chain", place.target, commit.increment, use_backup_copies=True)
+    invariants = read_invariants([node.dsn for node in place.target.primaries])
+    assert invariants.hold
+    assert sum(invariants.transfers) > 0

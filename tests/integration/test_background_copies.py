@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.background_records import steps_prefix
 from cutline.snapshots.records.commit import Increment
@@ -26,7 +28,8 @@ from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.gc import collect_garbage
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
-from tests.commands.snapshot_runs import Runs, slots_of
+from tests.commands.in_process import run_here
+from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_pair
 
 if TYPE_CHECKING:
@@ -162,6 +165,16 @@ def run_create(place: ChangingFleet, *signalled: str) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-m", *module, *words], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
     )
+
+
+def run_ok(place: ChangingFleet, *words: str) -> None:
+    code, document = run_here(place.fleet, *words, spark=place.runs.spark.running)
+    assert code == 0, json.dumps(document)
+
+
+def second_store(place: ChangingFleet, folder: Path, name: str) -> str:
+    """Write a fleet file for a second store, and return its path."""
+    return str(configure_fleet(place.servers, folder / f"{name}.toml", f"file://{folder}/{name}").path)
 
 
 def steps(place: ChangingFleet, operation: str) -> int:
@@ -325,3 +338,57 @@ def test_global_transactions_are_whole_in_a_copy_made_in_the_background(place: C
     invariants = read_invariants([node.dsn for node in place.target.primaries])
     assert invariants.hold
     assert sum(invariants.transfers) > 0
+
+
+def test_merges_second_stores_and_exact_times_of_a_chain_with_such_a_copy(place: ChangingFleet, tmp_path: Path) -> None:
+    """A merge while the copy is made, what lies before it is removed, and another merge when it is complete."""
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    change(place, 1)
+    next_increment(place)
+    run_ok(place, "merge", "chain", "--drop-earlier", "--yes")
+    collect_garbage(place.fleet, 0.0, Silent())
+    change(place, 2)
+    between = next_increment(place)
+    assert between.copying[STANDBY].operation == first.operation
+    run_ok(place, "copy", "chain", "--to", second_store(place, tmp_path, "second"))
+    # Archiving ahead drains the standby's slot, too.
+    for shard in ("s1", "s2"):
+        place.execute(shard, "INSERT INTO seen SELECT n, repeat('x', 900) FROM generate_series(5000, 8000) n")
+    place.await_replay(STANDBY)
+    assert archive_ahead(place.fleet, "chain", Silent()).bytes > 0
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+    run_ok(place, "merge", "chain", "--drop-earlier", "--yes")
+    collect_garbage(place.fleet, 0.0, Silent())
+    change(place, 3)
+    newest = next_increment(place)
+    is_proven(place, last.increment, newest.increment)
+    run_ok(place, "copy", "chain", "--to", second_store(place, tmp_path, "third"))
+
+
+def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_after_it_counts(
+    place: ChangingFleet,
+) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    next_increment(place)
+    for number in range(3):
+        for shard in ("s1", "s2"):
+            place.execute(
+                shard,
+                f"BEGIN; UPDATE three SET text = 'prepared {number}' WHERE id = {100 + number};"
+                f" INSERT INTO one VALUES ({2000 + number}, 'prepared');"
+                f" UPDATE two SET text = 'prepared {number}' WHERE id = {200 + number};"
+                f" PREPARE TRANSACTION 'spanning-{number}'",
+            )
+        next_increment(place)
+        for shard in ("s1", "s2"):
+            place.execute(shard, f"{'ROLLBACK' if number == 1 else 'COMMIT'} PREPARED 'spanning-{number}'")
+            place.execute(shard, f"UPDATE three SET text = 'after' WHERE id = {100 + number}")
+    done = go_on(place)
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)

@@ -112,6 +112,7 @@ class Trial:
     faults: list[str] = field(default_factory=list)
     committed: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
+    writer: threading.Thread | None = None
 
     @property
     def shards(self) -> list[str]:
@@ -279,6 +280,13 @@ class Trial:
                 self.ended.wait(1)
             self.committed += bank.committed.total
 
+    def stop_writing(self) -> None:
+        """Stop the bank, if it was started, and wait until its last transfer is complete."""
+        self.ended.set()
+        if self.writer:
+            self.writer.join(60)
+            assert not self.writer.is_alive(), "the bank does not stop"
+
     # The chain
 
     def command(self, *words: str) -> dict[str, Any]:
@@ -358,7 +366,7 @@ class Trial:
 
     def judge(self, target: Fleet) -> None:
         """Check the chain, restore every increment, and compare the newest one with the shards."""
-        self.ended.set()
+        self.stop_writing()
         leaders = [self.dsn(self.members[self.leader(shard)]) for shard in self.shards]
         document = self.command("create", NAME, "--incremental")
         last = document["increment"]
@@ -448,10 +456,9 @@ def clusters(place: Path, environment: Path) -> Iterator[Trial]:
                 session.execute(f"CREATE DATABASE {DATABASE}")
             create_bank(trial.dsn(leader), shard=number)
         trial.fleet = describe(trial)
-        writer = threading.Thread(target=trial.write, daemon=True)
-        writer.start()
-        stack.callback(writer.join, 60)
-        stack.callback(trial.ended.set)
+        trial.writer = threading.Thread(target=trial.write, daemon=True)
+        trial.writer.start()
+        stack.callback(trial.stop_writing)
         warned = [one["warning"] for one in trial.command("init")["surroundings"]]
         if warned != ["patroni"]:
             trial.faults.append(f"init warns of {warned}")

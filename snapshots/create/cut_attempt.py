@@ -179,7 +179,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
 
     If the copy of a standby is continued after it was left out, or begins again, no node of its shard counts as idle:
     the standby's slot moves to the cut, and no slot may be ahead of the primary's archive, in case the standby is
-    promoted. An archive that begins with this increment does not have the last cut's marker.
+    promoted. An archive that begins with this increment, or ends before the last cut, lacks that cut's marker.
     """
     returning = {node.shard for node in context.sessions.nodes if node.id in state.absent}
     archives = {node.id: state.archive(node.id) for node in context.sessions.nodes}
@@ -201,7 +201,7 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             store=context.fleet.store,
             fleet_id=state.selection.fleet_id,
             may_be_idle=bool(state.segments.get(node.id)) and node.shard not in returning,
-            last_marker=state.last_cut[node.shard].marker if archives[node.id] != context.operation.id else None,
+            last_marker=None if node.id in state.absent else state.last_cut[node.shard].marker,
         )
         for node in context.sessions.nodes
     }

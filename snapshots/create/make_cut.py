@@ -392,8 +392,8 @@ def _resolve(plan: CutPlan, marked: CutMarkers, reports: list[DrainReport], stor
         )
         check_cut_markers(node, task.node.shard, marked, events)
         # WAL after the archive was read now, perhaps from another server than at the previous cut.
-        if before.marker is not None and task.last is not None and before.marker.position > task.last.through:
-            check_markers(node, [before.marker], set(markers_of_events(events)))
+        if task.last_marker is not None and task.last is not None and task.last_marker.position > task.last.through:
+            check_markers(node, [task.last_marker], set(markers_of_events(events)))
         if task.node.backup_of is None:
             windows[node] = NodeWindow(
                 before.position,

@@ -219,7 +219,8 @@ class Years:
         self.absent.update(found.keys())
         self.absent.update(f"{name}, late" for name in late)
         self.left_out[number] = {*found}
-        self.kinds.setdefault(f"{self.event}, {why}", []).append(number)
+        kind = self.event if why in USUAL else f"{self.event}, {why}"
+        self.kinds.setdefault(kind, []).append(number)
 
     def quiet_increment(self) -> None:
         """Take an increment while nobody writes, and keep what the primaries hold."""
@@ -534,6 +535,8 @@ class Years:
 
 
 NUMBERS = itertools.count(1)
+# Why increments are taken after every event.
+USUAL = ("quiet", "between events")
 # In the reason for which an increment does without a standby that replays, but not in time.
 LATE = "it has not caught up yet"
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE gid ^@ 'pair-' AND database = current_database()"

@@ -53,12 +53,14 @@ def cases_of(trial: Trial, kind: str) -> list[Mutation]:
     if kind == "renewed":
         changed = ("renewed", "slots_complete_at")
         return [one for one in trial.cases() if OF_RENEWALS.fullmatch(one.key) and one.path[0] in changed]
+    if kind == "dead":
+        return [one for one in cases_of(trial, "merges") if "dead" in one.path]
     return [one for one in trial.cases() if OF_MERGES.fullmatch(one.key) and one.key.split("/")[2] == kind]
 
 
 @pytest.mark.timeout(0 if SOAK_SECONDS else 600)
 @pytest.mark.parametrize("size", first((SAMPLE, REST)))
-@pytest.mark.parametrize("kind", ["merges", "begins", "pins", "renewed"])
+@pytest.mark.parametrize("kind", ["merges", "dead", "begins", "pins", "renewed"])
 def test_no_changed_value_goes_unnoticed(trial: Trial, kind: str, size: int) -> None:
     cases = cases_of(trial, kind)
     assert len(cases) > 20

@@ -9,7 +9,7 @@ Source: PostgreSQL manual, COPY, "Text Format", and "Data Types".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,6 +90,8 @@ PARSED: Mapping[int, pa.DataType] = {INT2: pa.int16(), INT4: pa.int32(), INT8: p
 # Lines are checked in blocks of about this many fields, and of BLOCK_BYTES. Smaller blocks fit better into the CPU
 # cache, but threads wait for each other at the end of every operation (measured: a fifth of the time with 1 << 16).
 FIELDS_PER_BLOCK, BLOCK_BYTES = 1 << 18, 1 << 22
+# With fewer lines than this, calls for each column take more time than one for all of a type.
+LINES_BY_COLUMN_MIN = 1024
 # The changes of a segment are checked in parts, because the rows of some kinds are copied.
 PART_BYTES = 16 << 20
 # At most this many bytes of values are matched or parsed at once, and longer values are not.
@@ -389,12 +391,20 @@ class _Words:
 
 
 class _Values(NamedTuple):
-    """The values of a type: the numbers of their fields, where they start and end, and their limits, if any."""
+    """Values of a type: where they start and end, and their limits, if any.
 
-    fields: Ints
+    Their fields have the numbers `lines` + `places`: each line's first field, and the place of the column.
+    """
+
+    lines: Ints
+    places: Numbers
     starts: Ints
     ends: Ints
     limits: Numbers | None
+
+    def fields(self, rows: Ints) -> Ints:
+        """Return the numbers of the fields of these values."""
+        return self.lines[rows] + self.places[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,24 +423,23 @@ class _Block:
     ends: Ints
     words: _Words | None
 
-    def values_of(self, oid: int) -> _Values:
-        """Return all values of a type."""
+    def values_of(self, oid: int) -> Iterator[_Values]:
+        """Yield all values of a type; those of many lines of one form column by column, without copying them."""
         columns, form = self.forms.types[oid], int(self.form[0])
         is_limited = self.forms.base_of(oid) in LIMITED
-        if (self.form != form).any():
+        if len(self.form) < LINES_BY_COLUMN_MIN or (self.form != form).any():
             found = columns.of_forms(self.form)
-            fields = np.repeat(self.first, columns.counts(self.form)) + columns.places[found]
+            lines, places = np.repeat(self.first, columns.counts(self.form)), columns.places[found]
+            fields = lines + places
             limits = columns.limits[found] if is_limited else None
-            return _Values(fields, self.starts[fields], self.ends[fields], limits)
-        # The fields are a table, whose columns are found without looking up each of their fields.
-        chosen, count = slice(int(columns.offsets[form]), int(columns.offsets[form + 1])), len(self.first)
-        places = columns.places[chosen].tolist()
-        fields = _by_line([self.first + place for place in places])
-        starts, ends = (
-            _by_line([of_fields.reshape(count, -1)[:, place] for place in places])
-            for of_fields in (self.starts, self.ends)
-        )
-        return _Values(fields, starts, ends, np.tile(columns.limits[chosen], count) if is_limited else None)
+            yield _Values(lines, places, self.starts[fields], self.ends[fields], limits)
+            return
+        count = len(self.first)
+        starts, ends = self.starts.reshape(count, -1), self.ends.reshape(count, -1)
+        for number in range(int(columns.offsets[form]), int(columns.offsets[form + 1])):
+            place = columns.places[number]
+            limits = np.broadcast_to(columns.limits[number], count) if is_limited else None
+            yield _Values(self.first, np.broadcast_to(place, count), starts[:, place], ends[:, place], limits)
 
     def with_separators(self, fields: Ints) -> BytesColumn:
         """Copy fields, each with the separator that follows it; faster than copying them alone."""
@@ -440,11 +449,6 @@ class _Block:
         """Return the form of a field's table, and the place of its column."""
         line = int(np.searchsorted(self.first, field, side="right")) - 1
         return int(self.form[line]), field - int(self.first[line])
-
-
-def _by_line(columns: Sequence[Ints]) -> Ints:
-    """Return the first item of all columns, then the second of all, and so on."""
-    return np.stack(columns, axis=1).reshape(-1) if columns else np.empty(0, np.int64)
 
 
 def _check_lines(
@@ -599,30 +603,34 @@ def _check_values(block: _Block, *, unchanged: bool) -> Ints:
     marks = (NULL_MARK, UNCHANGED_MARK) if unchanged else (NULL_MARK,)
     marked, has_escapes = _check_escapes(block, marks)
     for oid in block.forms.types:
-        fields, starts, ends, limits = block.values_of(oid)
-        if not len(fields):
-            continue
-        lengths = ends - starts
-        others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
-        base, own = block.forms.base_of(oid), block.forms.definition_of(oid)
-        of_type = (NULL_MARK,) if base in FIXED_SIZE or isinstance(own, EnumType) else marks
-        others = others[~_are_marks(block.data, starts[others], lengths[others], of_type)]
-        if not len(others):
-            continue
-        given = limits[others] if limits is not None else None
-        if base in NAMES or isinstance(own, CompositeType):
-            at = _find_misprinted(block, oid, fields[others], lengths[others], given, has_escapes=has_escapes)
-        else:
-            values = gather(block.data, starts[others], lengths[others])
-            at = _find_invalid(values, base, given, own)
-        if at is not None:
-            form, place = block.locate(int(fields[others[at]]))
-            type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
-            raise RowsInvalidError(
-                f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
-                f" {type_} does not accept or print"
-            )
+        for values in block.values_of(oid):
+            _check_type(block, oid, values, marks, has_escapes=has_escapes)
     return marked
+
+
+def _check_type(block: _Block, oid: int, values: _Values, marks: tuple[bytes, ...], *, has_escapes: bool) -> None:
+    """Check values of a type. Only those that are not valid at a glance are copied."""
+    starts, limits = values.starts, values.limits
+    lengths = values.ends - starts
+    others = np.flatnonzero(~_are_usual(block, oid, starts, lengths, limits))
+    base, own = block.forms.base_of(oid), block.forms.definition_of(oid)
+    of_type = (NULL_MARK,) if base in FIXED_SIZE or isinstance(own, EnumType) else marks
+    others = others[~_are_marks(block.data, starts[others], lengths[others], of_type)]
+    if not len(others):
+        return
+    given = limits[others] if limits is not None else None
+    fields = values.fields(others)
+    if base in NAMES or isinstance(own, CompositeType):
+        at = _find_misprinted(block, oid, fields, lengths[others], given, has_escapes=has_escapes)
+    else:
+        at = _find_invalid(gather(block.data, starts[others], lengths[others]), base, given, own)
+    if at is not None:
+        form, place = block.locate(int(fields[at]))
+        type_ = block.forms.type_name(oid, None if given is None else int(given[at]))
+        raise RowsInvalidError(
+            f"column {block.forms.column(form, place)} of {block.forms.table(form)} contains a value that type"
+            f" {type_} does not accept or print"
+        )
 
 
 def _find_misprinted(

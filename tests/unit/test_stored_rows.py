@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from cutline.check import stored_rows
 from cutline.check.own_types import CompositeType, DomainType, EnumType, OwnType, own_types
 from cutline.check.stored_rows import (
     BaseChecks,
@@ -46,6 +47,12 @@ VALUES = [
     b"-9223372036854775808", b"32767", b"-1", b"4294967295", b"t", b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
     b"0044-03-15 BC", b"2024-02-29 12:00:00.5+00", "äöü".encode(), rb"a\tb\\c\n\\N",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, params=[1, stored_rows.LINES_BY_COLUMN_MIN], ids=["by-column", "by-type"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test with both ways to go through the values of a type: these tests have few lines."""
+    monkeypatch.setattr(stored_rows, "LINES_BY_COLUMN_MIN", request.param)
 
 
 def line(**values: bytes) -> bytes:

@@ -22,7 +22,7 @@ from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.operations.open_operations import read_open_operations
-from cutline.snapshots.records.background_records import steps_prefix
+from cutline.snapshots.records.background_records import CopyStep, steps_prefix
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import read_chain
@@ -31,6 +31,7 @@ from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, cha
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
 from tests.servers.dealt import start_pair
+from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,6 +149,7 @@ def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -
     place.execute("s1", "ALTER TABLE one ALTER text TYPE varchar(60)", "ALTER TABLE one ADD COLUMN last int")
     next_increment(place)
     collect_garbage(place.fleet, 0.0, Silent())
+    assert check_documents(place.fleet.store.open())[CopyStep.__name__] > 1
     done = go_on(place)
     assert done.renewed[STANDBY].began_by == first.operation
     assert len({later.position for later in done.renewed[STANDBY].later}) > 2

@@ -95,23 +95,25 @@ def test_a_node_moves_with_what_its_tasks_have_read() -> None:
 
 
 class Running:
-    """Counts how many tasks run at the same time."""
+    """Counts how many tasks run at the same time; on a busy machine, the first ones wait for the `expected` number."""
 
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self._lock = threading.Lock()
+    def __init__(self, expected: int) -> None:
+        self.expected, self.now, self.most = expected, 0, 0
+        self._changed = threading.Condition()
 
     def __call__(self, _: int) -> None:
-        with self._lock:
+        with self._changed:
             self.now += 1
             self.most = max(self.most, self.now)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self.expected, timeout=10)
         time.sleep(0.02)
-        with self._lock:
+        with self._changed:
             self.now -= 1
 
 
 def test_as_many_tasks_run_at_once_as_there_are_cores() -> None:
-    running = Running()
+    running = Running(3)
     run(running, range(12), cores=3)
     assert running.most == 3
 
@@ -119,7 +121,7 @@ def test_as_many_tasks_run_at_once_as_there_are_cores() -> None:
 @pytest.mark.parametrize(("cores", "at_once"), [(1, 2), (2, 3), (3, 5), (6, 8), (8, 8)])
 def test_tasks_that_wait_for_servers_run_more_at_once(cores: int, at_once: int) -> None:
     """Up to eight threads: more would wait for Python's lock."""
-    running = Running()
+    running = Running(at_once)
     run(running, range(24), cores=cores, dealing=Dealing(lambda _: 1, per_core=1.5))
     assert running.most == at_once
 
@@ -129,7 +131,7 @@ def test_more_tasks_at_once_do_not_exceed_a_nodes_sessions() -> None:
     assert limited_sessions(session, {"a": 2, "b": 3}) == {}
     limits = limited_sessions(session, {"a": 2, "b": 3}, per_core=1.5)
     assert limits == {"a": 2}
-    running = Running()
+    running = Running(2)
     run(running, range(20), dealing=Dealing(lambda _: 1, lambda _: ("a",), limits, per_core=1.5))
     assert running.most == 2
 
@@ -138,7 +140,7 @@ def test_a_node_has_as_many_sessions_as_it_allows() -> None:
     session: Any = DriverSession(not_started, 4)
     limits = limited_sessions(session, {"a": 2, "b": 4})
     assert limits == {"a": 2}
-    few, many = Running(), Running()
+    few, many = Running(2), Running(4)
     run(few, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("a",), limits))
     run(many, range(20), cores=4, dealing=Dealing(lambda _: 1, lambda _: ("b",), limits))
     assert (few.most, many.most) == (2, 4)

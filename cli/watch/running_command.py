@@ -103,13 +103,20 @@ def start_command(fleet_file: Path, words: Sequence[str], note: Callable[[str], 
 
     `note` gets the command's notes as soon as they are written, in another thread.
     """
+    # With --quiet, notes about waits would be left out.
+    options = ["--json"] if note else ["--json", "--quiet"]
+    return start_program([*PROGRAM, "--fleet", str(fleet_file), *options, *words], note)
+
+
+def start_program(arguments: Sequence[str], note: Callable[[str], None] | None = None) -> RunningCommand:
+    """Start this Python with arguments, as start_command starts `snapshot`."""
     _starts[:] = [start for start in _starts if not start.done() or _runs(start)]
     start: Future[RunningCommand] = Future()
     # Append it first, so that stop_commands finds it if this thread is interrupted.
     _starts.append(start)
     # A signal could interrupt this thread between the start of the process and Popen's return, so use another thread.
     try:
-        Thread(target=_start, args=(start, fleet_file, words, note), name="start command", daemon=True).start()
+        Thread(target=_start, args=(start, arguments, note), name="start command", daemon=True).start()
     except RuntimeError as error:  # for example, if the limit on processes is reached
         raise OSError(errno.EAGAIN, str(error)) from error
     return start.result()
@@ -131,26 +138,21 @@ def _runs(start: Future[RunningCommand]) -> bool:
     return start.exception() is None and start.result().process.poll() is None
 
 
-def _start(
-    start: Future[RunningCommand], fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None
-) -> None:
+def _start(start: Future[RunningCommand], arguments: Sequence[str], note: Callable[[str], None] | None) -> None:
     if not start.set_running_or_notify_cancel():
         return
     try:
-        start.set_result(_spawn(fleet_file, words, note))
+        start.set_result(_spawn(arguments, note))
     except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
         start.set_exception(error)
 
 
-def _spawn(fleet_file: Path, words: Sequence[str], note: Callable[[str], None] | None) -> RunningCommand:
-    # With --quiet, notes about waits would be left out.
-    options = ["--json"] if note else ["--json", "--quiet"]
-    program = [sys.executable, *PROGRAM, "--fleet", str(fleet_file), *options, *words]
+def _spawn(arguments: Sequence[str], note: Callable[[str], None] | None) -> RunningCommand:
     output = tempfile.TemporaryFile()  # noqa: SIM115  # it stays open as long as the command runs
     # If the watch is killed, its command continues, and the next command deletes the watch's folder.
     environment = os.environ | {"TMPDIR": lasting_folder()}
     process = subprocess.Popen(
-        program,
+        [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.PIPE if note else subprocess.DEVNULL,

@@ -19,8 +19,15 @@ from cutline.cli.output.left_out import left_out_lines
 from cutline.cli.output.results import WARNING
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.cli.process.stopping import stop_process
+from cutline.cli.watch import standby_copies
 from cutline.cli.watch.fleet_source import FleetSource
-from cutline.cli.watch.running_command import CommandResult, RunningCommand, run_command, start_command
+from cutline.cli.watch.running_command import (
+    CommandResult,
+    RunningCommand,
+    run_command,
+    start_command,
+    start_program,
+)
 from cutline.cli.watch.schedule import OF_STORE, Task, TaskKind
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
@@ -131,7 +138,8 @@ def take_increment(
         Activity(target, command, partial(open_own_store, fleet), stop_process, begun) as shown,
     ):
         noting = _Logging(shown, note)
-        commit = create_increment(fleet, CreateRequest(name, ddl_seconds=WAIT_SECONDS), spark, noting)
+        request = CreateRequest(name, ddl_seconds=WAIT_SECONDS, copies_between=False)
+        commit = create_increment(fleet, request, spark, noting)
         run.result = commit_document.document_of(commit) | {
             "warnings": [*fleet.store.warnings, *noting.warnings],
             "notes": noting.news,
@@ -142,6 +150,11 @@ def take_increment(
         f" {size_text(counts['bytes'])}, {seconds_text(commit.seconds)}"
     )
     return commit, TaskResult(text)
+
+
+def start_copies(source: FleetSource, name: str, note: Callable[[str], None]) -> RunningCommand:
+    """Go on with the copies of large standbys in another process; `note` gets its notes, from another thread."""
+    return start_program([*standby_copies.PROGRAM, str(source.copy), name], note)
 
 
 def take_full(source: FleetSource, note: Callable[[str], None], *, gives_up: bool = False) -> TaskResult:

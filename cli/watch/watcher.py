@@ -20,6 +20,7 @@ from cutline.cli.watch.fleet_source import FleetSource, intervals_of
 from cutline.cli.watch.following import Following, WatchedChain, chain_end_of
 from cutline.cli.watch.last_results import adopt, last_merge, newer_verdict
 from cutline.cli.watch.notices import Notices, adopt_failures, not_needed, state_of, told_failures
+from cutline.cli.watch.running_command import RunningCommand
 from cutline.cli.watch.schedule import (
     CONCURRENT,
     JUDGING,
@@ -88,6 +89,8 @@ class Watcher:
     # The tasks that run concurrently, and those of them that were reported because they take too long.
     _concurrent: dict[TaskKind, ConcurrentTask] = field(default_factory=dict)
     _slow: set[TaskKind] = field(default_factory=set)
+    # The process that copies large standbys.
+    _copies: RunningCommand | None = None
     _busy_texts: dict[TaskKind, str] = field(default_factory=dict)
     _phase: str = ""
     _age_problem: str = ""
@@ -279,10 +282,22 @@ class Watcher:
             }
             self.notices.leaves_out(self.chain.name, absent)
             self.notices.leaves_gaps(self.chain.name, gaps_of(commit))
+            if commit.copying:
+                self._copy_standbys(note)
             return result
         if kind is TaskKind.ARCHIVE:
             return self._archive_ahead(name)
         return work.prune(self.source)
+
+    def _copy_standbys(self, note: Callable[[str], None]) -> None:
+        """Have another process copy large standbys, unless one does."""
+        is_running = self._copies is not None and self._copies.result() is None
+        if self.chain is None or is_running or not self.source.fleet.background_seconds:
+            return
+        try:
+            self._copies = work.start_copies(self.source, self.chain.name, note)
+        except OSError as error:
+            note(f"the copies of standbys go on after the next increment: no other process could be started: {error}")
 
     def _archive_ahead(self, name: str) -> TaskResult:
         increment = self.tasks[TaskKind.INCREMENT]

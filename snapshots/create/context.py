@@ -54,7 +54,7 @@ class CreateRequest:
     read-only (snapshots/create/terminal.py). `large_objects` copies large objects. `only_cut` takes a restore point,
     which has no rows. Attempts that DDL invalidates are retried beyond `retries` until `ddl_seconds` have passed.
     `replaced` are the shards whose servers or databases were replaced by others: an increment copies
-    them again.
+    them again. With `copies_between`, large standbys are copied after an increment's commit (copy_between.py).
     """
 
     name: str
@@ -69,6 +69,7 @@ class CreateRequest:
     only_cut: bool = False
     replaced: tuple[str, ...] = ()
     ddl_seconds: float = 0.0
+    copies_between: bool = True
 
 
 @dataclass(frozen=True, slots=True)

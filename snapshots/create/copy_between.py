@@ -9,11 +9,13 @@ off by an advisory lock on the standby. It only saves work: if two copied the sa
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
+from cutline.fleet.chain_ids import naming_listed_ids
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.messages import without_node
@@ -29,12 +31,12 @@ from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.background_copies import UnderwayCopy, read_underway
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.continuable import rules_since
-from cutline.snapshots.ddl.attempts import ChangedError
+from cutline.snapshots.create.renamed import in_chain_ids
 from cutline.snapshots.ddl.table_changes import TableSelection, known_tables, plan_ddl, read_current_tables
 from cutline.snapshots.records.background_records import CopyStep, store_step
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BackgroundCopy, Increment, split_entries
-from cutline.snapshots.records.proven_chains import read_newest_part
+from cutline.snapshots.records.proven_chains import read_continued_full, read_newest_part
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
@@ -56,7 +58,32 @@ def copy_between(
     A table that has begun is finished. `fleet` has the chain's ids, and `listed` those of the file. Errors and
     interrupts end this, and are noted: the increment is committed.
     """
-    deadline = time.monotonic() + fleet.background_seconds
+    _copy(fleet, listed, commit, request, spark, progress, time.monotonic() + fleet.background_seconds)
+
+
+def continue_copies(fleet: Fleet, name: str, spark: SparkSource, progress: Progress) -> None:
+    """Copy all tables that are left of the standbys that the snapshot's last commit names as `copying`.
+
+    Does not archive WAL: that is for a process which takes increments meanwhile. Raises the errors of the chain's
+    documents.
+    """
+    store, full = fleet.store.open(), read_continued_full(fleet.store.open(), name)
+    commit, listed = read_newest_part(store, name).last, fleet
+    fleet = in_chain_ids(store, fleet, full, ())
+    if isinstance(commit, Increment):
+        with naming_listed_ids(fleet):
+            _copy(fleet, listed, commit, CreateRequest(name), spark, progress, math.inf)
+
+
+def _copy(
+    fleet: Fleet,
+    listed: Fleet,
+    commit: Increment,
+    request: CreateRequest,
+    spark: SparkSource,
+    progress: Progress,
+    deadline: float,
+) -> None:
     for number, (node, copying) in enumerate(sorted(commit.copying.items())):
         if not fleet.background_seconds or (number and time.monotonic() >= deadline):
             return
@@ -65,9 +92,10 @@ def copy_between(
         except KeyboardInterrupt:
             progress.note(News(f"increment {commit.increment} is committed; the copy of {node} goes on with the next"))
             return
-        except (SnapshotError, ChangedError, KeyError) as error:
-            reason = without_node(error.message if isinstance(error, SnapshotError) else str(error), node)
-            progress.note(f"standby {node}: its copy goes on with the next increment: {reason}")
+        # The increment is committed: whatever goes wrong now must not make the command fail.
+        except Exception as error:  # noqa: BLE001
+            reason = error.message if isinstance(error, SnapshotError) else f"{type(error).__name__}: {error}"
+            progress.note(f"standby {node}: its copy continues with the next increment: {without_node(reason, node)}")
 
 
 class _Copying:
@@ -111,7 +139,7 @@ class _Copying:
                 self.progress.note(News(f"standby {node.id}: {copy.text} are copied"))
                 if time.monotonic() >= self.deadline:
                     return
-                if time.monotonic() - archived_at > AHEAD_SECONDS:
+                if self.deadline < math.inf and time.monotonic() - archived_at > AHEAD_SECONDS:
                     archived_at = time.monotonic()
                     # Another command may be using the fleet; the WAL stays until the next increment.
                     with suppress(SnapshotError):

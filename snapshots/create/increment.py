@@ -290,7 +290,7 @@ def create_increment(fleet: Fleet, request: CreateRequest, spark: SparkSource, p
                         _create_increment, fleet, listed, full, _with_chain_ids(request, fleet), spark, steps, began
                     )
                     commit = repeat_without_failed(fleet, steps, create)
-                    if commit.copying and not commit.terminal:
+                    if commit.copying and request.copies_between and not commit.terminal:
                         copy_between(fleet, listed, commit, request, spark, steps)
                     return commit
             except NodesRenamedError as renamed:

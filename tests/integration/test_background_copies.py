@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cutline.cli.process.detaching import PROGRAM
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
@@ -299,6 +303,64 @@ def test_two_creates_do_not_copy_the_same_table(place: ChangingFleet) -> None:
     completed = go_on(place)
     last = next_increment(place)
     is_proven(place, completed.increment, last.increment)
+
+
+@pytest.mark.parametrize(
+    "place", ['[watch]\nname = "chain-{n}"\nevery = "10s"\nfull = "never"\n' + STEPWISE], indirect=True
+)
+@pytest.mark.timeout(600)
+def test_the_increments_of_a_watch_do_not_wait_for_a_table_that_is_copied(place: ChangingFleet, tmp_path: Path) -> None:
+    place.runs.full("chain-1")
+    rebuild(place)
+
+    def last() -> Increment | None:
+        commit = read_chain(place.fleet.store.open(), "chain-1").last
+        return commit if isinstance(commit, Increment) else None
+
+    def await_commit(is_awaited: Callable[[Increment], bool]) -> Increment:
+        deadline = time.monotonic() + 240
+        while (commit := last()) is None or not is_awaited(commit):
+            assert watch.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, (commit and commit.copying, log.read_text())
+            time.sleep(0.2)
+        return commit
+
+    log = tmp_path / "watch.log"
+    program = [sys.executable, *PROGRAM, "--json", "--fleet", str(place.fleet.path), "watch"]
+    with log.open("wb") as output:
+        watch = subprocess.Popen(program, stdout=output, stderr=output, cwd=ROOT)
+    copying: list[int] = []
+    try:
+        deadline = time.monotonic() + 120
+        while not (copying := children(watch.pid, "standby_copies")):
+            assert watch.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        # It has hardly begun: it takes longer to import its modules.
+        os.kill(copying[0], signal.SIGSTOP)
+        begun = await_commit(lambda commit: STANDBY in commit.copying)
+        later = await_commit(lambda commit: commit.increment >= begun.increment + 2)
+        assert later.copying[STANDBY].copied < later.copying[STANDBY].wanted
+        os.kill(copying[0], signal.SIGCONT)
+        await_commit(lambda commit: STANDBY not in commit.absent)
+    finally:
+        for process in copying:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(120) == 0, log.read_text()
+    assert place.check(name="chain-1").result == VALID
+
+
+def children(parent: int, part: str) -> list[int]:
+    """Return the processes that a process has started, and whose command lines contain the part."""
+    found = []
+    for thread in Path(f"/proc/{parent}/task").iterdir():
+        with suppress(OSError):
+            for process in map(int, (thread / "children").read_text().split()):
+                if part in Path(f"/proc/{process}/cmdline").read_text():
+                    found.append(process)
+    return found
 
 
 def test_a_small_standby_is_copied_at_once(place: ChangingFleet) -> None:

@@ -48,6 +48,7 @@ STANDBY = "s1-b1"
 ROOT = Path(__file__).parents[2]
 # Each step copies one table.
 STEPWISE = '[copies]\nbackground_from = "8 KiB"\nbackground_for = "1s"\n'
+WATCHED = '[watch]\nname = "chain-{n}"\nevery = "10s"\nfull = "never"\n'
 TABLES = (
     *SEEN,
     "DROP TABLE IF EXISTS one, two, three, four",

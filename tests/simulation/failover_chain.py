@@ -110,6 +110,8 @@ class ModelConnection:
     node: str
     server: Server
     closed: bool = False
+    # Without failover slots.
+    info: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(server_version=160000))
 
     def __enter__(self) -> ModelConnection:
         return self
@@ -284,7 +286,7 @@ class FailoverChain:
         state = new.state_after(state, operation.id, sessions)
         cut = self._make_cut(context, state)
         renewal.drop_left_out(context, new, slot_name(FULL))
-        absent, renewed = absent_copies.absent_copies(chain, sessions, None), new.of(chain, sessions)
+        absent, renewed = absent_copies.absent_copies(chain, sessions, None), new.of(chain, sessions, {})
         commit = Increment(
             snapshot=NAME, increment=operation.increment, operation=operation.id, chain=FULL, created_at=MARKED_AT,
             seconds=1.0, comment="", counts={}, cut=cut.record, sequences=dict.fromkeys(chain.primaries, ()),
@@ -652,6 +654,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
             "await_prepared": calls.await_prepared,
             "drop_slots": calls.drop,
             "check_exclusive": calls.check_exclusive,
+            "repair_options": lambda connection, fleet_id: None,
         },
         node_sessions: {
             "in_parallel": one_by_one,

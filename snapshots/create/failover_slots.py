@@ -63,8 +63,8 @@ def reading_failover_slots(
         with raising_unreachable(node):
             while _has_failover(connection, slot) and (behind := _find_behind(connection, positions[node.id])):
                 if time.monotonic() - began > wait_seconds:
-                    _alter(node, slot, has_failover=False)
                     altered.add(node.id)
+                    _alter(node, slot, has_failover=False)
                     progress.note(
                         f"node {node.id}: slot {slot} is read without its failover property, because"
                         f" {list_some(behind, SLOTS_NAMED_MAX)} in synchronized_standby_slots did not confirm the WAL"
@@ -83,8 +83,8 @@ def reading_failover_slots(
         except (psycopg.Error, SnapshotError) as error:
             progress.note(f"node {node.id}: slot {slot} has no failover property until the next increment: {error}")
 
-    in_parallel(prepare, nodes)
     try:
+        in_parallel(prepare, nodes)
         yield
     finally:
         in_parallel(restore, nodes)

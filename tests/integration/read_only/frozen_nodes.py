@@ -40,9 +40,7 @@ def await_closed(node: Node, *kept: psycopg.Connection[Any]) -> None:
     """Wait until the database has no other sessions: the process of a closed session ends a moment later."""
     pids = {connection.info.backend_pid for connection in kept}
     with connect(node) as connection:
-        await_none(
-            lambda: [one for one in other_sessions(node.id, connection, SessionFilter()) if one.pid not in pids]
-        )
+        await_none(lambda: [one for one in other_sessions(node.id, connection, SessionFilter()) if one.pid not in pids])
 
 
 @contextmanager

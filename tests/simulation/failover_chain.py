@@ -110,8 +110,8 @@ class ModelConnection:
     node: str
     server: Server
     closed: bool = False
-    # Without failover slots.
-    info: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(server_version=160000))
+    # Without failover slots, which no simulation has.
+    info = SimpleNamespace(server_version=170000)
 
     def __enter__(self) -> ModelConnection:
         return self
@@ -650,11 +650,11 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         make_cut.time: {"sleep": own_sleep(lambda seconds: world.pass_some())},
         prepare_tables: {"in_parallel": one_by_one},
         renewal: {
+            "repair_options": lambda _connection, _fleet_id: None,
             "export_snapshots": calls.export,
             "await_prepared": calls.await_prepared,
             "drop_slots": calls.drop,
             "check_exclusive": calls.check_exclusive,
-            "repair_options": lambda connection, fleet_id: None,
         },
         node_sessions: {
             "in_parallel": one_by_one,

@@ -178,7 +178,10 @@ def optional_lines(problems: Sequence[NodeProblem], addresses: Mapping[str, str]
 
 
 def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return a connection string for psql to each primary among the nodes, without a user or password."""
+    """Return a connection string for psql to each primary among the nodes, without a user or password.
+
+    It names the database as the dsn does: a pooler may not know the server's name of it.
+    """
     addresses = dict[str, str]()
     for node in nodes:
         if node.backup_of is None:
@@ -191,8 +194,12 @@ def addresses_of(nodes: Iterable[Node]) -> dict[str, str]:
 
 
 def connect_line(address: str, database: str) -> str:
-    """Return the psql command that connects to a database as psql's user, or a comment if psql can't quote it."""
-    target = make_conninfo(address, dbname=database)
+    """Return the psql command that connects to a database as psql's user, or a comment if psql can't quote it.
+
+    The database is the one that the address names, if it names any, or the maintenance database.
+    """
+    is_named = "dbname" in conninfo_to_dict(address) and database != MAINTENANCE_DATABASE
+    target = address if is_named else make_conninfo(address, dbname=database)
     if '"' in target or not target.isprintable():
         return comment(f"connect to {target}")
     return f'\\connect -reuse-previous=on "{target}"'
@@ -248,7 +255,7 @@ def comment(text: str) -> str:
     return "-- " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-ADDRESS_PARAMETERS = ("host", "hostaddr", "port", "service", "sslmode", "sslrootcert")
+ADDRESS_PARAMETERS = ("host", "hostaddr", "port", "dbname", "service", "sslmode", "sslrootcert")
 # A grant to a NOINHERIT role has no effect without WITH INHERIT TRUE, which was added in this version.
 INHERIT_OPTION_VERSION = 160000
 STANDBY_SNAPSHOT_VERSION = 160000

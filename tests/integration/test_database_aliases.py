@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import SUPERUSER
 from cutline.fleet.progress import Silent
+from cutline.nodes.connections import connect
+from cutline.nodes.problems import addresses_of, find_role_problems, script_of
 from cutline.nodes.read_only import resume_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.target import TargetUnfitError
@@ -56,6 +61,25 @@ def test_what_is_to_be_set_for_the_server_has_the_name_there(both: tuple[Runs, R
         code, document = run_here(aliased.fleet, "init")
     (found,) = [one for one in document["surroundings"] if one["warning"] == "patroni"]
     assert (code, f"database: {DATABASE}}}]" in found["action"]) == (0, True), found
+
+
+def test_the_script_that_init_suggests_connects_by_the_name_that_the_pooler_has(both: tuple[Runs, Runs]) -> None:
+    direct, aliased = both
+    node = direct.fleet.nodes[0]
+    with psycopg.connect(node.dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE limited LOGIN")
+        try:
+            listed = replace(aliased.fleet.nodes[0], dsn=make_conninfo(aliased.fleet.nodes[0].dsn, user="limited"))
+            with connect(listed) as limited:
+                problems = list(find_role_problems(listed, limited))
+        finally:
+            connection.execute("DROP ROLE limited")
+    script = script_of(problems, addresses_of([listed]))
+    (line,) = [line for line in script if line.startswith("\\connect")]
+    target = line.partition('"')[2].rstrip('"')
+    with psycopg.connect(target, user=SUPERUSER) as connection:
+        assert connection.execute("SELECT current_database()").fetchone() == (DATABASE,)
+    assert f"dbname={ALIAS}" in target
 
 
 @pytest.mark.parametrize("scope", [RestoreScope(), RestoreScope(data_only=True)], ids=["databases", "rows"])

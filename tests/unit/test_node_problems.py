@@ -73,7 +73,7 @@ def test_with_addresses_the_hint_is_one_script_for_all_servers_and_comments_out_
         GRANT,
         "-- node s1, database shop; for create --terminal and resume:",
         f"-- {OWN}",
-        '\\connect -reuse-previous=on "host=db2,db3 target_session_attrs=primary dbname=shop"',
+        '\\connect -reuse-previous=on "dbname=shop host=db2,db3 target_session_attrs=primary"',
         "-- node s2, database shop; for init and every create:",
         GRANT,
         "-- node s2, database shop; for create --terminal and resume:",

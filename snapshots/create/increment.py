@@ -200,10 +200,12 @@ def _prepare_commit(
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
     drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
+    later = find_later(store, new, cut.archived_cut, sessions)
+    ended = {node for node, absence in sessions.absent.items() if absence.has_ended}
     copying = leave_out_background(context, new, cut.archived_cut, continuable.underway)
     absent = absent_copies(chain, sessions, cut.definition_changes)
-    renewed = new.of(chain, sessions, find_later(store, new, cut.archived_cut, sessions))
-    others = {*renewed, *continuable.to_renew}
+    renewed = new.of(chain, sessions, later)
+    others = {*renewed, *continuable.to_renew, *ended}
     copying = carried_copies(chain, absent, sessions, cut.definition_changes, others) | copying
     note_removed(chain, absent, progress)
     retired = retired_shards(sessions.fleet, chain)

@@ -39,11 +39,9 @@ from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
-from cutline.snapshots.create.absent_copies import leave_out_silent
+from cutline.snapshots.create.absent_copies import leave_out, leave_out_silent
 from cutline.snapshots.create.background_copies import (
     UnderwayCopy,
-    archive_before,
-    incomplete_error,
     list_later,
     reason_text,
 )
@@ -70,9 +68,10 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, point_label, read_commit
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
-from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ADVANCED, drop_slots, is_synchronized, slot_name
-from cutline.wal.segments.archive import ArchiveError, Segment
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError
 
 ONE_READER = (
     "a chain's slots can feed only one store: find the program that advanced it, such as a create or watch that uses a"
@@ -233,23 +232,15 @@ def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: st
 def with_completed(
     context: CreateContext, chain: Chain, new: NewCopies, underway: Mapping[str, UnderwayCopy], progress: Progress
 ) -> NewCopies:
-    """Add the copies that earlier increments have begun: those that are complete now, and the others.
-
-    A copy whose archive can't be read begins again with the next increment.
-    """
-    sessions, store = context.sessions, context.store
+    """Add the copies that earlier increments have begun: those that are complete now, and the others."""
+    sessions = context.sessions
     completed: dict[str, CompletedCopy] = {}
     for node in [node for node in sessions.nodes if node.id in underway]:
         copy = underway[node.id]
         if not copy.is_complete:
             progress.note(News(f"standby {node.id} is being copied: {copy.text}"))
             continue
-        try:
-            segments = archive_before(store, chain.name, node.id, copy.copying)
-        except (ArchiveError, ObjectMissingError) as error:
-            _do_without(sessions, node, incomplete_error(str(error)))
-            continue
-        completed[node.id] = CompletedCopy(copy.copying, copy.copied, segments)
+        completed[node.id] = CompletedCopy(copy.copying, copy.copied, copy.segments)
         progress.note(renewal_note(node, "was copied", copy.copying.reason, chain))
     entries = (entry for one in completed.values() for step in one.copied.steps for entry in step.entries)
     return replace(
@@ -331,12 +322,19 @@ def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
 def find_later(
     store: ObjectStore, new: NewCopies, cut: ArchivedCut, sessions: Sessions
 ) -> dict[str, tuple[CopiedLater, ...]]:
-    """Return the tables of the completed copies with their positions, by node (background_copies.find_later)."""
-    return {
-        node: list_later(store, one.copied, new.segments_of(node, cut.segments[node]))
-        for node, one in new.completed.items()
-        if node not in sessions.absent
-    }
+    """Return the tables of the completed copies with their positions, by node (background_copies.list_later).
+
+    Leaves out the standbys whose archives are damaged: their copies end. Raises the error if fleet.toml requires one.
+    """
+    found: dict[str, tuple[CopiedLater, ...]] = {}
+    for node in [node for node in sessions.nodes if node.id in new.completed]:
+        try:
+            found[node.id] = list_later(
+                store, new.completed[node.id].copied, new.segments_of(node.id, cut.segments[node.id])
+            )
+        except ObjectDamagedError as error:
+            leave_out(sessions, node, error, has_ended=True)
+    return found
 
 
 def leave_out_background(

@@ -25,12 +25,14 @@ from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.archive_ahead import archive_ahead
+from cutline.snapshots.create.background_copies import UnderwayCopy, read_underway
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.records.background_records import CopyStep, steps_prefix
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal.gc import collect_garbage
+from cutline.wal.segments.archive import archive_prefix
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
@@ -237,11 +239,69 @@ def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
     third = next_increment(place)
     assert third.copying[STANDBY].operation == third.operation
     assert third.copying[STANDBY].copied == 0
-    assert "can't go on" in third.copying[STANDBY].reason
+    assert "restarts" in third.copying[STANDBY].reason
     # What was copied for the first is garbage, and what is copied for the second is not.
     collect_garbage(place.fleet, 0.0, Silent())
     assert not steps(place, first.operation)
     assert steps(place, third.operation)
+    done = go_on(place)
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def complete(place: ChangingFleet) -> UnderwayCopy:
+    """Take increments until all tables are copied; the next one would add the copy to the chain."""
+    for _ in range(12):
+        place.write()
+        place.increment()
+        if (copy := underway(place)).is_complete:
+            return copy
+    raise AssertionError(copy)
+
+
+def underway(place: ChangingFleet) -> UnderwayCopy:
+    store = place.fleet.store.open()
+    return read_underway(store, read_chain(store, "chain"), STANDBY)
+
+
+def test_rows_that_the_store_has_lost_are_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    copied = complete(place).copied
+    lost, cut_off = [step.objects[0] for step in copied.steps if step.objects][:2]
+    (place.folder / "store" / lost.key).unlink()
+    path = place.folder / "store" / cut_off.key
+    path.write_bytes(path.read_bytes()[:-1])
+    second = next_increment(place)
+    assert second.copying[STANDBY].operation == first.operation
+    assert second.copying[STANDBY].copied == len(copied.copied) - 2
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    slot = drop_slot(place)
+    operation = next_increment(place).operation
+    for has_all in (False, True):
+        complete(place)
+        segment = sorted((place.folder / "store" / archive_prefix("chain", STANDBY, operation)).iterdir())[1]
+        if has_all:
+            segment.write_bytes(segment.read_bytes()[:-100] + b"x" * 100)
+        else:
+            segment.unlink()
+        commit = next_increment(place)
+        assert commit.copying[STANDBY].operation == commit.operation
+        assert absent_names(commit) == {STANDBY}
+        operation = commit.operation
+    reason = commit.copying[STANDBY].reason
+    # Why it began at first, and only the newest problem.
+    assert f"slot {slot} does not exist" in reason
+    assert reason.count("restarts") == 1
+    assert "damaged" in reason
     done = go_on(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)

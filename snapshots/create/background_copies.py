@@ -1,4 +1,4 @@
-"""Copies of large standbys that begin again: what increments do with them until all tables are copied.
+"""Copies of large standbys in the background: what increments do with them until all tables are copied.
 
 Copying a large standby would delay the fleet's increments for hours. So an increment only creates the chain's slot on
 it (snapshots/create/renewal.py), and leaves the standby out. Its tables are copied after the commits, without the
@@ -109,7 +109,7 @@ def read_underway(
 def find_underway(
     store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Mapping[str, str]
 ) -> tuple[dict[str, UnderwayCopy], dict[str, str]]:
-    """Return which of the nodes `to_renew` have copies that continue, and why the others begin (again), by node.
+    """Return which of the nodes `to_renew` have copies that continue, and why the others start or restart, by node.
 
     The copies that continue have the reasons of their beginning. Those that are not complete are `incomplete` in the
     sessions. If fleet.toml requires such a standby now, the increment copies it at once, unless another standby of the

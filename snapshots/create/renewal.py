@@ -1,4 +1,4 @@
-"""Copy nodes again whose copies in the chain can't be continued, so that only their copies begin again, not the chain.
+"""Copy nodes again whose copies in the chain can't be continued, so that only their copies restart, not the chain.
 
 A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, if a publication
 of its shard was altered, if its server was upgraded, if its database was replaced, or if a standby was rebuilt, was
@@ -44,6 +44,7 @@ from cutline.snapshots.create.background_copies import (
     UnderwayCopy,
     list_later,
     reason_text,
+    restarted_reason,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut, LastCut
@@ -96,7 +97,7 @@ class CompletedCopy:
 
 @dataclass(frozen=True, slots=True)
 class NewCopies:
-    """The copies that an increment begins again: their reasons and positions, by node, and the copied tables.
+    """The copies that an increment restarts: their reasons and positions, by node, and the copied tables.
 
     `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
     `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
@@ -154,7 +155,7 @@ class NewCopies:
         return structs.replace(changes, objects=(*changes.objects, *objects), lists=(*changes.lists, *lists))
 
     def state_after(self, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
-        """Return the chain's state in which these copies begin again.
+        """Return the chain's state in which these copies restart.
 
         The DDL of a primary's shard is stored again in any case: after a failover, other DDL may have had the same
         transaction ids as what was lost, and so have left the same fingerprint.
@@ -192,7 +193,7 @@ def renew_copies(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Begin the copies of the nodes in `reasons` again: create their slots, and copy the tables of standbys.
+    """Restart the copies of the nodes in `reasons`: create their slots, and copy the tables of standbys.
 
     Afterwards, all transactions that were prepared before the slots existed are decided: they are decoded only at
     COMMIT PREPARED. Raises the errors of `export_snapshots` and `await_prepared` for primaries and required standbys.
@@ -304,7 +305,7 @@ def _undropped_error(sessions: Sessions, node: Node, slot: str) -> SnapshotError
 def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
     """Return the note that the node `is copied` or `will be copied`: a warning if restorable times or changes are lost.
 
-    The copy of a primary that begins again leaves a gap in the chain. An advanced slot shows that something else reads
+    The copy of a primary that restarts leaves a gap in the chain. An advanced slot shows that something else reads
     it, on a standby as well. All else is routine.
     """
     kind, is_again = "primary" if node.backup_of is None else "standby", node.id in chain.parts
@@ -338,14 +339,22 @@ def find_later(
 
 
 def leave_out_background(
-    context: CreateContext, new: NewCopies, cut: ArchivedCut, underway: Mapping[str, UnderwayCopy]
+    context: CreateContext, new: NewCopies, cut: ArchivedCut, underway: Mapping[str, UnderwayCopy], progress: Progress
 ) -> dict[str, BackgroundCopy]:
-    """Leave out the standbys whose copies are not complete yet; return what the commit says about them."""
+    """Leave out the standbys whose copies are not complete yet; return what the commit says about them.
+
+    If a primary is copied again, its tables get new numbers, and what was copied on its standbys no longer counts.
+    """
     sessions, found = context.sessions, dict[str, BackgroundCopy]()
+    renewed = new.copied_shards | new.positions.keys()
     for node in [node for node in sessions.nodes if node.id in new.background]:
         last = cut.segments[node.id][-1]
         if node.id in underway:
             found[node.id] = underway[node.id].at_commit(last)
+            if node.shard in renewed:
+                reason = restarted_reason(found[node.id].reason, f"all tables of {node.shard} are copied again")
+                found[node.id] = structs.replace(found[node.id], copied=0, copied_bytes=0, reason=reason)
+                progress.note(News(f"standby {node.id}: {reason}"))
         else:
             found[node.id] = structs.replace(new.background[node.id], reason=new.reasons[node.id], last=last)
         sessions.leave_out(node, Absence(reason_text(found[node.id]), has_ended=True))
@@ -353,7 +362,7 @@ def leave_out_background(
 
 
 def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
-    """Drop the slots of new copies whose standbys have been left out since; the next increment begins them again."""
+    """Drop the slots of new copies whose standbys have been left out since; the next increment restarts them."""
     sessions = context.sessions
     begun = new.positions.keys() - new.completed.keys()
     gone = [node for node in sessions.chosen if node.id in begun and node.id in sessions.absent]
@@ -397,7 +406,7 @@ def _begin_standbys(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Add the standbys among the nodes; leave out those that fail, and begin again with the others.
+    """Add the standbys among the nodes; leave out those that fail, and start over with the others.
 
     If a primary's session is lost, it is renewed, up to `retries` times, as for a cut. Other errors of a shard cost
     only its own standbys. If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for

@@ -133,7 +133,7 @@ def find_underway(
                 continue
         else:
             if not sessions.may_leave_out(node):
-                _check_none_away(sessions, node, copy)
+                _check_none_away(sessions, chain, node, copy)
                 reasons[node.id] = restarted_reason(copying.reason, "fleet.toml requires the standby now")
                 continue
             sessions.incomplete.add(node.id)
@@ -147,11 +147,12 @@ def restarted_reason(reason: str, problem: str) -> str:
     return f"{reason.partition(RESTARTED)[0]}{RESTARTED}{problem}"
 
 
-def _check_none_away(sessions: Sessions, node: Node, copy: UnderwayCopy) -> None:
-    """Raise StandbyNeededError if a standby that is away would make the incomplete copy of `node` dispensable."""
+def _check_none_away(sessions: Sessions, chain: Chain, node: Node, copy: UnderwayCopy) -> None:
+    """Raise StandbyNeededError if another standby of the shard is away whose copy in the chain can be continued."""
     for other in sessions.chosen:
-        absence = sessions.absent.get(other.id)
-        if other.backup_of == node.backup_of and absence is not None and not absence.has_ended:
+        absence, before = sessions.absent.get(other.id), chain.absent.get(other.id)
+        has_copy = other.id in chain.parts and (before is None or not before.has_ended)
+        if other.backup_of == node.backup_of and has_copy and absence is not None and not absence.has_ended:
             raise StandbyNeededError(
                 f"node {other.id}: {absence.reason}; [copies] require demands it, because standby {node.id} is still"
                 f" being copied ({copy.text})",

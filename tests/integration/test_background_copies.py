@@ -42,6 +42,7 @@ from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, cha
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
 from tests.faults.stalled_network import Notes
+from tests.integration.promoting import fleet_with_chain
 from tests.servers.dealt import start_pair
 from tests.stores.documents import check_documents
 
@@ -376,26 +377,27 @@ def test_the_slot_of_a_standby_that_is_removed_while_it_is_copied_is_named(place
     assert not any("not in fleet.toml any more" in note for note in notes.notes)
 
 
-def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(place: ChangingFleet) -> None:
-    place.runs.full("chain")
-    drop_slot(place)
-    first = next_increment(place)
-    next_increment(place)
-    whole, away = place.runs, replace(place.fleet.node(STANDBY), id="s1-b2", dsn="host=127.0.0.1 port=1 dbname=none")
-    nodes = (*whole.fleet.nodes, away)
-    place.runs = Runs(replace(whole.fleet, nodes=nodes, standbys_min=1), whole.spark)
-    with pytest.raises(StandbyNeededError, match=r"node s1-b2: .* standby s1-b1 is still being"):
-        place.increment()
-    place.runs = whole
-    third = next_increment(place)
-    assert third.copying[STANDBY].operation == first.operation
-    assert third.copying[STANDBY].copied > 1
-    # With a complete copy, the other standby is not needed.
-    complete(place)
-    place.runs = Runs(replace(whole.fleet, nodes=nodes, standbys_min=1), whole.spark)
-    done = next_increment(place)
-    assert done.renewed[STANDBY].began_by == first.operation
-    assert STANDBY not in done.absent
+def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with fleet_with_chain(tmp_path, spark, 1, 2) as place:
+        place.execute("s1", *(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(4)))
+        whole = replace(place.fleet, background_bytes_min=8192, background_seconds=0.001, standbys_min=1)
+        place.runs = Runs(whole, place.runs.spark)
+        drop_slot(place)
+        first = next_increment(place)
+        assert first.copying.keys() == {STANDBY}
+        place.stop("s1-b2")
+        with pytest.raises(StandbyNeededError, match=r"node s1-b2: .* standby s1-b1 is still being"):
+            place.increment()
+        place.start("s1-b2")
+        assert next_increment(place).copying[STANDBY].operation == first.operation
+        complete(place)
+        # With a complete copy, the other standby is not needed.
+        place.stop("s1-b2")
+        done = next_increment(place)
+        assert done.renewed[STANDBY].began_by == first.operation
+        assert absent_names(done) == {"s1-b2"}
 
 
 def test_a_copy_of_a_standby_that_misses_changes_of_tables_begins_again(place: ChangingFleet) -> None:

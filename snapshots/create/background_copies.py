@@ -107,13 +107,13 @@ def read_underway(
 
 
 def find_underway(
-    store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Mapping[str, str]
+    store: ObjectStore, sessions: Sessions, chain: Chain, to_renew: Mapping[str, str], *, reads_archives: bool = True
 ) -> tuple[dict[str, UnderwayCopy], dict[str, str]]:
     """Return which of the nodes `to_renew` have copies that continue, and why the others start or restart, by node.
 
     The copies that continue have the reasons of their beginning. Those that are not complete are `incomplete` in the
     sessions. If fleet.toml requires such a standby now, the increment copies it at once, unless another standby of the
-    shard is away: then raises StandbyNeededError.
+    shard is away: then raises StandbyNeededError. If it `reads_archives`, all segments of complete copies are read.
     """
     underway: dict[str, UnderwayCopy] = {}
     reasons = dict(to_renew)
@@ -124,14 +124,14 @@ def find_underway(
             reasons[node.id] = restarted_reason(copying.reason, problem)
             continue
         copy = read_underway(store, chain, node.id)
-        if copy.is_complete:
+        if copy.is_complete and reads_archives:
             try:
                 copy = replace(copy, segments=_archive_before(store, chain.name, node.id, copying))
             except (ArchiveError, ObjectMissingError) as error:
                 problem = error.message if isinstance(error, SnapshotError) else str(error)
                 reasons[node.id] = restarted_reason(copying.reason, without_node(problem, node.id))
                 continue
-        else:
+        elif not copy.is_complete:
             if not sessions.may_leave_out(node):
                 _check_none_away(sessions, chain, node, copy)
                 reasons[node.id] = restarted_reason(copying.reason, "fleet.toml requires the standby now")

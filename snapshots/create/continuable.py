@@ -133,16 +133,19 @@ def check_continuable(
     chain: Chain,
     documents: Mapping[str, Set[str]] | None = None,
     replaced: Collection[str] = (),
+    *,
+    reads_archives: bool = True,
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
     Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
-    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, and `replaced` as in
-    CreateRequest.
+    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, `replaced` as in
+    CreateRequest, and `reads_archives` as in find_underway.
     """
     check_commits(store, chain, documents)
     _check_replaced(sessions, chain, replaced)
-    underway, to_renew = find_underway(store, sessions, chain, find_renewable(sessions, chain, replaced))
+    renewable = find_renewable(sessions, chain, replaced)
+    underway, to_renew = find_underway(store, sessions, chain, renewable, reads_archives=reads_archives)
     ended = _check_nodes(store, sessions, chain, to_renew)
     to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
     to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}

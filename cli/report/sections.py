@@ -258,7 +258,7 @@ def _points(figures: StoreFigures) -> Section:
     median_text = "unknown: too few spans" if usual is None else seconds_text(usual)
     rule = (
         f"A gap is a span between two consecutive restore points that is longer than {GAP_FACTOR} times the median"
-        f" span ({median_text}), or in which a chain was lost or ended before the next chain began. Restore points"
+        f" span ({median_text}), or in which a chain ended before the next chain began. Restore points"
         " without rows and broken snapshots do not count."
     )
     since = "; the time since then is a gap" if gaps.found and gaps.found[-1].before is None else ""

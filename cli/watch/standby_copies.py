@@ -22,7 +22,7 @@ from cutline.storage.errors import SnapshotError
 PROGRAM = ("-P", "-c", "from cutline.cli.watch.standby_copies import main; main()")
 
 
-class _Notes(Silent):
+class _CopyNotes(Silent):
     """Writes notes to stderr, as commands with --json do."""
 
     def note(self, text: str) -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     """Copy tables for the snapshot whose name follows the path of the fleet file; a signal ends it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     file, name = sys.argv[1:]
-    notes = _Notes()
+    notes = _CopyNotes()
     try:
         fleet = load_fleet(Path(file))
         with SparkOnDemand(fleet, f"copy standbys of {name}") as spark:

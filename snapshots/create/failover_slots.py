@@ -3,8 +3,11 @@
 A server reads a slot with the failover property only up to where all standbys in `synchronized_standby_slots` have its
 WAL, so that no standby is behind a consumer of changes when it is promoted (PostgreSQL manual, "Logical Replication
 Failover"). It waits for them without a limit. A create waits as long as for any standby that it can do without. Then it
-turns the property off while it reads, and on again afterwards. That costs nothing that a chain relies on: if a standby
-without this WAL is promoted, the next increment finds that its server lacks WAL of the chain.
+turns the property off while it reads, and on again afterwards. No cut becomes wrong: if a standby without this WAL is
+promoted, the next increment finds that its server lacks WAL of the chain. But other standbys whose slot synchronization
+runs meanwhile drop their copies of the slot (slotsync.c, drop_local_obsolete_slots), and a new copy stays temporary
+until the primary's slot has passed the position and the xid that the standby reserved. A failover to such a standby
+copies the shard again. The setting is the server's: a session can't do without it otherwise.
 
 A process that dies in between leaves a slot without the property. So each reading ends with turning it on for all slots
 that should have it.
@@ -63,8 +66,8 @@ def reading_failover_slots(
         with raising_unreachable(node):
             while _has_failover(connection, slot) and (behind := _find_behind(connection, positions[node.id])):
                 if time.monotonic() - began > wait_seconds:
-                    _alter(node, slot, has_failover=False)
                     altered.add(node.id)
+                    _alter(node, slot, has_failover=False)
                     progress.note(
                         f"node {node.id}: slot {slot} is read without its failover property, because"
                         f" {list_some(behind, SLOTS_NAMED_MAX)} in synchronized_standby_slots did not confirm the WAL"
@@ -83,8 +86,8 @@ def reading_failover_slots(
         except (psycopg.Error, SnapshotError) as error:
             progress.note(f"node {node.id}: slot {slot} has no failover property until the next increment: {error}")
 
-    in_parallel(prepare, nodes)
     try:
+        in_parallel(prepare, nodes)
         yield
     finally:
         in_parallel(restore, nodes)

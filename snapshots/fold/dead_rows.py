@@ -4,7 +4,8 @@ A merge that had to write every object again in which a row has changed would wr
 scattered changes. So it lists an object with few dead rows again, together with a small object that has their numbers,
 in ascending order: rows are numbered from 0, in the order in which the object stores them. An object of dead rows
 belongs to one base object in one or several merges, and without it, the rows of that object can't be told from the dead
-ones. Nothing but `sources.read_row_group` reads base rows, and it drops the dead ones.
+ones. Rows of base objects are read by `sources.read_row_group`, which drops the dead ones; only a merge reads all rows
+(`sources.read_all_rows`), because it has to number them.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def _apply_elsewhere(chain: Chain, replacement: Replacement) -> Chain:
 def _apply_to_beginning(chain: Chain, replacement: Replacement) -> Chain:
     """Replace objects that a merge carries; it lists those of earlier repairs itself.
 
-    New objects have the rows of all objects that they replace, so they can only replace all of them together.
+    New objects have the rows of all objects that they replace, so they can only replace all of them together. If they
+    were rebuilt, they have exactly the rows that were living when they were, and don't replace objects that a merge,
+    perhaps one of another store, has carried with other dead rows.
     """
     return _apply_if_listed(chain, chain.full, replacement)
 
@@ -103,6 +105,11 @@ def _apply_if_listed(chain: Chain, commit: Commit, replacement: Replacement) -> 
     if not replacement.replaced:
         return chain
     if not all((one.list or one.key) in parts for one in replacement.replaced):
+        return chain
+    if not replacement.has_same_content and any(
+        one.dead != dead_digest(parts[one.key][1]) for one in replacement.replaced if not one.list
+    ):
+        # Rows that have died since then would be part of the state again. So the object itself is needed here.
         return chain
     return _exchange_in(chain, commit, replacement)
 

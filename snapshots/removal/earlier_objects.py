@@ -121,6 +121,12 @@ class EarlierObjects:
         """The number of the first segment that the chain needs in the archive of each node at the merge."""
         return {node: segments[0].number for node, segments in self.chain.full.segments.items() if segments}
 
+    @cached_property
+    def continued(self) -> frozenset[str]:
+        """The operations that began archives before the merge which became part of the chain after it."""
+        renewals = (renewal for one in self.chain.increments for renewal in one.renewed.values())
+        return frozenset(renewal.began_by for renewal in renewals if renewal.began_by)
+
     def has(self, key: str, parsed: ParsedKey) -> bool:
         """Whether only earlier states need the object."""
         if key in self.kept:
@@ -129,6 +135,8 @@ class EarlierObjects:
             # The next increments go on with it (snapshots/create/background_copies.py).
             return False
         if parsed.kind is Kind.SEGMENT:
+            if parsed.owner in self.continued:
+                return False
             if self.archives.get(parsed.node) == parsed.owner:
                 return parsed.number < self.first_segments.get(parsed.node, 0)
             # The archive ended when an increment copied the node again.

@@ -33,6 +33,7 @@ from typing import Any
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.object_lists import read_lists, read_merge_lists
 from cutline.snapshots.operations.open_operations import RESTORE, read_open_operations, read_recorded_commits
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, Increment, Void, listed_objects, parts_of_entries
 from cutline.snapshots.records.documents import Kind, ManifestError, ParsedKey
 from cutline.snapshots.records.end_marks import end_key, has_end
@@ -81,7 +82,7 @@ class GarbageReason(StrEnum):
 
 
 # A running create stores its intent within this time after its checks.
-LOST_SECONDS = 3600.0
+ENDED_SECONDS = 3600.0
 GARBAGE = frozenset(
     {
         GarbageReason.DELETED,
@@ -113,8 +114,8 @@ class GarbageRules:
     def __init__(self, store: ObjectStore, snapshot: str, listed: Iterable[Listed], now: datetime) -> None:
         self.store = store
         self.snapshot = snapshot
-        self._lost = {
-            entry.key: entry.created_at <= now - timedelta(seconds=LOST_SECONDS)
+        self._settled = {
+            entry.key: entry.created_at <= now - timedelta(seconds=ENDED_SECONDS)
             for entry in listed
             if "/ended/" in entry.key
         }
@@ -288,28 +289,30 @@ class GarbageRules:
     def _judge_of_background(self, commit: Increment) -> Judge:
         """Return the judge for an increment that began to copy standbys in the background of later increments.
 
-        Of such a copy, everything is in use while the newest commit names it. The commit of the increment with which it
-        is complete lists what belongs to it; its steps are needed no more.
+        Of such a copy, everything is in use while the newest commit names it and can be continued. The increment with
+        which it is complete lists what belongs to it; its steps are needed no more.
         """
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
-        chain, operation = read_chain(self.store, self.snapshot), commit.operation
+        full, operation = read_full(self.store, self.snapshot), commit.operation
+        ended = self._read_ended(full)
+        chain = ended.chain if ended else read_chain(self.store, self.snapshot)
         completed = {node for one in chain.increments for node, new in one.renewed.items() if new.began_by == operation}
         objects = set(commit.object_sizes)
         for one in chain.increments:
             if any(renewal.began_by == operation for renewal in one.renewed.values()):
                 objects |= read_lists(self.store, one).object_sizes.keys()
         in_use = {node for node, copying in chain.copying.items() if copying.operation == operation}
-        if has_end(self.store, self.snapshot, chain.full.operation):
-            in_use = set()
-        judge_segment = self._judge_of_segments(chain.full)
+        of_copy = ended.verdict if ended else GarbageVerdict(GarbageReason.NEXT)
+        judge_segment = self._judge_of_segments(full)
 
         def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
             if parsed.kind is Kind.SEGMENT and parsed.node in (*completed, *commit.renewed):
                 return judge_segment(key, parsed)
-            if parsed.node in in_use and parsed.kind is not Kind.SCHEMA:
-                return GarbageVerdict(GarbageReason.NEXT)
-            return NEEDED if key in objects else GarbageVerdict(GarbageReason.UNLISTED)
+            if key in objects:
+                return NEEDED
+            is_in_use = parsed.node in in_use and parsed.kind is not Kind.SCHEMA
+            return of_copy if is_in_use else GarbageVerdict(GarbageReason.UNLISTED)
 
         return judge
 
@@ -317,8 +320,8 @@ class GarbageRules:
         """Return the judge for those segments in a chain that its full snapshot does not list."""
         if self.is_only_full:
             return lambda _key, _parsed: self._pruned_verdict()
-        if has_end(self.store, self.snapshot, full.operation):
-            return self._judge_of_lost_segments(full)
+        if ended := self._read_ended(full):
+            return _judge_of_ended_segments(ended)
         last = _last_numbers(self.store, full)
 
         def judge(_key: str, parsed: ParsedKey) -> GarbageVerdict:
@@ -328,10 +331,13 @@ class GarbageRules:
 
         return judge
 
-    def _judge_of_lost_segments(self, full: Commit) -> Judge:
-        """Return the judge for an ended chain's segments. The chain's increments are final, and none may be missing."""
+    def _read_ended(self, full: Commit) -> _EndedChain | None:
+        """Read a chain that has ended; None if it has not. Its increments are final, and none may be missing."""
+        # The mark is read first, then open operations, and then commits.
+        if not has_end(self.store, self.snapshot, full.operation):
+            return None
         # A create that was about to begin when the mark was stored has stored its intent by now.
-        is_settled = self._lost.get(end_key(self.snapshot, full.operation), False)
+        is_settled = self._settled.get(end_key(self.snapshot, full.operation), False)
         # A restore needs only what commits list, and may stay unfinished for days.
         open_here = [
             open_operation.id
@@ -339,32 +345,48 @@ class GarbageRules:
             if open_operation.operation is None or open_operation.operation.kind != RESTORE
         ]
         chain = read_chain(self.store, self.snapshot)
-        segments = [segment for commit in chain.commits for segment in _segments_of(commit)]
-        # A segment that a repair has replaced stays where it is.
-        segments += [chain.original(segment) for segment in segments]
-        listed = {segment.key: segment.number for segment in segments}
-        last: dict[str, int] = {}
-        for key, number in listed.items():
-            archive = key.rpartition("/")[0]
-            last[archive] = max(number, last.get(archive, 0))
         missing = sorted(
             number
             for number in read_recorded_commits(self.store, full.operation).get(self.snapshot, {}).values()
             if number > chain.last.increment
         )
+        verdict = GarbageVerdict(GarbageReason.ENDED if is_settled else GarbageReason.YOUNG)
+        if open_here:
+            verdict = GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
+        elif missing:
+            verdict = GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is missing")
+        return _EndedChain(chain, verdict)
 
-        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
-            if key in listed:
-                return NEEDED
-            if open_here:
-                return GarbageVerdict(GarbageReason.OPEN, f"operation {open_here[0]} has no outcome")
-            if missing:
-                return GarbageVerdict(GarbageReason.UNCLEAR, f"the commit file of increment {missing[0]} is missing")
-            if parsed.number <= last.get(key.rpartition("/")[0], 0):
-                return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
-            return GarbageVerdict(GarbageReason.ENDED if is_settled else GarbageReason.YOUNG)
 
-        return judge
+@dataclass(frozen=True, slots=True)
+class _EndedChain:
+    """A chain that has ended, and the verdict on what only a later increment could have listed."""
+
+    chain: Chain
+    verdict: GarbageVerdict
+
+
+def _judge_of_ended_segments(ended: _EndedChain) -> Judge:
+    """Return the judge for an ended chain's segments."""
+    chain, verdict = ended.chain, ended.verdict
+    segments = [segment for commit in chain.commits for segment in _segments_of(commit)]
+    # A segment that a repair has replaced stays where it is.
+    segments += [chain.original(segment) for segment in segments]
+    listed = {segment.key: segment.number for segment in segments}
+    last: dict[str, int] = {}
+    for key, number in listed.items():
+        archive = key.rpartition("/")[0]
+        last[archive] = max(number, last.get(archive, 0))
+
+    def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
+        if key in listed:
+            return NEEDED
+        is_decided = verdict.why in (GarbageReason.ENDED, GarbageReason.YOUNG)
+        if is_decided and parsed.number <= last.get(key.rpartition("/")[0], 0):
+            return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
+        return verdict
+
+    return judge
 
 
 def read_intent_in_store(store: ObjectStore, snapshot: str, owner: str) -> Intent | None:

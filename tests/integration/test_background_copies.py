@@ -30,12 +30,16 @@ from cutline.snapshots.create.background_copies import StandbyNeededError, Under
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_operations
+from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.operations.slot_guard import SlotRuling, read_kept_chains, rule_on_slots
 from cutline.snapshots.records.background_records import CopyStep, steps_prefix
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Increment
-from cutline.snapshots.records.operation_records import VALID
+from cutline.snapshots.records.operation_records import CREATE, VALID
 from cutline.snapshots.records.proven_chains import read_chain
-from cutline.snapshots.removal.gc import collect_garbage
+from cutline.snapshots.removal import garbage_rules
+from cutline.snapshots.removal.gc import collect_garbage, find_garbage
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, create_exported_slot
 from cutline.wal.segments.archive import archive_prefix
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
@@ -53,6 +57,7 @@ STANDBY = "s1-b1"
 ROOT = Path(__file__).parents[2]
 # Each step copies one table.
 STEPWISE = '[copies]\nbackground_from = "8 KiB"\nbackground_for = "1s"\n'
+WATCHED = '[watch]\nname = "chain-{n}"\nevery = "10s"\nfull = "never"\n'
 TABLES = (
     *SEEN,
     "DROP TABLE IF EXISTS one, two, three, four",
@@ -130,7 +135,8 @@ def go_on(place: ChangingFleet, most: int = 12) -> Increment:
 
 def is_proven(place: ChangingFleet, *increments: int) -> None:
     """Check the chain with both copies, and compare what the copies of the standby restore with the live shards."""
-    assert place.check().result == VALID
+    report = place.check()
+    assert report.result == VALID, report
     place.check_restores(*increments)
     place.check_restores_without("s1", *increments)
 
@@ -585,6 +591,82 @@ def test_merges_second_stores_and_exact_times_of_a_chain_with_such_a_copy(place:
     newest = next_increment(place)
     is_proven(place, last.increment, newest.increment)
     run_ok(place, "copy", "chain", "--to", second_store(place, tmp_path, "third"))
+
+
+def test_what_is_archived_ahead_stays_when_a_merge_from_the_time_of_the_copy_gives_up_what_is_earlier(
+    place: ChangingFleet,
+) -> None:
+    """The archive began before the merge and became part of the chain after it; the next increment continues it."""
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    run_ok(place, "merge", "chain")
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    for shard in ("s1", "s2"):
+        place.execute(shard, "INSERT INTO seen SELECT n, repeat('x', 900) FROM generate_series(5000, 8000) n")
+    place.await_replay(STANDBY)
+    assert archive_ahead(place.fleet, "chain", Silent()).bytes > 0
+    run_ok(place, "merge", "chain", "--to", str(first.increment), "--drop-earlier", "--yes")
+    collect_garbage(place.fleet, 0.0, Silent())
+    last = next_increment(place)
+    assert not last.renewed
+    is_proven(place, done.increment, last.increment)
+
+
+def needed_keys(place: ChangingFleet) -> set[str]:
+    chain = read_chain(place.fleet.store.open(), "chain")
+    return {key for commit in chain.commits for key in commit.object_sizes}
+
+
+def garbage_keys(place: ChangingFleet) -> set[str]:
+    report = find_garbage(place.fleet.store.open(), 0.0, Silent())
+    return {one.key for garbage in report.garbage for one in garbage.objects}
+
+
+def test_gc_keeps_a_copy_that_becomes_part_of_a_chain_that_ends_meanwhile(
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    next_increment(place)
+    done: list[Increment] = []
+
+    def read_and_go_on(store: ObjectStore, name: str) -> Chain:
+        chain = read_chain(store, name)
+        if not done:
+            done.append(go_on(place))
+            run_ok(place, "end", "chain", "--yes")
+        return chain
+
+    monkeypatch.setattr(garbage_rules, "read_chain", read_and_go_on)
+    # The first gc has listed only some of the objects, and the second all of them.
+    assert not garbage_keys(place) & needed_keys(place)
+    assert not garbage_keys(place) & needed_keys(place)
+    is_proven(place, done[0].increment)
+
+
+def test_a_copy_that_an_ended_chain_has_begun_stays_until_no_create_can_need_it(
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    change(place, 1)
+    next_increment(place)
+    run_ok(place, "end", "chain", "--yes")
+    copied = {key for key in place.fleet.store.open().list("snapshots/chain") if f"{STANDBY}/{first.operation}" in key}
+    assert {key.split("/")[2] for key in copied} >= {"base", "copies", "wal"}
+    assert not garbage_keys(place) & copied
+    monkeypatch.setattr(garbage_rules, "ENDED_SECONDS", 0.0)
+    assert garbage_keys(place) == copied
+    # A create that had passed its checks before the mark was stored may have stored its intent.
+    store = place.fleet.store.open()
+    late = new_operation(CREATE, "chain", 3, tuple(node.id for node in place.fleet.nodes))
+    begin(store, late)
+    assert not garbage_keys(place) & copied
+    record_outcome(store, late, "failed")
+    assert garbage_keys(place) == copied
 
 
 def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_after_it_counts(

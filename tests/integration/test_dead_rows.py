@@ -391,6 +391,39 @@ def test_damaged_objects_are_taken_from_another_store(
     check_states(place, at)
 
 
+def test_rows_that_a_second_store_has_rebuilt_do_not_return_in_a_copied_merge(
+    place: ChangingFleet, spark: SparkSession
+) -> None:
+    """They are those before the dead rows died: the merge needs the object itself, which the copy puts back."""
+    second = configure_fleet(place.servers, place.folder / "second.toml", f"file://{place.folder}/second")
+    scatter(place)
+    command(place, "copy", "chain", "--to", str(second.path))
+    lost = [one.key for one in bases_of(chain_of(second), "s1")]
+    for key in lost:
+        (place.folder / "second" / key).unlink()
+    code, repaired = run_here(second, "repair", "chain", "--yes", spark=spark)
+    assert (code, {one["from_copy"] for one in repaired["replaced"]}) == (0, {"s1-b1"}), repaired
+    command(place, "merge", "chain")
+    assert {*lost} & partly_dead(chain_of(place.fleet)).keys()
+    command(place, "copy", "chain", "--to", str(second.path))
+    assert partly_dead(chain_of(second)).keys() == partly_dead(chain_of(place.fleet)).keys()
+    runs = Runs(second, place.runs.spark)
+    for increment in (0, 1):
+        code, checked = run_here(second, "check", "chain", "--increment", str(increment), spark=spark)
+        assert (code, checked["result"]) == (0, VALID), checked
+        runs.restore("chain", place.target, increment)
+        assert [sorted_copies(node.dsn) for node in place.target.primaries] == place.states[increment]
+    # What is lost of the merge is rebuilt by itself, with the rows at its cut.
+    for key in {*lost} & partly_dead(chain_of(second)).keys():
+        (place.folder / "second" / key).unlink()
+    code, repaired = run_here(second, "repair", "chain", "--yes", spark=spark)
+    assert (code, {one["from_copy"] for one in repaired["replaced"]}) == (0, {"s1-b1"}), repaired
+    for increment in (0, 1):
+        runs.restore("chain", place.target, increment)
+        assert [sorted_copies(node.dsn) for node in place.target.primaries] == place.states[increment]
+    assert run_here(second, "gc", "--grace", "0s", "--dry-run")[1]["objects"] == 0
+
+
 class KilledError(BaseException):
     """Stands for the end of the process: nothing after it runs."""
 

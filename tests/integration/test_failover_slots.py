@@ -23,7 +23,11 @@ from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.embedded.server import PORT, SUPERUSER, stop_server
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import News, Silent
+from cutline.nodes.connections import NodeUnreachableError
+from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.base_copy.copy_slots import insert_position
 from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.failover_slots import reading_failover_slots
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.create.initialise import initialise
 from cutline.wal.drain.slots import slot_name
@@ -365,4 +369,24 @@ def test_a_standby_in_synchronized_standby_slots_that_is_down_does_not_hold_an_i
         connection.execute(f'ALTER_REPLICATION_SLOT "{place.slot}" (FAILOVER false)'.encode())
     place.write()
     assert place.increment().renewed == {}
+    assert place.on(PRIMARY, SLOT, place.slot) == [(True, False, False, True)]
+
+
+@pytest.mark.parametrize("place", ["mixed"], indirect=True)
+def test_a_slot_gets_its_property_back_if_the_session_of_another_node_is_lost(place: Pair) -> None:
+    place.execute("s2", *SEEN)
+    place.begin()
+    place.on(PRIMARY, "ALTER SYSTEM SET synchronized_standby_slots = 'nowhere'")
+    place.on(PRIMARY, "SELECT pg_reload_conf()")
+    await_true(lambda: place.on(PRIMARY, "SHOW synchronized_standby_slots") == [("nowhere",)])
+    progress, primaries = Watching(), place.fleet.primaries
+    with open_sessions(place.fleet, primaries) as sessions:
+        positions = sessions.ask_primaries(insert_position)
+        place.on("s2", "SELECT pg_terminate_backend(%s, 30000)", sessions.connections["s2"].info.backend_pid)
+        with (
+            pytest.raises(NodeUnreachableError, match="node s2"),
+            reading_failover_slots(sessions, place.slot, positions, 1, progress),
+        ):
+            pytest.fail("the session of s2 is lost")
+    assert [note for note in progress.notes if f"node s1: slot {place.slot} is read without" in note]
     assert place.on(PRIMARY, SLOT, place.slot) == [(True, False, False, True)]

@@ -30,6 +30,7 @@ from cutline.snapshots.records.operation_records import CancelRequest, Failure, 
 from cutline.snapshots.records.pins import Pin, PinRelease
 from cutline.snapshots.records.repair_records import Repair, RepairVoid
 from cutline.snapshots.records.unfinished_records import CopiedRanges, Resumption, UnfinishedBase
+from cutline.snapshots.removal.chain_end import end_chain
 from cutline.snapshots.removal.deletion import delete_snapshot
 from cutline.snapshots.removal.pruning import prune_store
 from cutline.storage.errors import IndeterminateError
@@ -213,6 +214,7 @@ def test_a_create_reaches_its_crash_points_with_only_declared_effects_between_th
     assert [one.point for one in invalidated.watching.reached_points] == expand(points, len(fleet.nodes))
     assert invalidated.undeclared(INVALIDATED_EFFECTS) == []
     assert_open_operations_are_settled(fleet, spark, Effects(fleet, servers))
+    end_chain(fleet, "met", Silent(), lambda _plan: None)
     assert_every_document_type_is_stored(Runs(fleet, Ready(spark)), Effects(fleet, servers), monkeypatch)
 
 
@@ -229,7 +231,7 @@ def assert_open_operations_are_settled(fleet: Fleet, spark: SparkSession, effect
     create_full(strict, CreateRequest("next"), Ready(spark), by_point.watching)
     found = {reached.point: kinds for reached, kinds in by_point.found}
     assert found[CrashPoint.SETTLED] == {"void", "session ended", "slot dropped", "outcome"}
-    assert found[CrashPoint.GIVEN_UP] == {"mark of a lost chain", "session ended", "slot dropped"}
+    assert found[CrashPoint.GIVEN_UP] == {"session ended", "slot dropped"}
     late = {point: frozenset(found[point]) for point in (CrashPoint.SETTLED, CrashPoint.GIVEN_UP)}
     assert by_point.undeclared({**FULL_EFFECTS, **late}) == []
 

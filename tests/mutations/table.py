@@ -28,7 +28,7 @@ from tests.mutations.trial import (
 )
 from tests.mutations.values import Mutation, collect_others, differences, mutations_of, path_text
 from tests.mutations.verdicts import is_descriptive, is_sole
-from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World, restore_and_read
+from tests.mutations.world import DELETED_NAME, ENDED_NAME, NAME, PRUNED_NAME, World, restore_and_read
 from tests.stores.documents import kind_of
 
 KINDS_OF_OUTCOME = (REFUSED, ACCEPTED, TRACEBACK, HANG)
@@ -40,7 +40,7 @@ AFTERWARDS = (EQUAL, REFUSED_LATE, FOUND, ALONE)
 PATHS_SHOWN_MAX = 5
 # Only the marks of these matter: their commits are the chain's own.
 COPIES = tuple(
-    f"snapshots/{name}/{rest}" for name in (DELETED_NAME, PRUNED_NAME, LOST_NAME) for rest in ("snapshot", "incr")
+    f"snapshots/{name}/{rest}" for name in (DELETED_NAME, PRUNED_NAME, ENDED_NAME) for rest in ("snapshot", "incr")
 )
 
 

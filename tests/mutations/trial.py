@@ -14,7 +14,7 @@ from typing import Any
 from cutline.cli.main import run
 from tests.mutations.sealing import planted, resealed
 from tests.mutations.values import Mutation, Others, mutate
-from tests.mutations.world import DELETED_NAME, LOST_NAME, NAME, PRUNED_NAME, World
+from tests.mutations.world import DELETED_NAME, ENDED_NAME, NAME, PRUNED_NAME, World
 from tests.run.bounded import HangError, ended_after
 
 SECONDS_MAX = 20
@@ -64,7 +64,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "restore --dry-run": ("restore", NAME, "--dry-run"),
 }
 # A mark concerns its own copy of the chain.
-MARKED = {DELETED_NAME: DELETED_NAME, PRUNED_NAME: PRUNED_NAME, LOST_NAME: LOST_NAME}
+MARKED = {DELETED_NAME: DELETED_NAME, PRUNED_NAME: PRUNED_NAME, ENDED_NAME: ENDED_NAME}
 
 
 def run_command(world: World, name: str, command: str) -> Outcome:

@@ -2,7 +2,7 @@
 
 Two shards with a standby each. The chain has a full snapshot with large objects, an increment that continues some
 tables, copies one again and drops one, and an increment after it. Copies of the chain under other names carry a
-tombstone, a mark that only the full snapshot is left, and a mark that the chain is lost.
+tombstone, a mark that only the full snapshot is left, and a mark that the chain has ended.
 
 A second world (`made_merged_world`) has a chain that begins with a merge, what lies before it is given up, restore
 points are pinned, and an increment after the merge has copied a standby and a primary again.
@@ -49,7 +49,7 @@ from tests.mutations.sealing import resealed, write_all
 from tests.run.quick_spark import with_spark
 
 NAME, DATABASE = "chain", "mutated"
-DELETED_NAME, PRUNED_NAME, LOST_NAME = "gone", "pruned", "given-up"
+DELETED_NAME, PRUNED_NAME, ENDED_NAME = "gone", "pruned", "given-up"
 SCHEMA = """
 CREATE SEQUENCE counter;
 CREATE TABLE account (id int PRIMARY KEY, balance int NOT NULL, note text);
@@ -118,7 +118,7 @@ class World:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the chain and its copies, as far as they are stored."""
-        names = (NAME, DELETED_NAME, PRUNED_NAME, LOST_NAME)
+        names = (NAME, DELETED_NAME, PRUNED_NAME, ENDED_NAME)
         return tuple(name for name in names if (self.store / "snapshots" / name).exists())
 
     @property
@@ -244,7 +244,7 @@ def made_merged_world(servers: EmbeddedFleet, folder: Path, spark: Ready) -> Ite
 
 def _plant(world: World) -> None:
     chain = world.chain
-    for name in (DELETED_NAME, PRUNED_NAME, LOST_NAME):
+    for name in (DELETED_NAME, PRUNED_NAME, ENDED_NAME):
         _copy_chain(world.store, name)
     at = Time("2026-11-20T01:02:03.000Z")
     for format_, name in ((DELETED, DELETED_NAME), (ONLY_FULL, PRUNED_NAME)):
@@ -253,8 +253,8 @@ def _plant(world: World) -> None:
             ("cutline_slot",), tuple(chain.baseline), (RestorePoint(0, at, at), RestorePoint(1, at, at)), 7, 7000,
         )  # fmt: skip
         _put(world.store, mark.key, seal(mark))
-    lost = EndMark(LOST_NAME, chain.full.chain, 2, "s1", at, successor="next")
-    _put(world.store, end_key(LOST_NAME, chain.full.chain), seal(lost))
+    ended = EndMark(ENDED_NAME, chain.full.chain, 2, "s1", at, successor="next")
+    _put(world.store, end_key(ENDED_NAME, chain.full.chain), seal(ended))
     intent = new_operation("restore", NAME, 2, tuple(node.id for node in world.fleet.primaries))
     lease = structs.replace(intent, expires_at=Time("2126-11-20T01:02:03.000Z"), by="ops@db7:2")
     _put(world.store, operation_key(intent.operation, "intent"), seal(lease))

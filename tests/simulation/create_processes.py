@@ -159,7 +159,7 @@ def create_increment(process: Process, name: str) -> None:
 
 
 def guard_nodes(process: Process) -> None:
-    """Drop the slots of chains that can't be continued, as the slot guard does: failed operations and lost chains."""
+    """Drop the slots of chains that can't be continued, as the slot guard does: failed operations and ended chains."""
     store, slots = process.store, process.world.nodes.slots
     process.ask_node("what is kept")
     chains = {slot_name(operation): operation for operation in store.list_children("operations")}

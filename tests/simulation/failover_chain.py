@@ -110,6 +110,8 @@ class ModelConnection:
     node: str
     server: Server
     closed: bool = False
+    # Without failover slots, which no simulation has.
+    info = SimpleNamespace(server_version=170000)
 
     def __enter__(self) -> ModelConnection:
         return self
@@ -284,7 +286,7 @@ class FailoverChain:
         state = new.state_after(state, operation.id, sessions)
         cut = self._make_cut(context, state)
         renewal.drop_left_out(context, new, slot_name(FULL))
-        absent, renewed = absent_copies.absent_copies(chain, sessions, None), new.of(chain, sessions)
+        absent, renewed = absent_copies.absent_copies(chain, sessions, None), new.of(chain, sessions, {})
         commit = Increment(
             snapshot=NAME, increment=operation.increment, operation=operation.id, chain=FULL, created_at=MARKED_AT,
             seconds=1.0, comment="", counts={}, cut=cut.record, sequences=dict.fromkeys(chain.primaries, ()),
@@ -648,6 +650,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         make_cut.time: {"sleep": own_sleep(lambda seconds: world.pass_some())},
         prepare_tables: {"in_parallel": one_by_one},
         renewal: {
+            "repair_options": lambda _connection, _fleet_id: None,
             "export_snapshots": calls.export,
             "await_prepared": calls.await_prepared,
             "drop_slots": calls.drop,

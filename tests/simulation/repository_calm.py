@@ -23,8 +23,8 @@ def check_after_faults(world: RepositoryWorld, names: tuple[str, ...]) -> None:
     """Assert the promises for a store that nothing but late puts can still change."""
     for late in list(world.bucket.late):
         # These arrive before the last create. A late mark removes what it marks, which no command has reported yet, and
-        # the slots of a lost chain are dropped by the next create. After a late intent, an operation seems to run until
-        # the next create.
+        # the slots of an ended chain are dropped by the next create. After a late intent, an operation seems to run
+        # until the next create.
         is_mark = TOMBSTONE.fullmatch(late.key) or ONLY_FULL.fullmatch(late.key) or "/ended/" in late.key
         is_early = is_mark or late.key.endswith("/intent.json")
         if is_early or world.below(2):

@@ -156,7 +156,7 @@ class RemovalIncompleteError(RefusedError):
 
 
 def give_up(process: Process, name: str) -> None:
-    """A create that gives up a chain: it marks the chain as lost and drops its slots, as the slot guard does."""
+    """`snapshot end NAME`: it marks the chain as ended and drops its slots."""
     store = process.store
     with exclusive(process):
         settle_operations(store, FLEET, process)

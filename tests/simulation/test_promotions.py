@@ -222,7 +222,8 @@ def test_known_histories_keep_every_promise() -> None:
     assert [name for name in OCCURS if not tally[name]] == []
 
 
-@pytest.mark.parametrize("begin", first(STEPS, 2))
+# At first, no standby is cut off, and no server is down.
+@pytest.mark.parametrize("begin", first([step for step in STEPS if step not in ("connect", "take-back")], 2))
 def test_every_history_of_two_steps_keeps_every_promise(begin: str) -> None:
     assert run_all((begin, step) for step in STEPS)["histories"] > len(STEPS)
 

@@ -123,7 +123,7 @@ class StoreBuilder:
         """The number of the next segment in the archive."""
         return len(self.store.list(archive_prefix(chain.name, "a", chain.full.operation))) + 1
 
-    def lose_chain(self, chain: Chain) -> None:
+    def end_chain(self, chain: Chain) -> None:
         mark_end(
             self.store,
             EndMark(chain.name, chain.full.operation, chain.last.increment, "a", "2026-11-20T00:00:00Z"),

@@ -160,7 +160,7 @@ class Commands:
         elif drawn < 0.4 and not is_only_full(self.store, name):
             self.builder.put_only_full(name)
         elif drawn < 0.6:
-            self.builder.lose_chain(chain)
+            self.builder.end_chain(chain)
 
     def _restore(self, name: str) -> Steps:
         chain = read_chain(self.store, name)

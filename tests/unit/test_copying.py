@@ -656,23 +656,23 @@ def test_an_encrypted_store_is_not_copied_where_no_key_is_named(tmp_path: Path) 
         locate_copy(replace(shard.fleet, encryption=encryption), str(file))
 
 
-def test_a_lost_chain_is_shown_as_lost_in_the_copy(fleet: Fleet, builder: StoreBuilder) -> None:
+def test_an_ended_chain_is_shown_as_ended_in_the_copy(fleet: Fleet, builder: StoreBuilder) -> None:
     second = place()
     chain = builder.take_full("daily")
-    builder.lose_chain(chain)
+    builder.end_chain(chain)
     copy(fleet, second, "daily")
     assert has_end(place_store(second), "daily", chain.full.chain)
     assert read_intent(place_store(second), chain.full.operation).snapshot == "daily"
 
 
-def test_the_mark_of_a_lost_chain_is_copied_after_its_last_restore_point(fleet: Fleet, builder: StoreBuilder) -> None:
+def test_the_mark_of_an_ended_chain_is_copied_after_its_last_restore_point(fleet: Fleet, builder: StoreBuilder) -> None:
     """Otherwise gc there removes segments that the next copy expects, and the commit that lists them follows."""
     second = place()
     builder.take_full("daily")
     chain = builder.take_increment("daily")
     segment = chain.last.segments["a"][-1].key
     body = builder.store.read(segment)
-    builder.lose_chain(chain)
+    builder.end_chain(chain)
     builder.store.delete(segment)
     assert copy(fleet, second, "daily").behind == 1
     assert not has_end(place_store(second), "daily", chain.full.chain)

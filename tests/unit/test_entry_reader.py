@@ -103,7 +103,7 @@ def a_mark(mark: str) -> Mark:
     return Mark(mark, "n1", "op-n1-0", current_time(), "cutline test", "op-n1-0", (), (), (), 0, 0)
 
 
-def lose_chain(store: ObjectStore, chain: str) -> None:
+def end_chain(store: ObjectStore, chain: str) -> None:
     mark_end(store, EndMark("n1", chain, 3, "a", current_time()))
 
 
@@ -117,7 +117,7 @@ def damage(store: ObjectStore, number: int) -> None:
 CHANGES: dict[str, Callable[[ObjectStore], object]] = {
     "deleted": lambda store: put_mark(store, a_mark(DELETED)),
     "pruned": lambda store: put_mark(store, a_mark(ONLY_FULL)),
-    "ended": lambda store: lose_chain(store, "op-n1-0"),
+    "ended": lambda store: end_chain(store, "op-n1-0"),
     "a commit is gone": lambda store: store.delete(commit_key("n1", 2)),
     "the newest commit is gone": lambda store: store.delete(commit_key("n1", 3)),
     "the full commit is gone": lambda store: store.delete(commit_key("n1", 0)),
@@ -156,9 +156,9 @@ def test_what_is_corrected_in_its_place_is_noticed() -> None:
 def test_the_mark_of_another_chain_of_the_name_hides_none_of_its_own() -> None:
     fleet = fleet_with(2)
     store, reader = fleet.store.open(), EntryReader()
-    lose_chain(store, "another")
+    end_chain(store, "another")
     assert [one.state for one in reader.read(store, fleet)] == ["complete", "complete"]
-    lose_chain(store, "op-n1-0")
+    end_chain(store, "op-n1-0")
     assert [one.state for one in reader.read(store, fleet)] == ["complete", "ended"]
 
 

@@ -124,13 +124,13 @@ def test_segments_of_a_failed_increment_stay_and_the_next_increment_lists_them(b
 
 
 @pytest.mark.parametrize("increments", [0, 1])
-def test_segments_after_the_last_increment_of_a_lost_chain_are_removed(builder: StoreBuilder, increments: int) -> None:
+def test_segments_after_the_last_increment_of_an_ended_chain_go(builder: StoreBuilder, increments: int) -> None:
     chain = builder.take_full("daily")
     for _ in range(increments):
         chain = builder.take_increment("daily")
     segments = builder.store_segments("daily", chain.full.operation, (builder.next_number(chain),))
     running = builder.begin_create("daily", increments + 1)
-    builder.lose_chain(chain)
+    builder.end_chain(chain)
     # Earlier operations are settled before a chain is marked; one that is open nevertheless may still list them.
     assert garbage_of(builder.store) == {}
     decide(builder.store, running)
@@ -146,10 +146,10 @@ def test_segments_after_the_last_increment_of_a_lost_chain_are_removed(builder: 
     assert all(builder.store.exists(key) for key in {*needed_by(chain), end_key("daily", chain.full.operation)})
 
 
-def test_a_lost_chain_without_one_of_its_commit_files_keeps_everything(builder: StoreBuilder) -> None:
+def test_an_ended_chain_without_one_of_its_commit_files_keeps_everything(builder: StoreBuilder) -> None:
     builder.take_full("daily")
     builder.take_increment("daily")
-    builder.lose_chain(builder.take_increment("daily"))
+    builder.end_chain(builder.take_increment("daily"))
     builder.store.delete(commit_key("daily", 2))
     assert garbage_of(builder.store) == {}
     assert any("the commit file of increment 2 is missing" in text for _, _, text in preview_gc(builder.store).kept)
@@ -158,7 +158,7 @@ def test_a_lost_chain_without_one_of_its_commit_files_keeps_everything(builder: 
 @pytest.mark.parametrize("increment", [0, 1])
 def test_a_damaged_commit_file_keeps_the_objects_that_it_may_list(builder: StoreBuilder, increment: int) -> None:
     builder.take_full("daily")
-    builder.lose_chain(builder.take_increment("daily"))
+    builder.end_chain(builder.take_increment("daily"))
     key = commit_key("daily", increment)
     body = builder.store.read(key)
     builder.store.delete(key)
@@ -169,7 +169,7 @@ def test_a_damaged_commit_file_keeps_the_objects_that_it_may_list(builder: Store
 
 def test_everything_of_a_deleted_snapshot_but_the_tombstone_is_removed(builder: StoreBuilder) -> None:
     builder.take_full("daily")
-    builder.lose_chain(builder.take_increment("daily"))
+    builder.end_chain(builder.take_increment("daily"))
     left = builder.store.list("snapshots/daily")
     builder.put_tombstone("daily")
     assert garbage_of(builder.store) == dict.fromkeys(left, "deleted")

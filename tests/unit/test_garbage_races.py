@@ -60,7 +60,7 @@ def _order_calls() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _skip_the_hour_after_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     """No put is late here, so that the hour after a mark need not pass."""
-    monkeypatch.setattr(garbage_rules, "LOST_SECONDS", 0.0)
+    monkeypatch.setattr(garbage_rules, "ENDED_SECONDS", 0.0)
 
 
 def test_gc_removes_everything_that_is_not_needed_and_nothing_else() -> None:

@@ -92,7 +92,7 @@ class Life:
     undone: bool = False
 
     def run(self) -> None:
-        """Create all that a full snapshot creates, and mark another chain as lost on the way."""
+        """Create all that a full snapshot creates, and mark another chain as ended on the way."""
         ensure_identity(self.store, FLEET)
         claim_majority(self.store, {"a": identity("a")})
         operation = Operation(new_operation("create", "daily", 0, ("a",)))

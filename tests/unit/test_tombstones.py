@@ -144,7 +144,7 @@ def test_an_increment_that_may_have_been_pruned_is_not_said_to_be_lost() -> None
         read_chain(store, "old")
 
 
-def test_what_is_no_mark_of_a_lost_chain_makes_no_segment_garbage() -> None:
+def test_what_is_no_mark_of_an_ended_chain_makes_no_segment_garbage() -> None:
     store = memory()
     nodes = store_two_chains(store)
     before = read_chain_lists(store, "old"), set(nodes.slots)

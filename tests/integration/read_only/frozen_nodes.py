@@ -10,6 +10,8 @@ import psycopg
 
 from cutline.fleet.config import Node
 from cutline.nodes.connections import connect
+from cutline.nodes.other_sessions import SessionFilter, other_sessions
+from tests.faults.awaited import await_none
 
 FLEET_ID = "ab12cd34"
 WRITE = "UPDATE public.account SET balance = balance WHERE id = 1"
@@ -32,6 +34,13 @@ def execute(node: Node, *statements: str) -> None:
     with connect(node) as connection:
         for statement in statements:
             connection.execute(statement.encode())
+
+
+def await_closed(node: Node, *kept: psycopg.Connection[Any]) -> None:
+    """Wait until the database has no other sessions: the process of a closed session ends a moment later."""
+    pids = {connection.info.backend_pid for connection in kept}
+    with connect(node) as connection:
+        await_none(lambda: [one for one in other_sessions(node.id, connection, SessionFilter()) if one.pid not in pids])
 
 
 @contextmanager

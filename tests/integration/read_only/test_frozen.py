@@ -21,6 +21,7 @@ from cutline.nodes.sessions import open_sessions
 from tests.integration.read_only.frozen_nodes import (
     FLEET_ID,
     WRITE,
+    await_closed,
     execute,
     may_write,
     read_settings,
@@ -138,6 +139,7 @@ def test_sessions_that_begin_at_any_moment_are_read_only_or_ended(node: Node) ->
                 else:
                     pytest.fail(f"a session wrote after {frozen_at}")
             assert refused
+            await_closed(node, connection, *sessions)
             thawed = thaw(node, connection, Silent())
             # Sessions that began read-only would stay so.
             assert thawed
@@ -153,6 +155,7 @@ def test_a_session_that_may_not_be_ended_is_named(node: Node) -> None:
         psycopg.connect(dsn, autocommit=True) as connection,
         psycopg.connect(node.dsn, application_name="admin") as admin,
     ):
+        await_closed(node, connection, admin)
         ended, left = end_sessions(node, connection, None, 1, Silent())
         assert [(one.pid, one.application, one.is_superuser) for one in left] == [
             (admin.info.backend_pid, "admin", True)
@@ -207,6 +210,7 @@ def test_a_role_with_only_the_privileges_that_refusals_ask_for_can_freeze_and_th
             freeze(node, connection, FLEET_ID, "operation-1", "last")
             assert not may_write(node.dsn)
             assert not may_write(psycopg.conninfo.make_conninfo(node.dsn, user="writer"))
+            await_closed(node, connection)
             assert end_sessions(node, connection, None, 5, Silent())[1] == []
             assert thaw(node, connection, Silent())
         assert read_settings(node) == was

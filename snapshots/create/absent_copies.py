@@ -64,7 +64,7 @@ COMMIT_QUERY = "SELECT pg_current_xact_id()"
 REPLAYED_QUERY = "SELECT pg_last_wal_replay_lsn()::text"
 BACK = "when it is back, the next increment adds what is missing"
 ENDED = "the next increment that can copies it again"
-GOES_ON = "the next increments continue with it"
+CONTINUES = "the next increments continue with it"
 ADDED = "no commit of the chain has a copy of it"
 
 
@@ -229,7 +229,7 @@ def _leave_out_diverged(sessions: Sessions) -> None:
         identity, current = sessions.identities[node.id], sessions.identities[node.shard].timeline
         try:
             with raising_unreachable(node):
-                # Read this first: the standby may reach the new timeline now, and go on.
+                # Read this first: the standby may reach the new timeline now, and continue.
                 row = sessions.connections[node.id].execute(REPLAYED_QUERY).fetchone()
             timeline = read_timeline(node)
         except NodeUnreachableError as error:
@@ -336,7 +336,7 @@ def joining_standbys(fleet: Fleet, chain: Chain) -> tuple[Node, ...]:
 
 
 def find_renewable(sessions: Sessions, chain: Chain, replaced: Collection[str] = ()) -> dict[str, str]:
-    """Return the nodes whose copies can only begin again, with the reason, by node.
+    """Return the nodes whose copies can only restart, with the reason, by node.
 
     These are standbys whose copies have ended or never began, the nodes of shards that join the chain, and those whose
     databases were replaced by others; `replaced` are the shards for which any other server is accepted.
@@ -372,12 +372,14 @@ def leave_out_ended(sessions: Sessions, chain: Chain, progress: Progress) -> Non
         progress.note(f"slot {slot} could not be dropped on {', '.join(left)}; the next create will retry")
 
 
-def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], progress: Progress) -> None:
+def note_removed(chain: Chain, absent: Mapping[str, AbsentCopy], fleet: Fleet, progress: Progress) -> None:
     """Note the standbys that were removed from fleet.toml since the last commit: no command reaches their slots."""
-    slot = slot_name(chain.full.operation)
-    for node, copy in absent.items():
-        if copy.reason == UNLISTED and node not in chain.absent:
-            progress.note(unlisted_text([node], "the chain's slot", slot))
+    slot, listed = slot_name(chain.stored_full.operation), {node.id for node in fleet.nodes}
+    removed = {node for node, copy in absent.items() if copy.reason == UNLISTED and node not in chain.absent}
+    # A standby that is being copied is absent in the last commit, or no part of the chain yet.
+    removed |= {node for node in chain.copying if node not in listed and (node in absent or node not in chain.parts)}
+    for node in sorted(removed):
+        progress.note(unlisted_text([node], "the chain's slot", slot))
 
 
 def drop_retired(sessions: Sessions, chain: Chain, progress: Progress) -> None:
@@ -444,18 +446,18 @@ def left_out_standbys(
 ) -> tuple[LeftOut, ...]:
     """Return the entries of a commit for the standbys without a copy at its cut: `absent`, and those never copied.
 
-    Increments go on with the copies of those in `copying`.
+    Increments continue the copies of those in `copying`.
 
     If the full snapshot was taken without standbys, they are not named.
     """
     out = []
     for node, copy in absent.items():
-        what_next = GOES_ON if node in copying else ENDED if copy.has_ended else BACK
+        what_next = CONTINUES if node in copying else ENDED if copy.has_ended else BACK
         out.append(absent_copy(chain.shard_of(node), node, f"{copy.reason}; {what_next}", copy.since))
     for standby in joining_standbys(sessions.fleet, chain):
         if standby.id not in renewed:
             absence = sessions.absent.get(standby.id)
-            reason = f"{absence.reason if absence else ADDED}; {GOES_ON if standby.id in copying else ENDED}"
+            reason = f"{absence.reason if absence else ADDED}; {CONTINUES if standby.id in copying else ENDED}"
             out.append(absent_copy(standby.shard, standby.id, reason))
     return tuple(out)
 

@@ -110,7 +110,8 @@ def _archive(context: CreateContext, chain: Chain, progress: Progress) -> bool:
     from cutline.wal.drain.replay import await_standbys
 
     sessions, store = context.sessions, context.store
-    continuable = check_continuable(store, sessions, chain)
+    # This runs often, and a complete copy waits for the next increment.
+    continuable = check_continuable(store, sessions, chain, reads_archives=False)
     if continuable.to_renew:
         return False
     state = continuable.state

@@ -112,8 +112,8 @@ class Continuable:
     """A chain that can be continued: its state, and the next increment's plan for the tables as they are now.
 
     `unknown` holds warnings about tables whose counters can't be compared. `to_renew` are the nodes whose copies can
-    only begin again, with the reason; `agreed` has the agreed_position of those that have lost WAL. `underway` are the
-    copies that have begun again and are not part of the chain yet. `nodes` are all nodes of the chain, and those that
+    only restart, with the reason; `agreed` has the agreed_position of those that have lost WAL. `underway` are the
+    copies that have restarted and are not part of the chain yet. `nodes` are all nodes of the chain, and those that
     may join it. `lack` is a warning about objects that earlier restore points lack, or "".
     """
 
@@ -133,16 +133,19 @@ def check_continuable(
     chain: Chain,
     documents: Mapping[str, Set[str]] | None = None,
     replaced: Collection[str] = (),
+    *,
+    reads_archives: bool = True,
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
     Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
-    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, and `replaced` as in
-    CreateRequest.
+    that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, `replaced` as in
+    CreateRequest, and `reads_archives` as in find_underway.
     """
     check_commits(store, chain, documents)
     _check_replaced(sessions, chain, replaced)
-    underway, to_renew = find_underway(store, sessions, chain, find_renewable(sessions, chain, replaced))
+    renewable = find_renewable(sessions, chain, replaced)
+    underway, to_renew = find_underway(store, sessions, chain, renewable, reads_archives=reads_archives)
     ended = _check_nodes(store, sessions, chain, to_renew)
     to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
     to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}
@@ -182,7 +185,7 @@ def check_continuable(
 
 
 def without_publication(sessions: Sessions, error: PublicationChangedError) -> dict[str, str]:
-    """Return the nodes of the shard whose publication was altered, with the reason why their copies begin again.
+    """Return the nodes of the shard whose publication was altered, with the reason why their copies restart.
 
     The publication selects changes while WAL is decoded, as it was at that position: no slot can read again what was
     written meanwhile.
@@ -194,7 +197,7 @@ def without_publication(sessions: Sessions, error: PublicationChangedError) -> d
 def check_free_slots(sessions: Sessions, continuable: Continuable) -> None:
     """Raise NoFreeSlotError if a node lacks a free slot to copy tables; leave out such standbys, if not required.
 
-    A copy of tables needs a slot besides that of the chain, and a copy that begins again needs the latter anew.
+    A copy of tables needs a slot besides that of the chain, and a copy that restarts needs the latter anew.
     """
     plan, to_renew, slot = continuable.plan, continuable.to_renew, slot_name(continuable.state.chain)
     copied = plan.to_copy.keys() | plan.unpublished.keys()
@@ -251,7 +254,7 @@ def _check_nodes(
 ) -> dict[str, SnapshotError]:
     """Check every node's identity, settings, WAL and slot; leave out standbys that fail.
 
-    Returns the nodes, other than those in `to_renew`, whose copies can only begin again, with the error that says why.
+    Returns the nodes, other than those in `to_renew`, whose copies can only restart, with the error that says why.
     """
 
     def check(node: Node) -> SnapshotError | None:

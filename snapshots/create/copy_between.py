@@ -2,8 +2,9 @@
 
 A step copies some tables at one position: small ones together, a large one alone. What a step has stored counts once
 its document is stored (records/background_records.py), so this may end at any point; the commit stands in any case. The
-slot from which a step's snapshot is exported is dropped at once: it need not keep WAL. Steps of other creates are held
-off by an advisory lock on the standby. It only saves work: if two copied the same table, one of them would be ignored.
+slot from which a step's snapshot is exported is dropped at once: it need not keep WAL. Other creates leave that slot
+alone while the newest commit names the copy (operations/slot_guard.py). Steps of other creates are held off by an
+advisory lock on the standby. It only saves work: if two copied the same table, one of them would be ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.slots import copy_slot_name
+from cutline.wal.drain.slots import copy_slot_name, drop_slots
 
 # Tables are copied together up to this part of the size from which a standby is copied in the background: 250 MB.
 STEP_PART = 40
@@ -90,7 +91,9 @@ def _copy(
         try:
             _Copying(fleet, listed, fleet.node(node), copying, request, spark, progress, deadline).run(commit.snapshot)
         except KeyboardInterrupt:
-            progress.note(News(f"increment {commit.increment} is committed; the copy of {node} goes on with the next"))
+            progress.note(
+                News(f"increment {commit.increment} is committed; the copy of {node} continues with the next")
+            )
             return
         # The increment is committed: whatever goes wrong now must not make the command fail.
         except Exception as error:  # noqa: BLE001
@@ -126,6 +129,8 @@ class _Copying:
             was, now = self.copying.identity, sessions.identities[node.id]
             if (was.place, was.timeline) != (now.place, now.timeline) or not self._lock(sessions):
                 return
+            # A process that was killed may have left it. If it can't be dropped, creating the slot fails.
+            drop_slots([node], copy_slot_name(self.copying.operation))
             while True:
                 # Other creates may have taken increments meanwhile.
                 chain = read_newest_part(self.store, snapshot)

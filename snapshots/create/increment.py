@@ -200,12 +200,14 @@ def _prepare_commit(
     drop_left_out(context, new, slot_name(state.chain))
     # Another create drops those on standbys that are still away (operations/slot_guard.py).
     drop_table_slots(context, [node for node in context.began_with if node.id in sessions.absent])
-    copying = leave_out_background(context, new, cut.archived_cut, continuable.underway)
+    later = find_later(store, new, cut.archived_cut, sessions)
+    ended = {node for node, absence in sessions.absent.items() if absence.has_ended}
+    copying = leave_out_background(context, new, cut.archived_cut, continuable.underway, progress)
     absent = absent_copies(chain, sessions, cut.definition_changes)
-    renewed = new.of(chain, sessions, find_later(store, new, cut.archived_cut, sessions))
-    others = {*renewed, *continuable.to_renew}
+    renewed = new.of(chain, sessions, later)
+    others = {*renewed, *continuable.to_renew, *ended}
     copying = carried_copies(chain, absent, sessions, cut.definition_changes, others) | copying
-    note_removed(chain, absent, progress)
+    note_removed(chain, absent, sessions.fleet, progress)
     retired = retired_shards(sessions.fleet, chain)
     left_out = _with_left_out_of_chain(cut.left_out + unread, chain, retired)
     left_out += left_out_standbys(chain, absent, sessions, renewed, copying)
@@ -499,7 +501,7 @@ def _run_operation(
 
 
 def _find_ended(sessions: Sessions, continuable: Continuable, error: SnapshotError) -> str | None:
-    """Return the node whose copy can't be continued according to the error, unless it had begun again."""
+    """Return the node whose copy can't be continued according to the error, unless it had restarted."""
     named = error.details.get("node")
     return next((node.id for node in sessions.nodes if node.id == named and node.id not in continuable.to_renew), None)
 

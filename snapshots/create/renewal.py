@@ -1,4 +1,4 @@
-"""Copy nodes again whose copies in the chain can't be continued, so that only their copies begin again, not the chain.
+"""Copy nodes again whose copies in the chain can't be continued, so that only their copies restart, not the chain.
 
 A copy can't be continued if its slot was lost, if its WAL branched off before the end of its archive, if a publication
 of its shard was altered, if its server was upgraded, if its database was replaced, or if a standby was rebuilt, was
@@ -39,13 +39,12 @@ from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination
 from cutline.snapshots.base_copy.copy_slots import check_exported, export_snapshots, insert_position
 from cutline.snapshots.base_copy.copy_tables import TableSource, amount_to_copy, copy_tables
-from cutline.snapshots.create.absent_copies import leave_out_silent
+from cutline.snapshots.create.absent_copies import leave_out, leave_out_silent
 from cutline.snapshots.create.background_copies import (
     UnderwayCopy,
-    archive_before,
-    incomplete_error,
     list_later,
     reason_text,
+    restarted_reason,
 )
 from cutline.snapshots.create.context import ChainState, CreateContext
 from cutline.snapshots.create.make_cut import ArchivedCut, LastCut
@@ -70,9 +69,10 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.proven_chains import SnapshotMissingError, point_label, read_commit
 from cutline.spark.spark_jobs import SparkSource
 from cutline.storage.errors import SnapshotError
-from cutline.storage.store import ObjectMissingError, ObjectStore
+from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import ADVANCED, drop_slots, is_synchronized, slot_name
-from cutline.wal.segments.archive import ArchiveError, Segment
+from cutline.wal.segments.archive import Segment
+from cutline.wal.segments.damage import ObjectDamagedError
 
 ONE_READER = (
     "a chain's slots can feed only one store: find the program that advanced it, such as a create or watch that uses a"
@@ -97,7 +97,7 @@ class CompletedCopy:
 
 @dataclass(frozen=True, slots=True)
 class NewCopies:
-    """The copies that an increment begins again: their reasons and positions, by node, and the copied tables.
+    """The copies that an increment restarts: their reasons and positions, by node, and the copied tables.
 
     `entries` are the objects of standbys' tables, and `copied` counts their rows by group number. The tables of the
     `copied_shards` are copied by the increment's attempts. `slots_complete_at` has the positions of all primaries when
@@ -155,7 +155,7 @@ class NewCopies:
         return structs.replace(changes, objects=(*changes.objects, *objects), lists=(*changes.lists, *lists))
 
     def state_after(self, state: ChainState, operation: str, sessions: Sessions) -> ChainState:
-        """Return the chain's state in which these copies begin again.
+        """Return the chain's state in which these copies restart.
 
         The DDL of a primary's shard is stored again in any case: after a failover, other DDL may have had the same
         transaction ids as what was lost, and so have left the same fingerprint.
@@ -193,7 +193,7 @@ def renew_copies(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Begin the copies of the nodes in `reasons` again: create their slots, and copy the tables of standbys.
+    """Restart the copies of the nodes in `reasons`: create their slots, and copy the tables of standbys.
 
     Afterwards, all transactions that were prepared before the slots existed are decided: they are decoded only at
     COMMIT PREPARED. Raises the errors of `export_snapshots` and `await_prepared` for primaries and required standbys.
@@ -233,23 +233,15 @@ def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: st
 def with_completed(
     context: CreateContext, chain: Chain, new: NewCopies, underway: Mapping[str, UnderwayCopy], progress: Progress
 ) -> NewCopies:
-    """Add the copies that earlier increments have begun: those that are complete now, and the others.
-
-    A copy whose archive can't be read begins again with the next increment.
-    """
-    sessions, store = context.sessions, context.store
+    """Add the copies that earlier increments have begun: those that are complete now, and the others."""
+    sessions = context.sessions
     completed: dict[str, CompletedCopy] = {}
     for node in [node for node in sessions.nodes if node.id in underway]:
         copy = underway[node.id]
         if not copy.is_complete:
             progress.note(News(f"standby {node.id} is being copied: {copy.text}"))
             continue
-        try:
-            segments = archive_before(store, chain.name, node.id, copy.copying)
-        except (ArchiveError, ObjectMissingError) as error:
-            _do_without(sessions, node, incomplete_error(str(error)))
-            continue
-        completed[node.id] = CompletedCopy(copy.copying, copy.copied, segments)
+        completed[node.id] = CompletedCopy(copy.copying, copy.copied, copy.segments)
         progress.note(renewal_note(node, "was copied", copy.copying.reason, chain))
     entries = (entry for one in completed.values() for step in one.copied.steps for entry in step.entries)
     return replace(
@@ -313,7 +305,7 @@ def _undropped_error(sessions: Sessions, node: Node, slot: str) -> SnapshotError
 def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
     """Return the note that the node `is copied` or `will be copied`: a warning if restorable times or changes are lost.
 
-    The copy of a primary that begins again leaves a gap in the chain. An advanced slot shows that something else reads
+    The copy of a primary that restarts leaves a gap in the chain. An advanced slot shows that something else reads
     it, on a standby as well. All else is routine.
     """
     kind, is_again = "primary" if node.backup_of is None else "standby", node.id in chain.parts
@@ -331,23 +323,38 @@ def renewal_note(node: Node, does: str, reason: str, chain: Chain) -> str:
 def find_later(
     store: ObjectStore, new: NewCopies, cut: ArchivedCut, sessions: Sessions
 ) -> dict[str, tuple[CopiedLater, ...]]:
-    """Return the tables of the completed copies with their positions, by node (background_copies.find_later)."""
-    return {
-        node: list_later(store, one.copied, new.segments_of(node, cut.segments[node]))
-        for node, one in new.completed.items()
-        if node not in sessions.absent
-    }
+    """Return the tables of the completed copies with their positions, by node (background_copies.list_later).
+
+    Leaves out the standbys whose archives are damaged: their copies end. Raises the error if fleet.toml requires one.
+    """
+    found: dict[str, tuple[CopiedLater, ...]] = {}
+    for node in [node for node in sessions.nodes if node.id in new.completed]:
+        try:
+            found[node.id] = list_later(
+                store, new.completed[node.id].copied, new.segments_of(node.id, cut.segments[node.id])
+            )
+        except ObjectDamagedError as error:
+            leave_out(sessions, node, error, has_ended=True)
+    return found
 
 
 def leave_out_background(
-    context: CreateContext, new: NewCopies, cut: ArchivedCut, underway: Mapping[str, UnderwayCopy]
+    context: CreateContext, new: NewCopies, cut: ArchivedCut, underway: Mapping[str, UnderwayCopy], progress: Progress
 ) -> dict[str, BackgroundCopy]:
-    """Leave out the standbys whose copies are not complete yet; return what the commit says about them."""
+    """Leave out the standbys whose copies are not complete yet; return what the commit says about them.
+
+    If a primary is copied again, its tables get new numbers, and what was copied on its standbys no longer counts.
+    """
     sessions, found = context.sessions, dict[str, BackgroundCopy]()
+    renewed = new.copied_shards | new.positions.keys()
     for node in [node for node in sessions.nodes if node.id in new.background]:
         last = cut.segments[node.id][-1]
         if node.id in underway:
             found[node.id] = underway[node.id].at_commit(last)
+            if node.shard in renewed:
+                reason = restarted_reason(found[node.id].reason, f"all tables of {node.shard} are copied again")
+                found[node.id] = structs.replace(found[node.id], copied=0, copied_bytes=0, reason=reason)
+                progress.note(News(f"standby {node.id}: {reason}"))
         else:
             found[node.id] = structs.replace(new.background[node.id], reason=new.reasons[node.id], last=last)
         sessions.leave_out(node, Absence(reason_text(found[node.id]), has_ended=True))
@@ -355,7 +362,7 @@ def leave_out_background(
 
 
 def drop_left_out(context: CreateContext, new: NewCopies, slot: str) -> None:
-    """Drop the slots of new copies whose standbys have been left out since; the next increment begins them again."""
+    """Drop the slots of new copies whose standbys have been left out since; the next increment restarts them."""
     sessions = context.sessions
     begun = new.positions.keys() - new.completed.keys()
     gone = [node for node in sessions.chosen if node.id in begun and node.id in sessions.absent]
@@ -399,7 +406,7 @@ def _begin_standbys(
     spark: SparkSource,
     progress: Progress,
 ) -> NewCopies:
-    """Add the standbys among the nodes; leave out those that fail, and begin again with the others.
+    """Add the standbys among the nodes; leave out those that fail, and start over with the others.
 
     If a primary's session is lost, it is renewed, up to `retries` times, as for a cut. Other errors of a shard cost
     only its own standbys. If tables have changed and fleet.toml requires the standby, the whole shard is copied, as for

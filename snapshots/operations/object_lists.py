@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,7 +19,7 @@ from msgspec import structs
 
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Progress
-from cutline.snapshots.operations.committing import check_stored
+from cutline.snapshots.operations.committing import ObjectsNotStoredError, check_stored
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import (
     WITHOUT_ROWS,
@@ -33,10 +33,12 @@ from cutline.snapshots.records.commit import (
     ReadList,
     StoredObject,
     compress_content,
+    parts_of_entries,
     split_entries,
 )
 from cutline.snapshots.records.commit_rules import check_distinct, check_listed, operations_of
 from cutline.snapshots.records.documents import (
+    ManifestError,
     check_about,
     checking,
     content_of,
@@ -127,6 +129,22 @@ def check_commit_stored(store: ObjectStore, commit: Commit) -> None:
     for _, lists in groupby(by_node, lambda object_list: object_list.node):
         objects = [stored for object_list in lists for stored in _read_list(store, commit, object_list)[1].objects]
         check_stored(store, {part.key: part.size for stored in objects for part in stored.parts})
+
+
+def are_stored(store: ObjectStore, entries: Iterable[NamedObject]) -> bool:
+    """Whether the store has all of these objects, and those in the lists, with the right sizes."""
+    sizes: dict[str, int] = {}
+    try:
+        for entry in parts_of_entries(entries):
+            sizes[entry.key] = entry.size
+            if isinstance(entry, ObjectList):
+                body = read_listed(store, entry.node, entry.key, (entry.size, entry.digest))
+                listed: ListedObjects = parse_document(entry.key, unseal(entry.key, body)[0], ListedObjects)
+                sizes |= {part.key: part.size for stored in listed.objects for part in stored.parts}
+        check_stored(store, sizes)
+    except (ObjectDamagedError, ObjectsNotStoredError, ManifestError):
+        return False
+    return True
 
 
 def read_chain_lists(store: ObjectStore, chain: Chain) -> Chain:

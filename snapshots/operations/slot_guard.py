@@ -43,7 +43,7 @@ from cutline.snapshots.records.proven_chains import (
 from cutline.snapshots.records.store_identity import read_fleet_id
 from cutline.snapshots.records.tombstones import is_deleted, is_only_full
 from cutline.snapshots.records.unfinished_records import read_unfinished_base
-from cutline.storage.errors import SnapshotError
+from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.lags import Retained, RetainedAnswers, query_retained, read_retained
 from cutline.wal.drain.slots import COPY_SUFFIX, copy_slot_name, drop_slots, slot_name
@@ -90,7 +90,8 @@ class KeptChain:
     standbys on which its tables are read instead of the primaries. `is_failed` is set if the operation has failed, but
     made slots after another command had settled it and dropped its slots. `removal_text` says that the chain was
     deleted or pruned, and is "" otherwise. `is_ended_copy` is set for a slot for copying tables whose operation has
-    ended; such a slot belongs to the operation `chain`, and to no snapshot.
+    ended, unless tables are still copied in the background for it; such a slot belongs to the operation `chain`, and to
+    no snapshot.
     """
 
     slot: str
@@ -362,7 +363,8 @@ def find_kept_chain(store: ObjectStore, kept: KeptChain, operation: Intent | Non
         return kept
     kept = replace(kept, chain=operation.id)
     if kept.slot.endswith(COPY_SUFFIX):
-        return replace(kept, is_ended_copy=_has_ended(store, operation.id))
+        is_ended = _has_ended(store, operation.id) and not _is_copied_in_background(store, operation)
+        return replace(kept, is_ended_copy=is_ended)
     try:
         if has_failed(store, operation.id) and not has_committed(store, operation):
             return replace(kept, is_failed=True)
@@ -389,6 +391,19 @@ def _has_ended(store: ObjectStore, operation: str) -> bool:
     try:
         return read_outcome(store, operation) is not None
     except ManifestError:
+        return False
+
+
+def _is_copied_in_background(store: ObjectStore, operation: Intent) -> bool:
+    """Whether the newest commit says that a copy which the operation began is being made (create/copy_between.py).
+
+    Its steps create slots after the operation has ended, and drop what others have left.
+    """
+    try:
+        chain = read_newest_part(store, operation.snapshot)
+        is_copied = any(copying.operation == operation.id for copying in chain.copying.values())
+        return is_copied and not has_end(store, chain.name, chain.full.chain)
+    except RefusedError:
         return False
 
 

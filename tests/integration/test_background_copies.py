@@ -24,9 +24,14 @@ from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
+from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.archive_ahead import archive_ahead
+from cutline.snapshots.create.background_copies import StandbyNeededError, UnderwayCopy, read_underway
+from cutline.snapshots.create.context import CreateRequest
+from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.slot_guard import SlotRuling, read_kept_chains, rule_on_slots
 from cutline.snapshots.records.background_records import CopyStep, steps_prefix
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Increment
@@ -35,9 +40,13 @@ from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal import garbage_rules
 from cutline.snapshots.removal.gc import collect_garbage, find_garbage
 from cutline.storage.store import ObjectStore
+from cutline.wal.drain.slots import copy_slot_name, create_exported_slot
+from cutline.wal.segments.archive import archive_prefix
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
+from tests.faults.stalled_network import Notes
+from tests.integration.promoting import fleet_with_chain
 from tests.servers.dealt import start_pair
 from tests.stores.documents import check_documents
 
@@ -243,7 +252,7 @@ def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
     third = next_increment(place)
     assert third.copying[STANDBY].operation == third.operation
     assert third.copying[STANDBY].copied == 0
-    assert "can't go on" in third.copying[STANDBY].reason
+    assert "restarts" in third.copying[STANDBY].reason
     # What was copied for the first is garbage, and what is copied for the second is not.
     collect_garbage(place.fleet, 0.0, Silent())
     assert not steps(place, first.operation)
@@ -251,6 +260,150 @@ def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
     done = go_on(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
+
+
+def complete(place: ChangingFleet) -> UnderwayCopy:
+    """Take increments until all tables are copied; the next one would add the copy to the chain."""
+    for _ in range(12):
+        place.write()
+        place.increment()
+        if (copy := underway(place)).is_complete:
+            return copy
+    raise AssertionError(copy)
+
+
+def underway(place: ChangingFleet) -> UnderwayCopy:
+    store = place.fleet.store.open()
+    return read_underway(store, read_chain(store, "chain"), STANDBY)
+
+
+def test_rows_that_the_store_has_lost_are_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    copied = complete(place).copied
+    lost, cut_off = [step.objects[0] for step in copied.steps if step.objects][:2]
+    (place.folder / "store" / lost.key).unlink()
+    path = place.folder / "store" / cut_off.key
+    path.write_bytes(path.read_bytes()[:-1])
+    second = next_increment(place)
+    assert second.copying[STANDBY].operation == first.operation
+    assert second.copying[STANDBY].copied == len(copied.copied) - 2
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    slot = drop_slot(place)
+    operation = next_increment(place).operation
+    for has_all in (False, True):
+        complete(place)
+        segment = sorted((place.folder / "store" / archive_prefix("chain", STANDBY, operation)).iterdir())[1]
+        if has_all:
+            segment.write_bytes(segment.read_bytes()[:-100] + b"x" * 100)
+        else:
+            segment.unlink()
+        commit = next_increment(place)
+        assert commit.copying[STANDBY].operation == commit.operation
+        assert absent_names(commit) == {STANDBY}
+        operation = commit.operation
+    reason = commit.copying[STANDBY].reason
+    # Why it began at first, and only the newest problem.
+    assert f"slot {slot} does not exist" in reason
+    assert reason.count("restarts") == 1
+    assert "damaged" in reason
+    done = go_on(place)
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_other_creates_leave_the_slot_of_a_step_alone(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    node, slot = place.fleet.node(STANDBY), copy_slot_name(first.operation)
+
+    def rulings() -> list[SlotRuling]:
+        with open_sessions(place.fleet, place.fleet.nodes) as sessions:
+            chains = read_kept_chains(place.fleet.store.open(), sessions, Silent())
+        return [rule_on_slots(kept, place.fleet, ended=False) for kept in chains if kept.slot == slot]
+
+    create_exported_slot(node, place.fleet.node("s1"), slot, 30).connection.close()
+    assert rulings() == [SlotRuling()]
+    before = steps(place, first.operation)
+    # A step replaces the slot that a process has left which was killed.
+    next_increment(place)
+    assert steps(place, first.operation) == before + 1
+    assert slot not in slots_of(node.dsn)
+    done = go_on(place)
+    create_exported_slot(node, place.fleet.node("s1"), slot, 30).connection.close()
+    (ruling,) = rulings()
+    assert [node.id for node in ruling.nodes] == [STANDBY]
+    last = next_increment(place)
+    assert slot not in slots_of(node.dsn)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_a_copy_restarts_if_the_tables_of_its_primary_are_copied_again(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    drop_slot(place)
+    first = next_increment(place)
+    next_increment(place)
+    drop_slot(place, "s1")
+    third = next_increment(place)
+    copying = third.copying[STANDBY]
+    assert third.renewed.keys() == {"s1"}
+    assert (copying.operation, copying.copied) == (first.operation, 0)
+    assert copying.reason.endswith("restarts: all tables of s1 are copied again")
+    # Its first table is copied after the commit.
+    assert 0 < len(underway(place).copied.copied) < copying.wanted
+    done = go_on(place)
+    assert done.renewed[STANDBY].began_by == first.operation
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+
+
+def test_the_slot_of_a_standby_that_is_removed_while_it_is_copied_is_named(place: ChangingFleet) -> None:
+    place.runs.full("chain")
+    slot = drop_slot(place)
+    next_increment(place)
+    fewer = replace(place.fleet, nodes=tuple(node for node in place.fleet.nodes if node.id != STANDBY))
+    notes = Notes()
+    commit = create_increment(fewer, CreateRequest("chain"), place.runs.spark, notes)
+    assert isinstance(commit, Increment)
+    assert not commit.copying
+    (note,) = [note for note in notes.notes if "not in fleet.toml any more" in note]
+    assert STANDBY in note
+    assert f"SELECT pg_drop_replication_slot('{slot}')" in note
+    notes = Notes()
+    create_increment(fewer, CreateRequest("chain"), place.runs.spark, notes)
+    assert not any("not in fleet.toml any more" in note for note in notes.notes)
+
+
+def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    with fleet_with_chain(tmp_path, spark, 1, 2) as place:
+        place.execute("s1", *(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(4)))
+        whole = replace(place.fleet, background_bytes_min=8192, background_seconds=0.001, standbys_min=1)
+        place.runs = Runs(whole, place.runs.spark)
+        drop_slot(place)
+        first = next_increment(place)
+        assert first.copying.keys() == {STANDBY}
+        place.stop("s1-b2")
+        with pytest.raises(StandbyNeededError, match=r"node s1-b2: .* standby s1-b1 is still being"):
+            place.increment()
+        place.start("s1-b2")
+        assert next_increment(place).copying[STANDBY].operation == first.operation
+        complete(place)
+        # With a complete copy, the other standby is not needed.
+        place.stop("s1-b2")
+        done = next_increment(place)
+        assert done.renewed[STANDBY].began_by == first.operation
+        assert absent_names(done) == {"s1-b2"}
 
 
 def test_a_copy_of_a_standby_that_misses_changes_of_tables_begins_again(place: ChangingFleet) -> None:

@@ -121,7 +121,7 @@ def change(place: ChangingFleet, round_number: int) -> None:
             )
 
 
-def go_on(place: ChangingFleet, most: int = 12) -> Increment:
+def finish_copy(place: ChangingFleet, most: int = 12) -> Increment:
     """Take increments until the copy is part of the chain; rows change between them."""
     for round_number in range(most):
         change(place, 50 + round_number)
@@ -169,7 +169,7 @@ def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -
     next_increment(place)
     collect_garbage(place.fleet, 0.0, Silent())
     assert check_documents(place.fleet.store.open())[CopyStep.__name__] > 1
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == first.operation
     assert len({later.position for later in done.renewed[STANDBY].later}) > 2
     last = next_increment(place)
@@ -233,7 +233,7 @@ def test_a_create_that_is_killed_while_it_copies_loses_at_most_a_table(place: Ch
     done = run_create(place, "SIGTERM", str(CrashPoint.STEP_STORED), "1")
     assert done.returncode in (0, 4), done.stderr
     assert steps(place, operation) == 2
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == operation
     for node in place.fleet.nodes:
         assert slots_of(node.dsn) == [slot]
@@ -242,7 +242,7 @@ def test_a_create_that_is_killed_while_it_copies_loses_at_most_a_table(place: Ch
     is_proven(place, done.increment, last.increment)
 
 
-def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
+def test_a_copy_whose_slot_is_lost_restarts(place: ChangingFleet) -> None:
     place.runs.full("chain")
     slot = drop_slot(place)
     first = next_increment(place)
@@ -257,7 +257,7 @@ def test_a_copy_whose_slot_is_lost_begins_again(place: ChangingFleet) -> None:
     collect_garbage(place.fleet, 0.0, Silent())
     assert not steps(place, first.operation)
     assert steps(place, third.operation)
-    done = go_on(place)
+    done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
 
@@ -289,7 +289,7 @@ def test_rows_that_the_store_has_lost_are_copied_again(place: ChangingFleet) -> 
     second = next_increment(place)
     assert second.copying[STANDBY].operation == first.operation
     assert second.copying[STANDBY].copied == len(copied.copied) - 2
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == first.operation
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
@@ -315,7 +315,7 @@ def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
     assert f"slot {slot} does not exist" in reason
     assert reason.count("restarts") == 1
     assert "damaged" in reason
-    done = go_on(place)
+    done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
 
@@ -338,7 +338,7 @@ def test_other_creates_leave_the_slot_of_a_step_alone(place: ChangingFleet) -> N
     next_increment(place)
     assert steps(place, first.operation) == before + 1
     assert slot not in slots_of(node.dsn)
-    done = go_on(place)
+    done = finish_copy(place)
     create_exported_slot(node, place.fleet.node("s1"), slot, 30).connection.close()
     (ruling,) = rulings()
     assert [node.id for node in ruling.nodes] == [STANDBY]
@@ -360,7 +360,7 @@ def test_a_copy_restarts_if_the_tables_of_its_primary_are_copied_again(place: Ch
     assert copying.reason.endswith("restarts: all tables of s1 are copied again")
     # Its first table is copied after the commit.
     assert 0 < len(underway(place).copied.copied) < copying.wanted
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == first.operation
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
@@ -406,7 +406,7 @@ def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(
         assert absent_names(done) == {"s1-b2"}
 
 
-def test_a_copy_of_a_standby_that_misses_changes_of_tables_begins_again(place: ChangingFleet) -> None:
+def test_a_copy_of_a_standby_that_misses_changes_of_tables_restarts(place: ChangingFleet) -> None:
     place.runs.full("chain")
     drop_slot(place)
     first = next_increment(place)
@@ -424,7 +424,7 @@ def test_a_copy_of_a_standby_that_misses_changes_of_tables_begins_again(place: C
     place.start(STANDBY)
     fifth = next_increment(place)
     assert fifth.copying[STANDBY].operation == fifth.operation
-    done = go_on(place)
+    done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
 
@@ -439,7 +439,7 @@ def test_a_standby_that_was_added_is_copied_in_the_background(place: ChangingFle
     second = next_increment(place)
     assert second.copying.keys() == {STANDBY}
     assert STANDBY not in second.segments
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].is_new
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
@@ -459,7 +459,7 @@ def test_two_creates_do_not_copy_the_same_table(place: ChangingFleet) -> None:
     assert any(one.returncode in (0, 4) for one in done), done
     found = read_chain(place.fleet.store.open(), "chain")
     assert found.copying[STANDBY].operation == first.operation
-    completed = go_on(place)
+    completed = finish_copy(place)
     last = next_increment(place)
     is_proven(place, completed.increment, last.increment)
 
@@ -581,7 +581,7 @@ def test_merges_second_stores_and_exact_times_of_a_chain_with_such_a_copy(place:
         place.execute(shard, "INSERT INTO seen SELECT n, repeat('x', 900) FROM generate_series(5000, 8000) n")
     place.await_replay(STANDBY)
     assert archive_ahead(place.fleet, "chain", Silent()).bytes > 0
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == first.operation
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
@@ -601,7 +601,7 @@ def test_what_is_archived_ahead_stays_when_a_merge_from_the_time_of_the_copy_giv
     drop_slot(place)
     first = next_increment(place)
     run_ok(place, "merge", "chain")
-    done = go_on(place)
+    done = finish_copy(place)
     assert done.renewed[STANDBY].began_by == first.operation
     for shard in ("s1", "s2"):
         place.execute(shard, "INSERT INTO seen SELECT n, repeat('x', 900) FROM generate_series(5000, 8000) n")
@@ -635,7 +635,7 @@ def test_gc_keeps_a_copy_that_becomes_part_of_a_chain_that_ends_meanwhile(
     def read_and_go_on(store: ObjectStore, name: str) -> Chain:
         chain = read_chain(store, name)
         if not done:
-            done.append(go_on(place))
+            done.append(finish_copy(place))
             run_ok(place, "end", "chain", "--yes")
         return chain
 
@@ -688,6 +688,6 @@ def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_aft
         for shard in ("s1", "s2"):
             place.execute(shard, f"{'ROLLBACK' if number == 1 else 'COMMIT'} PREPARED 'spanning-{number}'")
             place.execute(shard, f"UPDATE three SET text = 'after' WHERE id = {100 + number}")
-    done = go_on(place)
+    done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)

@@ -643,7 +643,8 @@ def _gap_lines(one: SnapshotReport) -> Iterator[str]:
     for gap in reversed(one.gaps[-CONFLICTS_SHOWN_MAX:]):
         yield f"{WARNING}{one.name}: {gap_text(gap)}"
     if len(one.gaps) > CONFLICTS_SHOWN_MAX:
-        yield f"{WARNING}{one.name}: {len(one.gaps) - CONFLICTS_SHOWN_MAX:,} earlier gaps; --json lists all of them"
+        earlier = quantity_text(len(one.gaps) - CONFLICTS_SHOWN_MAX, "earlier gaps")
+        yield f"{WARNING}{one.name}: {earlier}; --json lists all of them"
 
 
 def _doubt_lines(one: SnapshotReport) -> Iterator[str]:

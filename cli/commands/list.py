@@ -290,8 +290,8 @@ def lines_of(
         gaps = _gaps(entry)
         remarks += [f"snapshot {entry.name}: {gap_text(gap)}" for gap in reversed(gaps[-GAPS_SHOWN_MAX:])]
         if len(gaps) > GAPS_SHOWN_MAX:
-            earlier = f"{len(gaps) - GAPS_SHOWN_MAX:,} earlier gaps; to see them: snapshot show {entry.name}"
-            remarks.append(f"snapshot {entry.name}: {earlier}")
+            earlier = quantity_text(len(gaps) - GAPS_SHOWN_MAX, "earlier gaps")
+            remarks.append(f"snapshot {entry.name}: {earlier}; to see all: snapshot show {entry.name}")
     return [_table(chosen, listing.checks, now, last), *remarks, *lines]
 
 

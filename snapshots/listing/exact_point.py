@@ -156,7 +156,7 @@ def _check_no_gap(chain: Chain, before: Commit, moment: datetime) -> None:
         new = [node for node, one in renewed.items() if one.identity.backup_of is None and one.is_new]
         point, last = point_label(commit.increment), point_label(before.increment)
         reasons = {
-            f"{point} copied {list_some(lost, TABLES_NAMED_MAX)} again: WAL after {last} was lost": lost,
+            f"{point} copied {list_some(lost, TABLES_NAMED_MAX)} again: the chain lacks WAL after {last}": lost,
             f"shard {list_some(new, TABLES_NAMED_MAX)} joined the chain with {point}": new,
             f"shard {list_some(retired, TABLES_NAMED_MAX)} left the chain with {point}": retired,
         }

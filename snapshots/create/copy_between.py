@@ -141,7 +141,8 @@ class _Copying:
                 if not self._copy_step(sessions, chain, copy):
                     return
                 copy = read_underway(self.store, chain, node.id, self.steps)
-                self.progress.note(News(f"standby {node.id}: {copy.text} are copied"))
+                then = "; the next increment adds the copy to the chain" if copy.is_complete else ""
+                self.progress.note(News(f"standby {node.id}: {copy.text} are copied{then}"))
                 if time.monotonic() >= self.deadline:
                     return
                 if self.deadline < math.inf and time.monotonic() - archived_at > AHEAD_SECONDS:

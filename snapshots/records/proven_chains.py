@@ -42,6 +42,7 @@ from cutline.snapshots.records.documents import (
     read_body,
     unseal,
 )
+from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.merge_records import first_increment
 from cutline.snapshots.records.repaired_chain import with_repairs
 from cutline.snapshots.records.tombstones import (
@@ -165,9 +166,12 @@ def free_turn(store: ObjectStore, name: str, increment: int) -> int:
     place = find_place(store, name, increment)
     if place.commit is None:
         return place.turn
+    other = "choose a different name"
+    if increment or not has_end(store, name, place.commit.operation):
+        other = f"take its next increment: snapshot create {name} --incremental   or {other}"
     raise SnapshotExistsError(
         f"{increment_label(name, increment)} already exists",
-        hint=f"take its next increment: snapshot create {name} --incremental   or choose a different name",
+        hint=other,
         details={"snapshot": name, "increment": increment},
     )
 

@@ -17,6 +17,7 @@ from cutline.snapshots.operations.committing import (
 )
 from cutline.snapshots.records.commit import Previous
 from cutline.snapshots.records.documents import ManifestError, seal
+from cutline.snapshots.records.end_marks import EndMark, mark_end
 from cutline.snapshots.records.operation_records import Intent
 from cutline.snapshots.records.proven_chains import (
     SnapshotExistsError,
@@ -82,6 +83,20 @@ def test_after_a_void_the_next_operation_takes_the_next_turn(voids: int) -> None
         free_turn(store, "daily", 1)
     put_commit(store, commit(2))
     assert [one.increment for one in read_chain(store, "daily").commits] == [0, 1, 2]
+
+
+def test_an_increment_of_an_ended_chain_is_not_suggested() -> None:
+    store, hints = memory(), list[str]()
+    put_commit(store, commit(0))
+    for _ in range(2):
+        with pytest.raises(SnapshotExistsError, match="daily already exists") as refused:
+            free_turn(store, "daily", 0)
+        hints.append(refused.value.hint)
+        mark_end(store, EndMark("daily", "op-0", 0, "", "2026-11-20T00:00:00Z"))
+    assert hints == [
+        "take its next increment: snapshot create daily --incremental   or choose a different name",
+        "choose a different name",
+    ]
 
 
 def test_a_full_snapshot_of_a_later_turn_is_listed() -> None:

@@ -14,14 +14,14 @@ import psycopg
 from cutline.check.report import SnapshotReport
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import stop_server
+from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Silent
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.records.commit import Commit
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
+from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +97,20 @@ class ChangingFleet:
         """Start the standby, and wait until it has replayed what its primary has written."""
         self.servers.start_node(self.servers.node(standby))
         self.await_replay(standby)
+
+    def drop_slot(self, node: str) -> str:
+        """Drop the only replication slot on the node's server; return its name."""
+        (slot,) = slots_of(self.fleet.node(node).dsn)
+        self.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
+        return slot
+
+    def rebuild(self, standby: str) -> None:
+        """Replace the standby's server by a new base backup of its primary."""
+        node, shard = self.servers.node(standby), self.fleet.node(standby).shard
+        delete_server(node)
+        self.execute(shard, f"SELECT pg_drop_replication_slot('{node.slot}')")
+        create_standby(self.servers._programs(node), node, self.servers.node(shard))
+        self.start(standby)
 
     def damage(self, standby: str, table: str, *, toast: bool = False) -> None:
         """Overwrite the second page of the table, or of its TOAST table, on the disk of the standby alone.

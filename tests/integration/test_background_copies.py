@@ -21,7 +21,6 @@ from cutline.cli.process.detaching import PROGRAM
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.progress import Silent
 from cutline.nodes.sessions import open_sessions
@@ -85,21 +84,6 @@ def place(
         yield found
 
 
-def drop_slot(place: ChangingFleet, node: str = STANDBY) -> str:
-    (slot,) = slots_of(place.fleet.node(node).dsn)
-    place.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
-    return slot
-
-
-def rebuild(place: ChangingFleet) -> None:
-    """Replace the standby's server by a new base backup of its primary."""
-    node = place.servers.node(STANDBY)
-    delete_server(node)
-    place.execute("s1", f"SELECT pg_drop_replication_slot('{node.slot}')")
-    create_standby(place.servers._programs(node), node, place.servers.node("s1"))
-    place.start(STANDBY)
-
-
 def next_increment(place: ChangingFleet) -> Increment:
     place.write()
     commit = place.increment()
@@ -143,7 +127,7 @@ def is_proven(place: ChangingFleet, *increments: int) -> None:
 
 def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    rebuild(place)
+    place.rebuild(STANDBY)
     first = next_increment(place)
     assert first.copying.keys() == {STANDBY}
     assert first.copying[STANDBY].copied == 0
@@ -216,7 +200,7 @@ POINTS = (
 @pytest.mark.timeout(900)
 def test_a_create_that_is_killed_while_it_copies_loses_at_most_a_table(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    slot = drop_slot(place)
+    slot = place.drop_slot(STANDBY)
     operations = set[str]()
     for point, count, _ in POINTS:
         change(place, count)
@@ -244,7 +228,7 @@ def test_a_create_that_is_killed_while_it_copies_loses_at_most_a_table(place: Ch
 
 def test_a_copy_whose_slot_is_lost_restarts(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    slot = drop_slot(place)
+    slot = place.drop_slot(STANDBY)
     first = next_increment(place)
     second = next_increment(place)
     assert second.copying[STANDBY].copied > 0
@@ -279,7 +263,7 @@ def underway(place: ChangingFleet) -> UnderwayCopy:
 
 def test_rows_that_the_store_has_lost_are_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     copied = complete(place).copied
     lost, cut_off = [step.objects[0] for step in copied.steps if step.objects][:2]
@@ -297,7 +281,7 @@ def test_rows_that_the_store_has_lost_are_copied_again(place: ChangingFleet) -> 
 
 def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    slot = drop_slot(place)
+    slot = place.drop_slot(STANDBY)
     operation = next_increment(place).operation
     for has_all in (False, True):
         complete(place)
@@ -322,7 +306,7 @@ def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
 
 def test_other_creates_leave_the_slot_of_a_step_alone(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     node, slot = place.fleet.node(STANDBY), copy_slot_name(first.operation)
 
@@ -349,10 +333,10 @@ def test_other_creates_leave_the_slot_of_a_step_alone(place: ChangingFleet) -> N
 
 def test_a_copy_restarts_if_the_tables_of_its_primary_are_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     next_increment(place)
-    drop_slot(place, "s1")
+    place.drop_slot("s1")
     third = next_increment(place)
     copying = third.copying[STANDBY]
     assert third.renewed.keys() == {"s1"}
@@ -368,7 +352,7 @@ def test_a_copy_restarts_if_the_tables_of_its_primary_are_copied_again(place: Ch
 
 def test_the_slot_of_a_standby_that_is_removed_while_it_is_copied_is_named(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    slot = drop_slot(place)
+    slot = place.drop_slot(STANDBY)
     next_increment(place)
     fewer = replace(place.fleet, nodes=tuple(node for node in place.fleet.nodes if node.id != STANDBY))
     notes = Notes()
@@ -390,7 +374,7 @@ def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(
         place.execute("s1", *(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(4)))
         whole = replace(place.fleet, background_bytes_min=8192, background_seconds=0.001, standbys_min=1)
         place.runs = Runs(whole, place.runs.spark)
-        drop_slot(place)
+        place.drop_slot(STANDBY)
         first = next_increment(place)
         assert first.copying.keys() == {STANDBY}
         place.stop("s1-b2")
@@ -408,7 +392,7 @@ def test_a_copy_is_kept_while_the_standby_that_is_required_meanwhile_is_away(
 
 def test_a_copy_of_a_standby_that_misses_changes_of_tables_restarts(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     place.stop(STANDBY)
     second = next_increment(place)
@@ -447,7 +431,7 @@ def test_a_standby_that_was_added_is_copied_in_the_background(place: ChangingFle
 
 def test_two_creates_do_not_copy_the_same_table(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     done: list[subprocess.CompletedProcess[str]] = []
     threads = [threading.Thread(target=lambda: done.append(run_create(place))) for _ in range(2)]
@@ -470,7 +454,7 @@ def test_two_creates_do_not_copy_the_same_table(place: ChangingFleet) -> None:
 @pytest.mark.timeout(600)
 def test_the_increments_of_a_watch_do_not_wait_for_a_table_that_is_copied(place: ChangingFleet, tmp_path: Path) -> None:
     place.runs.full("chain-1")
-    rebuild(place)
+    place.rebuild(STANDBY)
 
     def last() -> Increment | None:
         commit = read_chain(place.fleet.store.open(), "chain-1").last
@@ -525,7 +509,7 @@ def children(parent: int, part: str) -> list[int]:
 def test_a_small_standby_is_copied_at_once(place: ChangingFleet) -> None:
     place.runs = Runs(replace(place.fleet, background_bytes_min=1 << 30), place.runs.spark)
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     commit = next_increment(place)
     assert commit.renewed.keys() == {STANDBY}
     assert not commit.copying
@@ -535,7 +519,7 @@ def test_a_small_standby_is_copied_at_once(place: ChangingFleet) -> None:
 def test_a_standby_that_is_required_is_copied_at_once(place: ChangingFleet) -> None:
     place.runs = Runs(replace(place.fleet, standbys_min=None), place.runs.spark)
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     commit = next_increment(place)
     assert commit.renewed.keys() == {STANDBY}
     assert not commit.copying
@@ -545,7 +529,7 @@ def test_global_transactions_are_whole_in_a_copy_made_in_the_background(place: C
     dsns = [node.dsn for node in place.fleet.primaries]
     with BankWorkload(dsns, clients=3, cross_shard_ratio=1.0, pause_seconds=0.02):
         place.runs.full("chain")
-        drop_slot(place)
+        place.drop_slot(STANDBY)
         for _ in range(14):
             commit = place.runs.increment("chain")
             assert isinstance(commit, Increment)
@@ -566,7 +550,7 @@ def test_global_transactions_are_whole_in_a_copy_made_in_the_background(place: C
 def test_merges_second_stores_and_exact_times_of_a_chain_with_such_a_copy(place: ChangingFleet, tmp_path: Path) -> None:
     """A merge while the copy is made, what lies before it is removed, and another merge when it is complete."""
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     change(place, 1)
     next_increment(place)
@@ -598,7 +582,7 @@ def test_what_is_archived_ahead_stays_when_a_merge_from_the_time_of_the_copy_giv
 ) -> None:
     """The archive began before the merge and became part of the chain after it; the next increment continues it."""
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     run_ok(place, "merge", "chain")
     done = finish_copy(place)
@@ -628,7 +612,7 @@ def test_gc_keeps_a_copy_that_becomes_part_of_a_chain_that_ends_meanwhile(
     place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     next_increment(place)
     done: list[Increment] = []
 
@@ -650,7 +634,7 @@ def test_a_copy_that_an_ended_chain_has_begun_stays_until_no_create_can_need_it(
     place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     first = next_increment(place)
     change(place, 1)
     next_increment(place)
@@ -673,7 +657,7 @@ def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_aft
     place: ChangingFleet,
 ) -> None:
     place.runs.full("chain")
-    drop_slot(place)
+    place.drop_slot(STANDBY)
     next_increment(place)
     for number in range(3):
         for shard in ("s1", "s2"):

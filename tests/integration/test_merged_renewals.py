@@ -15,7 +15,6 @@ import psycopg
 import pytest
 
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
-from cutline.embedded.server import create_standby, delete_server
 from cutline.restore.plan.plan import plan_restore
 from cutline.restore.plan.request import RestoreRequest
 from cutline.snapshots.records.commit import Increment
@@ -23,7 +22,7 @@ from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import cut_time, read_chain, read_commit
 from tests.commands.changing_fleet import ChangingFleet, changing_fleet
 from tests.commands.in_process import run_here
-from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of, sorted_copies
+from tests.commands.snapshot_runs import Runs, configure_fleet, sorted_copies
 from tests.servers.dealt import start_fleet
 
 if TYPE_CHECKING:
@@ -99,20 +98,6 @@ class Moments:
         assert [sorted_copies(node.dsn) for node in target.primaries] == self.states[name], name
 
 
-def drop_slot(place: ChangingFleet, node: str) -> None:
-    (slot,) = slots_of(place.fleet.node(node).dsn)
-    place.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
-
-
-def rebuild(place: ChangingFleet, standby: str) -> None:
-    """Replace the standby's server by a new base backup of its primary."""
-    node, shard = place.servers.node(standby), place.fleet.node(standby).shard
-    delete_server(node)
-    place.execute(shard, f"SELECT pg_drop_replication_slot('{node.slot}')")
-    create_standby(place.servers._programs(node), node, place.servers.node(shard))
-    place.start(standby)
-
-
 def take(place: ChangingFleet) -> Increment:
     place.write()
     commit = place.increment()
@@ -138,10 +123,10 @@ def make_chain(place: ChangingFleet) -> Moments:
     moments.note("before the gap")
     take(place)
     moments.note("in the gap")
-    drop_slot(place, "s1")
+    place.drop_slot("s1")
     assert take(place).renewed.keys() == {"s1"}
     moments.note("after the gap")
-    rebuild(place, RENEWED)
+    place.rebuild(RENEWED)
     assert take(place).renewed.keys() == {RENEWED}
     prepare(place, "commit-later", 9001)
     prepare(place, "roll-back-later", 9002)
@@ -155,8 +140,8 @@ def make_chain(place: ChangingFleet) -> Moments:
     assert not take(place).absent
     decide(place, "roll-back-later", "ROLLBACK")
     moments.note("in the later gap")
-    drop_slot(place, "s1")
-    drop_slot(place, RENEWED)
+    place.drop_slot("s1")
+    place.drop_slot(RENEWED)
     assert take(place).renewed.keys() == {"s1", RENEWED}
     moments.note("after the later gap")
     take(place)

@@ -16,7 +16,6 @@ from msgspec import structs
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
-from cutline.embedded.server import create_standby, delete_server
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import ORIGIN
 from cutline.snapshots.create.context import CreateRequest
@@ -59,21 +58,6 @@ def place(
         yield found
 
 
-def drop_slot(place: ChangingFleet, node: str) -> str:
-    (slot,) = slots_of(place.fleet.node(node).dsn)
-    place.execute(node, f"SELECT pg_drop_replication_slot('{slot}')")
-    return slot
-
-
-def rebuild(place: ChangingFleet, standby: str) -> None:
-    """Replace the standby's server by a new base backup of its primary."""
-    node, shard = place.servers.node(standby), place.fleet.node(standby).shard
-    delete_server(node)
-    place.execute(shard, f"SELECT pg_drop_replication_slot('{node.slot}')")
-    create_standby(place.servers._programs(node), node, place.servers.node(shard))
-    place.start(standby)
-
-
 def next_increment(place: ChangingFleet) -> Increment:
     place.write()
     commit = place.increment()
@@ -85,7 +69,7 @@ def next_increment(place: ChangingFleet) -> Increment:
 def test_a_standby_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
     next_increment(place)
-    slot = drop_slot(place, STANDBY)
+    slot = place.drop_slot(STANDBY)
     second = next_increment(place)
     assert second.renewed.keys() == {STANDBY}
     assert slot in second.renewed[STANDBY].reason
@@ -104,11 +88,11 @@ def test_a_standby_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> N
 
 def test_a_rebuilt_standby_is_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    rebuild(place, STANDBY)
+    place.rebuild(STANDBY)
     first = next_increment(place)
     assert first.renewed.keys() == {STANDBY}
     # Twice in a row.
-    rebuild(place, STANDBY)
+    place.rebuild(STANDBY)
     second = next_increment(place)
     assert second.renewed.keys() == {STANDBY}
     third = next_increment(place)
@@ -147,7 +131,7 @@ def test_a_standby_that_was_added_is_copied(place: ChangingFleet) -> None:
 def test_a_primary_that_lost_its_slot_is_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
     next_increment(place)
-    drop_slot(place, "s1")
+    place.drop_slot("s1")
     second = next_increment(place)
     assert second.renewed.keys() == {"s1"}
     assert of(metrics.GAPS, read(gather_once(place.fleet).samples)) == {"": 1}
@@ -168,7 +152,7 @@ def test_a_transaction_that_the_copied_shard_may_have_committed_is_awaited_on_th
         place.execute(node, "BEGIN; INSERT INTO seen VALUES (-1, 'both'); PREPARE TRANSACTION 'both'")
     next_increment(place)
     place.execute("s2", "COMMIT PREPARED 'both'")
-    drop_slot(place, "s2")
+    place.drop_slot("s2")
     with pytest.raises(SlotWaitError) as raised:
         place.increment(wait_seconds=1)
     (transaction,) = raised.value.details["transactions"]  # type: ignore[misc]  # it is a list
@@ -183,15 +167,15 @@ def test_a_transaction_that_the_copied_shard_may_have_committed_is_awaited_on_th
 def test_a_shard_that_lost_all_slots_is_copied_again(place: ChangingFleet) -> None:
     place.runs.full("chain")
     next_increment(place)
-    drop_slot(place, "s1")
-    drop_slot(place, STANDBY)
+    place.drop_slot("s1")
+    place.drop_slot(STANDBY)
     second = next_increment(place)
     assert second.renewed.keys() == {"s1", STANDBY}
     place.execute("s1", "ALTER TABLE seen ADD COLUMN more int DEFAULT 7", "CREATE TABLE later (id int PRIMARY KEY)")
     next_increment(place)
     # Its rows are converted, which a copy made under the new definition can't be.
     place.execute("s1", "ALTER TABLE later ADD COLUMN more int")
-    drop_slot(place, STANDBY)
+    place.drop_slot(STANDBY)
     fourth = next_increment(place)
     assert fourth.absent.keys() == {STANDBY}
     assert next_increment(place).renewed.keys() == {STANDBY}
@@ -214,7 +198,7 @@ def test_what_earlier_increments_lack_is_named_and_the_newest_is_valid(place: Ch
     place.runs.full("chain")
     place.stop(STANDBY)
     assert next_increment(place).absent.keys() == {STANDBY}
-    drop_slot(place, "s1")
+    place.drop_slot("s1")
     place.start(STANDBY)
     assert "s1" in next_increment(place).renewed
     assert check() == (0, False, lacked)
@@ -241,7 +225,7 @@ def test_copies_begin_again_while_global_transactions_go_on(place: ChangingFleet
         place.runs.full("chain")
         for lost in ((), ("s1",), (), ("s2", STANDBY)):
             for node in lost:
-                drop_slot(place, node)
+                place.drop_slot(node)
             commit = place.runs.increment("chain")
             assert isinstance(commit, Increment)
             assert set(lost) <= commit.renewed.keys()
@@ -274,7 +258,7 @@ def test_a_create_that_is_killed_leaves_nothing_that_the_next_uses(place: Changi
     place.runs.full("chain")
     next_increment(place)
     for node in lost:
-        slot = drop_slot(place, node)
+        slot = place.drop_slot(node)
     for point, count in POINTS:
         if lost == (STANDBY,) and (point, count) in ((CrashPoint.SLOT_MADE, 2), (CrashPoint.COPY_SLOTS_DROPPED, 1)):
             continue
@@ -296,8 +280,8 @@ def test_a_create_that_is_killed_leaves_nothing_that_the_next_uses(place: Changi
 
 def test_a_commit_that_contradicts_itself_about_renewed_copies_is_refused(place: ChangingFleet) -> None:
     place.runs.full("chain")
-    drop_slot(place, "s1")
-    drop_slot(place, OTHER)
+    place.drop_slot("s1")
+    place.drop_slot(OTHER)
     commit = next_increment(place)
     path = place.folder / "store" / commit_key("chain", 1)
     store, before, renewed = place.fleet.store.open(), path.read_bytes(), commit.renewed
@@ -348,7 +332,7 @@ CHANGES = {
 def test_a_standby_is_copied_again_although_tables_have_changed(place: ChangingFleet, change: str) -> None:
     """Its shard may have DDL in each increment: tables that are copied on all nodes anyway are not in its way."""
     place.runs.full("chain")
-    drop_slot(place, STANDBY)
+    place.drop_slot(STANDBY)
     place.execute("s1", *CHANGES[change])
     place.await_replay(STANDBY)
     first = next_increment(place)
@@ -362,7 +346,7 @@ def test_a_standby_is_copied_again_although_tables_have_changed(place: ChangingF
 def test_a_table_that_is_as_it_was_before_the_cut_is_copied_with_the_standby(place: ChangingFleet) -> None:
     """The copy of the standby did not have it, because it seemed to need a new base copy."""
     place.runs.full("chain")
-    drop_slot(place, STANDBY)
+    place.drop_slot(STANDBY)
     place.execute("s1", "ALTER TABLE seen REPLICA IDENTITY FULL")
     place.await_replay(STANDBY)
     place.write()
@@ -384,7 +368,7 @@ def test_a_table_that_is_as_it_was_before_the_cut_is_copied_with_the_standby(pla
 def test_a_standby_that_can_not_be_copied_is_left_out(place: ChangingFleet) -> None:
     """Its slot waits for older transactions, which must not hold up the increment."""
     place.runs.full("chain")
-    drop_slot(place, STANDBY)
+    place.drop_slot(STANDBY)
     place.execute("s1", "BEGIN; INSERT INTO empty VALUES (1); PREPARE TRANSACTION 'in-the-way'")
     try:
         first = next_increment(place)
@@ -403,7 +387,7 @@ def act_after_copying(place: ChangingFleet, act: Callable[[], object]) -> tuple[
     """Take an increment that copies both standbys again; `act` is called once, when their tables have been copied."""
     place.runs.full("chain")
     for standby in (STANDBY, OTHER):
-        drop_slot(place, standby)
+        place.drop_slot(standby)
     place.write()
 
     def then(reached: Reached) -> None:
@@ -454,7 +438,7 @@ def test_a_gap_is_named_by_list_and_by_the_first_check_that_reads_it(place: Chan
 
     place.runs.full("chain")
     next_increment(place)
-    drop_slot(place, "s1")
+    place.drop_slot("s1")
     next_increment(place)
     text = "no time between increment 1 and increment 2 can be restored: primary s1 was copied again: "
     warning = f"warning: chain: {text}"
@@ -466,7 +450,7 @@ def test_a_gap_is_named_by_list_and_by_the_first_check_that_reads_it(place: Chan
     next_increment(place)
     assert run_quiet("check", "chain", "--since-last") == ("", "")
     # The copy of a standby that begins again loses no time.
-    drop_slot(place, STANDBY)
+    place.drop_slot(STANDBY)
     assert next_increment(place).renewed.keys() == {STANDBY}
     _, document = run_command(place.fleet, "check", "chain")
     (checked,) = document["snapshots"]

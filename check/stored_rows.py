@@ -424,7 +424,7 @@ class _Block:
     words: _Words | None
 
     def values_of(self, oid: int) -> Iterator[_Values]:
-        """Yield all values of a type; those of many lines of one form column by column, without copying them."""
+        """Yield all values of a type. If many lines have the same form, yield column by column, without copying."""
         columns, form = self.forms.types[oid], int(self.form[0])
         is_limited = self.forms.base_of(oid) in LIMITED
         if len(self.form) < LINES_BY_COLUMN_MIN or (self.form != form).any():

@@ -104,7 +104,7 @@ def _has_failover(connection: psycopg.Connection[Any], slot: str) -> bool | None
 
 
 def _find_behind(connection: psycopg.Connection[Any], position: Lsn) -> list[str]:
-    """Return the standbys' slots that the server would wait for, each with what is known of it."""
+    """Return the standbys' slots that the server would wait for, and say which of them are inactive."""
     found = connection.execute(BEHIND_QUERY.encode(), (str(position),)).fetchall()
     return [name if is_active else f"{name} (inactive)" for name, is_active in found]
 

@@ -105,8 +105,7 @@ class NewCopies:
     `rewritten` lists, by standby, the tables whose rows may be incomplete (snapshots/create/rewritten_tables.py).
     `without_rows` has the numbers, by shard, of the groups that these copies lack: the increment copies such a table on
     all nodes, or it is gone. `lost` is what primaries have lost of the WAL of their copies in the chain. `background`
-    are the copies that stay incomplete, begun now or earlier, and `completed` those that increments have made in the
-    background, with what they had archived before.
+    are copies made in the background that are still incomplete, and `completed` those whose tables are all copied.
     """
 
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -59,14 +59,19 @@ def gap_text(gap: RenewalGap) -> str:
     return "; ".join(filter(None, (f"{between}: primary {gap.node} was copied again: {gap.reason}", lost_text(gap))))
 
 
+def _copied_text(one: dict[str, Any], last: str) -> str:
+    """Say that the node was copied. Only a primary's gap is one in what can be restored."""
+    if one["backup_of"]:
+        return f"standby {one['node']} was copied{'' if one['new'] else ' again'}"
+    return f"primary {one['node']} was copied{'' if one['new'] else f' again, with a gap since {last}'}"
+
+
 def renewed_lines(commit: Commit) -> list[str]:
     """Return a line for each of these nodes, and for each shard that leaves."""
     last, lost = point_label(commit.increment - 1), {gap.node: lost_text(gap) for gap in gaps_of(commit)}
     return [
         *(
-            f"{'standby' if one['backup_of'] else 'primary'} {one['node']} was copied"
-            f"{'' if one['new'] else f' again, with a gap since {last}'}: {one['reason']}"
-            + (f"; {lost[one['node']]}" if lost.get(one["node"]) else "")
+            f"{_copied_text(one, last)}: {one['reason']}" + (f"; {lost[one['node']]}" if lost.get(one["node"]) else "")
             for one in renewed_document(commit)
         ),
         *(f"shard {shard} was retired: {last} is the last with its rows" for shard in retired_shards(commit)),

@@ -10,7 +10,6 @@ advisory lock on the standby. It only saves work: if two copied the same table, 
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import Counter
 from contextlib import suppress
@@ -63,17 +62,16 @@ def copy_between(
 
 
 def continue_copies(fleet: Fleet, name: str, spark: SparkSource, progress: Progress) -> None:
-    """Copy all tables that are left of the standbys that the snapshot's last commit names as `copying`.
+    """Copy all remaining tables of the standbys that the snapshot's last commit names as `copying`.
 
-    Does not archive WAL: that is for a process which takes increments meanwhile. Raises the errors of the chain's
-    documents.
+    Another process takes increments meanwhile, and archives the WAL. Raises the errors of the chain's documents.
     """
-    store, full = fleet.store.open(), read_continued_full(fleet.store.open(), name)
-    commit, listed = read_newest_part(store, name).last, fleet
-    fleet = in_chain_ids(store, fleet, full, ())
+    store = fleet.store.open()
+    known = in_chain_ids(store, fleet, read_continued_full(store, name), ())
+    commit = read_newest_part(store, name).last
     if isinstance(commit, Increment):
-        with naming_listed_ids(fleet):
-            _copy(fleet, listed, commit, CreateRequest(name), spark, progress, math.inf)
+        with naming_listed_ids(known):
+            _copy(known, fleet, commit, CreateRequest(name), spark, progress, None)
 
 
 def _copy(
@@ -83,10 +81,11 @@ def _copy(
     request: CreateRequest,
     spark: SparkSource,
     progress: Progress,
-    deadline: float,
+    deadline: float | None,
 ) -> None:
+    """Copy up to the deadline; without one, copy all tables, and leave archiving WAL to another process."""
     for number, (node, copying) in enumerate(sorted(commit.copying.items())):
-        if not fleet.background_seconds or (number and time.monotonic() >= deadline):
+        if not fleet.background_seconds or (number and _is_over(deadline)):
             return
         try:
             _Copying(fleet, listed, fleet.node(node), copying, request, spark, progress, deadline).run(commit.snapshot)
@@ -101,6 +100,10 @@ def _copy(
             progress.note(f"standby {node}: its copy continues with the next increment: {without_node(reason, node)}")
 
 
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
+
+
 class _Copying:
     """The copy of one standby in the background, by this process."""
 
@@ -113,7 +116,7 @@ class _Copying:
         request: CreateRequest,
         spark: SparkSource,
         progress: Progress,
-        deadline: float,
+        deadline: float | None,
     ) -> None:
         self.fleet, self.listed, self.node, self.copying = fleet, listed, node, copying
         self.request, self.spark, self.progress, self.deadline = request, spark, progress, deadline
@@ -143,9 +146,9 @@ class _Copying:
                 copy = read_underway(self.store, chain, node.id, self.steps)
                 then = "; the next increment adds the copy to the chain" if copy.is_complete else ""
                 self.progress.note(News(f"standby {node.id}: {copy.text} are copied{then}"))
-                if time.monotonic() >= self.deadline:
+                if _is_over(self.deadline):
                     return
-                if self.deadline < math.inf and time.monotonic() - archived_at > AHEAD_SECONDS:
+                if self.deadline is not None and time.monotonic() - archived_at > AHEAD_SECONDS:
                     archived_at = time.monotonic()
                     # Another command may be using the fleet; the WAL stays until the next increment.
                     with suppress(SnapshotError):

@@ -1,14 +1,16 @@
-"""A session whose plain tasks run in threads of the driver, until something needs Spark.
+"""A session whose plain tasks run in the driver, until something needs Spark.
 
 A JVM and its Python workers take some three seconds of processor time to start. For small snapshots that is longer than
 all tasks take.
+
+The tasks run in threads, and of some commands also in processes (spark/task_processes.py).
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,16 +19,24 @@ from cutline.spark.amount import THREADS_MAX
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutline.spark.task_processes import TaskProcess
+
 
 class DriverSession:
     """Stands for the session that `start` returns: `run_tasks` runs tasks in the driver, any other use starts Spark.
 
     After that, tasks run in Spark, too. `cores` is the number of tasks that run at once in the driver unless they wait
-    for servers, and `cores_max` the number of those in Spark.
+    for servers, and `cores_max` the number of those in Spark. Each of the `processes` takes the place of a thread.
     """
 
-    def __init__(self, start: Callable[[], SparkSession], cores: int, cores_max: int | None = None) -> None:
-        self.cores, self.cores_max = cores, cores_max or cores
+    def __init__(
+        self,
+        start: Callable[[], SparkSession],
+        cores: int,
+        cores_max: int | None = None,
+        processes: Sequence[TaskProcess] = (),
+    ) -> None:
+        self.cores, self.cores_max, self.processes = cores, cores_max or cores, processes
         self._start = start
         self._started: SparkSession | None = None
         # Several threads may run jobs.

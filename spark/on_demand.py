@@ -13,6 +13,7 @@ from cutline.fleet.progress import Progress
 from cutline.spark.amount import THREADS_MAX, Amount, is_for_command
 from cutline.spark.driver_session import DriverSession
 from cutline.spark.settings import check_protection
+from cutline.spark.task_processes import TaskProcesses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,8 @@ SHUFFLED_ROWS_MAX = 1_000_000
 # Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
 # call took: on two cores, a check of four million rows took 8 % more time.
 SWITCH_SECONDS = 0.0001
+# A process takes half a second of processor time to start, as long as a check of so many rows.
+PROCESSES_ROWS_MIN = 400_000
 
 
 class SparkOnDemand:
@@ -38,15 +41,16 @@ class SparkOnDemand:
     leaves the session unprotected.
     """
 
-    def __init__(self, fleet: Fleet, name: str, *, goes_on: bool = False) -> None:
+    def __init__(self, fleet: Fleet, name: str, *, goes_on: bool = False, in_processes: bool = False) -> None:
         check_spark_variables(fleet)
         check_protection(fleet.spark_master, fleet.spark_settings)
-        self._fleet, self._name, self._goes_on = fleet, name, goes_on
+        self._fleet, self._name, self._goes_on, self._in_processes = fleet, name, goes_on, in_processes
         self._has_executors = has_executors(fleet.spark_master)
         self._start: SparkStart | None = None
         self._is_checked = False
         self._amount = Amount(0)
         self._switch_seconds = sys.getswitchinterval()
+        self._processes = TaskProcesses()
         self.is_small = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
@@ -54,6 +58,8 @@ class SparkOnDemand:
         fleet = self._fleet
         self.is_small = self._start is None and is_for_command(self._amount, fleet.spark_master, fleet.store)
         if self.is_small:
+            if self._in_processes and not self._processes and self._amount.rows >= PROCESSES_ROWS_MIN:
+                self._processes = TaskProcesses.start(self._cores - 1)
             return
         start = self._begin()
         if self._is_checked or not self._has_executors:
@@ -71,10 +77,15 @@ class SparkOnDemand:
     def session(self) -> SparkSession:
         if self.is_small and self._start is None:
             sys.setswitchinterval(SWITCH_SECONDS)
-            cores = cores_of(self._fleet.spark_master) or 1
-            start = DriverSession(lambda: self._begin().session(), min(cores, THREADS_MAX), cores)
+            cores_max = cores_of(self._fleet.spark_master)
+            start = DriverSession(lambda: self._begin().session(), self._cores, cores_max, self._processes)
             return cast("SparkSession", start)
         return self._begin().session()
+
+    @property
+    def _cores(self) -> int:
+        """How many tasks run at once without Spark."""
+        return min(cores_of(self._fleet.spark_master) or 1, THREADS_MAX)
 
     def _begin(self) -> SparkStart:
         is_brief = self._amount.changes <= SHUFFLED_ROWS_MAX
@@ -95,6 +106,7 @@ class SparkOnDemand:
         self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         sys.setswitchinterval(self._switch_seconds)
+        self._processes.close()
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
 

@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cutline.columns.python_workers import FirstWork, begin_task, first_work
@@ -36,6 +36,7 @@ from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs, runs_in_driver
 from cutline.spark.needs import ExecutorNeeds, raising_executor_errors, unless_jvm_ended
 from cutline.spark.preflight import awaiting_executors
+from cutline.spark.task_processes import Lane, ProcessLostError, TaskProcess, new_job
 from cutline.spark.task_progress import following
 from cutline.storage.errors import NOT_OF_THE_OBJECT, ErrorReport, error_of
 from cutline.storage.store import stoppable_requests
@@ -119,7 +120,6 @@ def _accumulator_of(context: SparkContext) -> Accumulator[Lanes]:
 
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 class NodeShares(Generic[Task]):
@@ -467,8 +467,7 @@ def run_tasks(
     if runs_in_driver(spark):
         in_lanes = _run_in_driver(
             spark,
-            followed,
-            [[tasks[number] for number in lane] for lane in lanes],
+            _DriverLanes([[tasks[number] for number in lane] for lane in lanes], work, followed, problem_of),
             spark.at_once(dealing.per_core if dealing else 1),
             count,
             watch,
@@ -512,10 +511,76 @@ class JobCancelledError(RuntimeError):
     """The tasks in the driver were stopped by `cancel_jobs` or a watch."""
 
 
+class _DriverLanes(Generic[Task, Report]):
+    """The lanes of a job in the driver, which its threads take one after the other.
+
+    A thread does the work itself, `followed`, or leaves it to a process.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Sequence[Task]],
+        work: Callable[[Task], Report],
+        followed: Callable[[Task], Report],
+        problem_of: ProblemOf[Report] | None,
+    ) -> None:
+        self.futures = [Future[list[Report]]() for _ in lanes]
+        self._left = deque(enumerate(lanes))
+        self._work, self._followed, self._problem_of = work, followed, problem_of
+        self._job = new_job()
+        self._stops: set[Callable[[], None]] = set()
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End the running tasks, and let no more begin."""
+        self._is_stopped.set()
+        for end in list(self._stops):
+            end()
+
+    def run_some(self, process: TaskProcess | None) -> None:
+        """Take lanes until there are none left, and run them in the `process` if there is one."""
+        while True:
+            try:
+                number, lane = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                self.futures[number].set_result(self._run_in(process, lane) if process else self._run(lane))
+            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+                self.futures[number].set_exception(error)
+
+    def results(self) -> dict[int, list[Report]]:
+        """Return the reports of the lanes that have ended without an error, by number."""
+        done = ((number, future) for number, future in enumerate(self.futures) if future.done())
+        return {number: future.result() for number, future in done if future.exception() is None}
+
+    def _run(self, lane: Sequence[Task]) -> list[Report]:
+        with stoppable_requests() as end_requests, stoppable_sessions() as end_sessions:
+            ends = {end_requests, end_sessions}
+            self._stops.update(ends)
+            try:
+                return _until_problem(
+                    partial(_unless_stopped, self._is_stopped, self._followed), lane, self._problem_of
+                )
+            finally:
+                self._stops.difference_update(ends)
+
+    def _run_in(self, process: TaskProcess, lane: Sequence[Task]) -> list[Report]:
+        self._stops.add(process.kill)
+        try:
+            if not self._is_stopped.is_set():
+                return process.run(self._job, Lane(self._work, lane, self._problem_of))
+        except ProcessLostError:
+            # Unless the job was stopped, another process may have needed the memory.
+            pass
+        finally:
+            self._stops.discard(process.kill)
+        return self._run(lane)
+
+
 def _run_in_driver(
     session: DriverSession,
-    work: Callable[[Task], Report],
-    lanes: Sequence[Sequence[Task]],
+    lanes: _DriverLanes[Task, Report],
     at_once: int,
     count: Callable[[Iterable[int]], None],
     watch: JobWatch | None,
@@ -524,44 +589,19 @@ def _run_in_driver(
 ) -> list[list[Report]]:
     """Run `at_once` lanes at a time in threads, and `count` a lane when its tasks have ended; return reports by lane.
 
+    All threads but the first leave the work to the session's processes, as far as there are any, unless there is a
+    `watch`: no process can be told of a silent node.
+
     If the job is cancelled, or this thread is interrupted, no more tasks begin, and the connections to nodes and
     requests to the store (`stoppable_requests`) of the others are ended repeatedly, until all tasks have ended. Then
     `keep` is called with the reports of the lanes that had ended.
     """
-    stops: set[Callable[[], None]] = set()
-    is_stopped = threading.Event()
-    left = deque(enumerate(lanes))
-    futures = [Future[list[Report]]() for _ in lanes]
-
-    def stop() -> None:
-        is_stopped.set()
-        for end in list(stops):
-            end()
-
-    def run(lane: Sequence[Task]) -> list[Report]:
-        with stoppable_requests() as end_requests, stoppable_sessions() as end_sessions:
-            ends = {end_requests, end_sessions}
-            stops.update(ends)
-            try:
-                return _until_problem(partial(_unless_stopped, is_stopped, work), lane, problem_of)
-            finally:
-                stops.difference_update(ends)
-
-    def run_some() -> None:
-        while True:
-            try:
-                number, lane = left.popleft()
-            except IndexError:
-                return
-            try:
-                futures[number].set_result(run(lane))
-            except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-                futures[number].set_exception(error)
-
+    futures, stop = lanes.futures, lanes.stop
+    processes = [None, *(() if watch else session.processes)]
     # Daemons: a task that waits for a file system can't be ended, and must not keep the command from ending.
     threads = [
-        threading.Thread(target=run_some, name=f"task {number}", daemon=True)
-        for number in range(min(len(lanes), at_once))
+        threading.Thread(target=lanes.run_some, args=(process,), name=f"task {number}", daemon=True)
+        for number, process in zip(range(min(len(futures), at_once)), chain(processes, repeat(None)), strict=False)
     ]
     with session.stoppable(stop), watch.on_silence(stop) if watch else nullcontext():
         try:
@@ -575,16 +615,9 @@ def _run_in_driver(
                 count([numbers[future]])
         except BaseException:
             _await_ended(threads, stop)
-            ended = _results(futures)
-            keep(ended)
+            keep(lanes.results())
             raise
     return [future.result() for future in futures]
-
-
-def _results(futures: Sequence[Future[Result]]) -> dict[int, Result]:
-    """Return the results of the futures that have one, by number."""
-    done = ((number, future) for number, future in enumerate(futures) if future.done())
-    return {number: future.result() for number, future in done if future.exception() is None}
 
 
 def _await_ended(threads: Iterable[threading.Thread], stop: Callable[[], None]) -> None:

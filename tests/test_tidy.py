@@ -31,6 +31,7 @@ PRINTING = {
     "spark/python_daemon.py",
     "spark/record_archive.py",
     "spark/session_folder.py",
+    "spark/task_processes.py",
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "misc"}
 FORBIDDEN_ENDINGS = ("_utils", "_helpers", "_common", "_base", "_manager", "_new", "_v2")

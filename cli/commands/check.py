@@ -366,7 +366,7 @@ def run_check(context: typer.Context, fleet: Fleet, request: CheckRequest, *, re
     """Run the check, and record its result; if `restorable`, also build the rows that a restore would load."""
     built, began = None, time.monotonic()
     with (
-        SparkOnDemand(fleet, f"check {request.name or 'all'}") as spark,
+        SparkOnDemand(fleet, f"check {request.name or 'all'}", in_processes=True) as spark,
         recorded_activity(context, fleet, "check", request.name or "") as recorded,
     ):
         report = check_snapshots(fleet, request, spark, recorded.activity)

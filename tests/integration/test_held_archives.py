@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -25,6 +25,8 @@ from cutline.fleet.progress import Silent
 from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.records.proven_chains import read_chain
+from cutline.spark.driver_session import DriverSession
+from cutline.spark.task_processes import Lane, TaskProcess, TaskProcesses
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
@@ -179,3 +181,30 @@ def test_the_driver_finds_what_the_jobs_find(runs: Runs, monkeypatch: pytest.Mon
         reports.append(report)
     assert reports[0].compared == reports[1].compared == reports[2].compared
     assert reports[0].compared.transactions > 0
+
+
+def test_processes_find_what_spark_finds(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutline.check.verify, "STORED_BYTES_MAX", 0)
+    jobs: list[str] = []
+    run = TaskProcess.run
+
+    def noting(self: TaskProcess, job: int, lane: Lane) -> list[Any]:
+        reports = run(self, job, lane)
+        jobs.append(lane.work.__name__)
+        return reports
+
+    monkeypatch.setattr(TaskProcess, "run", noting)
+    processes = TaskProcesses.start(2)
+    session = cast("SparkSession", DriverSession(runs.spark.session, 3, processes=processes))
+    try:
+        found = [
+            check_snapshots(runs.fleet, CheckRequest("held", rows=3), spark, Silent()).snapshots[0]
+            for spark in (runs.spark, Ready(session))
+        ]
+    finally:
+        processes.close()
+    by_spark, by_processes = (replace(report, read=None) for report in found)
+    assert by_processes == by_spark
+    assert by_processes.compared.rows > 0
+    assert set(jobs) == {"hash_run", "hash_base"}
+    assert [process._process.returncode for process in processes] == [0, 0]

@@ -13,7 +13,9 @@ import psycopg
 
 from cutline.fleet.chain_ids import with_chain_ids
 from cutline.fleet.config import Fleet, KnownServer, Node
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NODES_NAMED_MAX, join_some, list_some, without_node
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes.baseline import (
     FoundNode,
     NodeIdentity,
@@ -38,6 +40,7 @@ from cutline.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemo
 from cutline.nodes.open_sessions import cancel_statements
 from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
 from cutline.nodes.roles import ServerState, find_promoted, with_exchanged
+from cutline.nodes.timelines import read_switches
 from cutline.nodes.watch import Watch, watch_nodes
 from cutline.storage.errors import SnapshotError, UnreachableError
 
@@ -69,7 +72,8 @@ class Sessions:
     `too_old` are standbys that can't decode their WAL: neither have a session here, and they are not copied. Of the
     standbys that are `incomplete`, whose tables are copied in the background, only the WAL is archived. `clocks` are
     the primaries' clocks, read when the sessions started. `promoted` names, by primary, the standbys of fleet.toml
-    whose servers have taken the primaries' places.
+    whose servers have taken the primaries' places. `switches` are those of the primaries' timelines, by node, once they
+    have been read (`read_histories`).
     """
 
     fleet: Fleet
@@ -82,6 +86,7 @@ class Sessions:
     absent: dict[str, Absence] = field(default_factory=dict)
     promoted: Mapping[str, str] = field(default_factory=dict)
     incomplete: set[str] = field(default_factory=set)
+    switches: dict[str, dict[int, Lsn]] = field(default_factory=dict)
 
     def with_chain_ids(self, renamed: Mapping[str, str]) -> Sessions:
         """Return the nodes with the ids of a chain (fleet.chain_ids), for questions that the identities answer.
@@ -153,6 +158,22 @@ class Sessions:
 
         return dict(zip((node.id for node in nodes), in_parallel(ask, nodes), strict=True))
 
+    def read_histories(self) -> None:
+        """Read the histories of the primaries' timelines; raise NodeUnreachableError."""
+        primaries = [node for node in self.nodes if node.backup_of is None]
+
+        def read(node: Node) -> dict[int, Lsn]:
+            return read_switches(node, self.identities[node.id].timeline)
+
+        self.switches.update(zip((node.id for node in primaries), in_parallel(read, primaries), strict=True))
+
+    def history(self, node: Node) -> TimelineHistory:
+        """Return the history of the node's timeline, which a standby shares with its primary, as far as it is known."""
+        timeline, switches = self.identities[node.id].timeline, self.switches.get(node.shard, {})
+        if timeline != self.identities[node.shard].timeline and timeline not in switches:
+            return TimelineHistory(timeline)
+        return TimelineHistory(timeline, {one: end for one, end in switches.items() if one < timeline})
+
     def renew(self, node: Node) -> psycopg.Connection[Any]:
         """Replace the session on `node` with a new session, and check that the node is still the same.
 
@@ -164,11 +185,10 @@ class Sessions:
         try:
             was, now = self.identities[node.id], identify(node, connection).identity
             if now.timeline != was.timeline:
-                raise ServerPromotedError(
-                    f"node {node.id}: its server was promoted: its timeline was {was.timeline} and is {now.timeline}",
-                    hint="repeat the command: it continues on the promoted server if that has all WAL of the chain",
-                    details={"node": node.id},
-                )
+                raise _promoted_error(node, f"its timeline was {was.timeline} and is {now.timeline}")
+            # Another server of the shard may have begun a timeline with the same number.
+            if node.id in self.switches and self.switches[node.id] != read_switches(node, now.timeline):
+                raise _promoted_error(node, f"its timeline {now.timeline} has another history than before")
             check_baseline({node.id: was}, {node.id: now})
         except BaseException:
             connection.close()
@@ -212,6 +232,14 @@ def let_end() -> None:
 
 class ServerPromotedError(UnreachableError):
     """A server has changed its timeline while a command was using it; the next command uses it as it is now."""
+
+
+def _promoted_error(node: Node, why: str) -> ServerPromotedError:
+    return ServerPromotedError(
+        f"node {node.id}: its server was promoted: {why}",
+        hint="repeat the command: it continues on the promoted server if that has all WAL of the chain",
+        details={"node": node.id},
+    )
 
 
 class _RolesChangedError(Exception):

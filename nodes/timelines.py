@@ -52,11 +52,12 @@ def read_timeline(node: Node) -> int:
 def parse_history(content: str) -> dict[int, Lsn]:
     """Return the timelines in a history file, and where each ended; raise ValueError for anything else.
 
-    A line contains a timeline, the position, and a reason; lines may also be empty or comments (timeline.c).
+    A line contains a timeline, the position, and a reason; lines may also be empty or comments (timeline.c). A server
+    that is promoted before it has replayed up to a switch of which it knows writes an earlier position after that
+    switch: then it has nothing of the timelines between the two.
     """
+    lines = [fields for line in content.splitlines() if (fields := line.split()) and not fields[0].startswith("#")]
     switches: dict[int, Lsn] = {}
-    for line in content.splitlines():
-        fields = line.split()
-        if fields and not fields[0].startswith("#"):
-            switches[int(fields[0])] = Lsn.parse(fields[1])
-    return switches
+    for timeline, position, *_ in reversed(lines):
+        switches[int(timeline)] = min([Lsn.parse(position), *switches.values()])
+    return dict(reversed(switches.items()))

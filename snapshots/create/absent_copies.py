@@ -40,7 +40,7 @@ from cutline.snapshots.base_copy.copy_ranges import RowUnreadableError
 from cutline.snapshots.ddl.table_changes import JOINING
 from cutline.snapshots.operations.retired_nodes import with_retired
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, DefinitionChanges
+from cutline.snapshots.records.commit import UNLISTED, AbsentCopy, Commit, DefinitionChanges
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.storage.errors import RefusedError, SnapshotError, UnreachableError
 from cutline.wal.drain.lineage import WalDivergedError
@@ -497,3 +497,15 @@ def timelines_of(chain: Chain, sessions: Sessions, renewed: Collection[str]) -> 
         if now is not None and now.timeline != identity.timeline:
             found[identity.node] = now.timeline
     return found
+
+
+def switches_of(
+    sessions: Sessions, before: Commit | None = None, absent: Iterable[str] = ()
+) -> dict[str, dict[int, Lsn]]:
+    """Return where the earlier timelines of the nodes ended, as the commit after `before` has them.
+
+    Those of `absent` nodes are as in `before`.
+    """
+    found = {} if before is None else {node: before.switches.get(node, {}) for node in absent}
+    found |= {node.id: sessions.history(node).switches for node in sessions.nodes}
+    return {node: switches for node, switches in found.items() if switches}

@@ -170,6 +170,8 @@ def _find_problem(store: ObjectStore, sessions: Sessions, chain: Chain, node: No
         return "it is another server or database"
     if was.timeline != now.timeline:
         return f"its timeline was {was.timeline} and is {now.timeline}"
+    if copying.timeline_history != sessions.history(node):
+        return f"its timeline {now.timeline} has another history than before"
     slot = slot_name(chain.stored_full.operation)
     try:
         end = _end_of_archive(store, chain.name, node.id, copying)

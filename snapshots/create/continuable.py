@@ -14,8 +14,9 @@ from functools import partial
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.lsn import ORIGIN, Lsn
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN, without_node
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
@@ -24,7 +25,6 @@ from cutline.nodes.privileges import find_table_problems
 from cutline.nodes.problems import NodeUnfitError, refuse_unfit
 from cutline.nodes.publications import PublicationChangedError, check_exists, publication_names
 from cutline.nodes.sessions import Sessions, in_parallel
-from cutline.nodes.timelines import read_switches
 from cutline.snapshots.create.absent_copies import (
     ENDING,
     find_renewable,
@@ -51,7 +51,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import commit_missing_error
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lineage import agreed_position, diverged_error
+from cutline.wal.drain.lineage import agreed_position, check_histories, diverged_error
 from cutline.wal.drain.slots import ADVANCED, check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
 from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
 
@@ -143,6 +143,7 @@ def check_continuable(
     CreateRequest, and `reads_archives` as in find_underway.
     """
     check_commits(store, chain, documents)
+    sessions.read_histories()
     _check_replaced(sessions, chain, replaced)
     renewable = find_renewable(sessions, chain, replaced)
     underway, to_renew = find_underway(store, sessions, chain, renewable, reads_archives=reads_archives)
@@ -267,8 +268,7 @@ def _check_nodes(
             name = now.database if now.database_oid == before.database_oid else before.database
             check_baseline({node.id: structs.replace(before, timeline=now.timeline, database=name)}, {node.id: now})
             refuse_unfit(unfit.get(node.id, ()))
-            if now.timeline != before.timeline:
-                _check_timeline(store, sessions, chain, node)
+            _check_history(sessions, chain, node, before.timeline)
             _check_node(store, sessions, chain, node)
         except (BaselineChangedError, NodeUnfitError, NodeUnreachableError, *ENDING) as error:
             return error
@@ -288,42 +288,18 @@ def _check_nodes(
     return ended
 
 
-def _check_timeline(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
-    """Raise WalDivergedError unless the node's new timeline has all WAL that the chain has of the node.
+def _check_history(sessions: Sessions, chain: Chain, node: Node, timeline: int) -> None:
+    """Raise WalDivergedError unless the history of the node's server has all WAL that commits list of the node.
 
-    The history is that of the primary, which a standby follows. Segments that no commit lists count as well, unless the
-    node's slot is at their end: then a create that failed has archived them from this server since. That the server has
-    the other WAL is verified when its slot is read (wal/drain/lineage.py): two servers may begin a timeline with the
-    same number. Raises NodeUnreachableError for a primary that may be the one before a failover.
+    `timeline` is that of the last commit. That the server has the other WAL of the archive is verified when its slot is
+    read (wal/drain/drain.py). Raises NodeUnreachableError for a primary that may be the one before a failover.
     """
-    was, now = chain.baseline[node.id].timeline, sessions.identities[node.id].timeline
-    if node.backup_of is None and now < was:
-        check_not_replaced(sessions, node, was, "at the last increment")
-    current = sessions.identities[node.shard].timeline
-    switches = read_switches(sessions.fleet.node(node.shard), current)
-    ended = switches.get(was) if now == current or now in switches else None
+    was, now = TimelineHistory(timeline, chain.last.switches.get(node.id, {})), sessions.history(node)
+    if node.backup_of is None and now.timeline < timeline:
+        check_not_replaced(sessions, node, timeline, "at the last increment")
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.bases[node.id]
-    committed, end = max(listed, chain.archived_to(node.id)), _archive_end(store, chain, node.id, listed)
-    reached = max(committed, end)
-    if ended is not None and (ended >= reached or (ended >= committed and _is_slot_at(sessions, chain, node, end))):
-        return
-    # Two servers may begin timelines with the same number: then this one may begin after the chain's last cut.
-    begun = max((end for timeline, end in switches.items() if timeline < was), default=ORIGIN)
-    agreed = ended if begun <= chain.position(node.id) else None
-    how = f"which left timeline {was} at {ended}" if ended is not None else f"which does not continue timeline {was}"
-    raise diverged_error(
-        node.id,
-        f"its server is on timeline {now}, {how}, but the chain has WAL of timeline {was} up to {reached}",
-        {"was": was, "now": now, "switch": str(agreed) if agreed is not None else None, "end": str(reached)},
-    )
-
-
-def _is_slot_at(sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> bool:
-    """Whether the chain's slot on the node has reached exactly this position."""
-    with raising_unreachable(node):
-        state = slot_state(sessions.connections[node.id], slot_name(chain.full.operation))
-    return state is not None and state.confirmed == position
+    check_histories(node.id, was, max(listed, chain.archived_to(node.id)), now)
 
 
 def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:

@@ -63,6 +63,7 @@ from cutline.snapshots.create.absent_copies import (
     note_servers,
     repeat_without_failed,
     standby_wait_seconds,
+    switches_of,
 )
 from cutline.snapshots.create.context import (
     ChainState,
@@ -300,6 +301,7 @@ def take_full(
     """Take the snapshot and commit it; `began` is when the command started (time.monotonic)."""
     progress.reached(CrashPoint.INTENT_STORED)
     sessions, store, operation = context.sessions, context.store, context.operation
+    sessions.read_histories()
     slot = slot_name(operation.id)
     base = resumed_base(context.copied, plan) if context.copied else copy_base(context, plan, spark, progress)
     wait = context.request.wait_seconds
@@ -749,6 +751,7 @@ def _build_commit(
         extension_rows=extension_rows,
         fleet_id=selection.fleet_id,
         global_id_form=sessions.fleet.global_id,
+        switches=switches_of(sessions),
         baseline=tuple(sessions.identities.values()),
         groups=dict(base.groups),
         base=dict(base.positions),

@@ -43,6 +43,7 @@ from cutline.snapshots.create.absent_copies import (
     repeat_without_failed,
     retired_shards,
     standby_wait_seconds,
+    switches_of,
     timelines_of,
 )
 from cutline.snapshots.create.background_copies import carried_copies
@@ -235,6 +236,7 @@ def _prepare_commit(
         absent=absent,
         copying=copying,
         timelines=timelines_of(chain, sessions, renewed),
+        switches=switches_of(sessions, chain.last, absent),
         renamed=renamed_of(chain, sessions, renewed),
         previous=Previous(chain.last.operation, chain.last.digest),
         history=chain.next_history,

@@ -563,4 +563,5 @@ def _begun(context: CreateContext, node: Node, position: Lsn, plan: _CopyPlan) -
     )  # fmt: skip
     size = amount_to_copy([node], plan.tables).page_bytes or 0
     identity, tables = context.sessions.identities[node.id], plan.tables.get(node.shard, [])
-    return BackgroundCopy(context.operation.id, position, identity, "", nowhere, 0, len(tables), 0, size)
+    switches = context.sessions.history(node).switches
+    return BackgroundCopy(context.operation.id, position, identity, "", nowhere, 0, len(tables), 0, size, switches)

@@ -22,6 +22,7 @@ from msgspec import field, structs
 from cutline.fleet.config import NODE_ID, GroupRules
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.record import Count, Integer, Record, Seconds, Time, from_json, to_json
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.groups import Column, Group
 from cutline.nodes.left_out import LeftOut, mark_large_objects
@@ -428,9 +429,10 @@ class LostWal(Record, frozen=True, omit_defaults=True):
 class BackgroundCopy(Record, frozen=True, omit_defaults=True):
     """A copy of a standby that begins again, and whose tables are copied between increments: it is not complete yet.
 
-    Increment `operation` began it, for this `reason`: it found the node as `identity`, and created the chain's slot
-    there at `base`, where a new archive begins. `last` is the last segment of that archive at this commit. `copied` of
-    `wanted` tables had been copied by then, which had `copied_bytes` of `wanted_bytes`.
+    Increment `operation` began it, for this `reason`: it found the node as `identity`, on a timeline with these
+    `switches`, and created the chain's slot there at `base`, where a new archive begins. `last` is the last segment of
+    that archive at this commit. `copied` of `wanted` tables had been copied by then, which had `copied_bytes` of
+    `wanted_bytes`.
     """
 
     operation: str
@@ -442,6 +444,12 @@ class BackgroundCopy(Record, frozen=True, omit_defaults=True):
     wanted: Count
     copied_bytes: Count
     wanted_bytes: Count
+    switches: dict[int, Lsn] = field(default_factory=dict)
+
+    @property
+    def timeline_history(self) -> TimelineHistory:
+        """The history of the node's timeline, as it was found."""
+        return TimelineHistory(self.identity.timeline, self.switches)
 
 
 class CopiedLater(Record, frozen=True, omit_defaults=True):
@@ -501,12 +509,13 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     `segments` lists the segments since the previous commit. For each node without such segments, `idle` holds the last
     segment in its archive, which an earlier commit lists: from the end of that segment to the cut, the node's WAL
     contains only markers. `absent` holds the standbys' copies that the commit leaves out instead. `copying` holds the
-    copies of standbys that have begun again and are not complete yet. `timelines` holds the
-    timelines of the nodes that are no longer on that of the full snapshot, after promotions. `renamed` holds the ids
-    in fleet.toml of the nodes that the chain knows by others (fleet/chain_ids.py), those of retired shards included.
-    `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a
-    full snapshot and in early increments. `left_out` lists the parts of the primaries' databases that the commit does
-    not cover. If `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
+    copies of standbys that have begun again and are not complete yet. `timelines` holds the timelines of the nodes that
+    are no longer on those of their copies, after promotions. `switches` holds where the earlier timelines in the
+    histories of the nodes' timelines ended, if there are any and the servers still know. `renamed` holds the ids in
+    fleet.toml of the nodes that the chain knows by others (fleet/chain_ids.py), those of retired shards included.
+    `definition_changes` is None if neither definitions nor DDL changed. `previous` is None in a full snapshot and in
+    early increments. `left_out` lists the parts of the primaries' databases that the commit does not cover. If
+    `terminal`, the fleet was left read-only. `databases` holds the facts about each shard's database.
     `extension_rows` lists the objects with the rows of extension tables, one for each shard that has such rows; every
     commit stores all of them. `digest` is stored in the file, and is "" until the file is written.
     """
@@ -526,6 +535,7 @@ class CommonPart(Record, frozen=True, kw_only=True, omit_defaults=True, tag_fiel
     absent: dict[str, AbsentCopy] = field(default_factory=dict)
     copying: dict[str, BackgroundCopy] = field(default_factory=dict)
     timelines: dict[str, Count] = field(default_factory=dict)
+    switches: dict[str, dict[int, Lsn]] = field(default_factory=dict)
     renamed: dict[str, Annotated[str, msgspec.Meta(pattern=NODE_ID)]] = field(default_factory=dict)
     previous: Previous | None = None
     left_out: tuple[LeftOut, ...] = ()

@@ -600,6 +600,7 @@ def check_fits(chain: Chain, increment: Increment, key: str, groups: int | None 
         _check_still_idle(chain, increment)
         _check_still_absent(chain, increment)
         _check_timelines(chain, increment)
+        _check_switches(chain, now, increment)
         _check_ids(chain, now, increment)
         check_counts(now, increment)
         # For a partial chain, read_newest_part compares only the digests.
@@ -663,6 +664,29 @@ def _check_timelines(chain: Chain, increment: Increment) -> None:
     for node, timeline in chain.last.timelines.items():
         if node in nodes and node not in increment.renewed and increment.timelines.get(node, 0) < timeline:
             raise ValueError(f"timelines.{node}: the previous commit has timeline {timeline}")
+
+
+def _check_switches(before: Chain, now: Chain, increment: Increment) -> None:
+    """Raise ValueError if a switch is not before the node's timeline, or not that of the previous commit."""
+    timelines = {node: one.timeline for node, one in now.baseline.items()} if increment.switches else {}
+    for node, switches in increment.switches.items():
+        check_history(f"switches.{node}", switches, timelines.get(node, 0))
+    if before.is_partial:
+        return
+    earlier = before.baseline if before.last.switches else {}
+    for node, switches in before.last.switches.items():
+        if node not in now.parts or node in increment.renewed:
+            continue
+        kept = {one: end for one, end in increment.switches.get(node, {}).items() if one < earlier[node].timeline}
+        if kept != switches:
+            raise ValueError(f"switches.{node}: the previous commit has another history")
+
+
+def check_history(where: str, switches: Mapping[int, Lsn], timeline: int) -> None:
+    """Raise ValueError unless these timelines ended one after the other before the timeline began."""
+    ends = [end for _, end in sorted(switches.items())]
+    if not switches or not 0 < min(switches) <= max(switches) < timeline or ends != sorted(ends):
+        raise ValueError(f"{where}: they are not the ends of the timelines before timeline {timeline}")
 
 
 def _check_ids(before: Chain, now: Chain, increment: Increment) -> None:
@@ -777,6 +801,8 @@ def _check_copying(commit: Commit) -> None:
             raise ValueError(f"{where}: the copy that the chain has of this node has not ended")
         if copying.identity.node != node or copying.identity.backup_of is None or not copying.reason:
             raise ValueError(f"{where}: its identity or reason is not possible")
+        if copying.switches:
+            check_history(f"{where}.switches", copying.switches, copying.identity.timeline)
         prefix = archive_prefix(commit.snapshot, node, copying.operation)
         if last.node != node or last.key != segment_key(prefix, last.number) or last.through < copying.base:
             raise ValueError(f"{where}: segment {last.number} is not one of its archive")
@@ -873,6 +899,9 @@ def _check_full(full: FullSnapshot) -> None:
     _check_nodes(Chain(full), full)
     _check_archives(Chain(full), full)
     _check_names(full, full.baseline)
+    timelines = {identity.node: identity.timeline for identity in full.baseline}
+    for node, switches in full.switches.items():
+        check_history(f"switches.{node}", switches, timelines.get(node, 0))
     _check_same("base", full.base, nodes)
     _check_slots_complete(full, primaries)
     _check_shared_bases(full)

@@ -212,6 +212,7 @@ KEPT = (
     "absent",
     "copying",
     "timelines",
+    "switches",
     "renamed",
     "left_out",
     "terminal",

@@ -6,6 +6,7 @@ Expected rows come from the servers that accept writes, at quiet moments (COPY).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,17 +21,19 @@ from cutline.embedded.fleet import stop_fleet
 from cutline.embedded.server import create_standby, delete_server, stop_server
 from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.records.commit import Increment, LostWal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError, UnreachableError
 from tests.commands.changing_fleet import SEEN, ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, slots_of, sorted_copies
 from tests.commands.watching import Reached, Watching
-from tests.integration.promoting import PRIMARY, STANDBY, fleet_with_chain, follow, prepare, promote
+from tests.integration.promoting import PRIMARY, STANDBY, become_standby, fleet_with_chain, follow, prepare, promote
 from tests.integration.test_falling_standbys import COPYING, Stopping
 from tests.integration.test_watch import Watch, listed, time_of, wait_until
 from tests.servers.dealt import start_fleet
@@ -230,6 +233,82 @@ def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet
     assert not commit.renewed
     assert commit.timelines == {PRIMARY: 2}
     check_chain(place, STANDBY)
+
+
+FAR = "SELECT pg_logical_emit_message(false, 'x', repeat('y', 400000)), pg_switch_wal()"
+
+
+def switch_of(place: ChangingFleet, node: str, timeline: int) -> Lsn:
+    """Where the timeline ended, according to the newest history file of the server."""
+    files = sorted((place.servers.node(node).data_directory / "pg_wal").glob("*.history"))
+    (position,) = re.findall(rf"(?m)^{timeline}\t(\S+)", files[-1].read_text())
+    return Lsn.parse(position)
+
+
+def test_a_timeline_with_the_number_of_another_servers_does_not_hide_what_is_lost(place: ChangingFleet) -> None:
+    """Two standbys begin timeline 2; the chain has that of one, and the other one goes on, on timeline 3."""
+    place.write()
+    for standby in (STANDBY, THIRD):
+        place.await_replay(standby)
+    place.increment()
+    place.stop(THIRD)
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    kill_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    place.write()
+    assert place.increment().switches[PRIMARY] == {1: switch_of(place, STANDBY, 1)}
+    place.execute(STANDBY, FAR, FAR)
+    place.write()
+    place.increment()
+    kill_server(place.servers.node(STANDBY))
+    place.servers.start_node(place.servers.node(THIRD))
+    promote(place, THIRD)
+    place.execute(THIRD, FAR)
+    stop_server(place.servers.node(THIRD))
+    become_standby(place, THIRD)
+    promote(place, THIRD)
+    place.write()
+    # The second and the third increment are lost, too, although their cuts are before the end of the other timeline 2.
+    chain = read_chain(place.fleet.store.open(), "chain")
+    cuts = [chain.up_to(number).position(PRIMARY) for number in (2, 3, 4)]
+    assert switch_of(place, THIRD, 1) < cuts[0] < cuts[1] < switch_of(place, THIRD, 2) < cuts[2]
+    commit = place.increment()
+    assert isinstance(commit, Increment)
+    assert commit.renewed[PRIMARY].lost == LostWal(switch_of(place, THIRD, 1), 2)
+    place.write()
+    assert not place.increment().renewed
+    check_chain(place, STANDBY, THIRD)
+
+
+def test_a_slot_where_the_archive_ends_may_be_on_another_timeline_with_the_same_number(place: ChangingFleet) -> None:
+    """A create that died may have moved the slot of a standby to where, on another server, a later cut ends."""
+    place.write()
+    for standby in (STANDBY, THIRD):
+        place.await_replay(standby)
+    place.increment()
+    place.stop(THIRD)
+    place.execute(PRIMARY, "INSERT INTO seen VALUES (7000, 'on one server')", FAR)
+    place.await_replay(STANDBY)
+    kill_server(place.servers.node(PRIMARY))
+    place.stop(STANDBY)
+    place.servers.start_node(place.servers.node(THIRD))
+    promote(place, THIRD)
+    place.write()
+    assert place.increment().timelines == {PRIMARY: 2}
+    (last,) = read_chain(place.fleet.store.open(), "chain").newest_segments(PRIMARY)[-1:]
+    kill_server(place.servers.node(THIRD))
+    place.servers.start_node(place.servers.node(STANDBY))
+    (slot,) = slots_of(place.fleet.node(STANDBY).dsn)
+    place.execute(STANDBY, f"SELECT pg_replication_slot_advance('{slot}', '{last.through}')")
+    promote(place, STANDBY)
+    place.write()
+    commit = place.increment()
+    assert isinstance(commit, Increment)
+    switch = min(switch_of(place, node, 1) for node in (STANDBY, THIRD))
+    assert commit.renewed[PRIMARY].lost == LostWal(switch, 2)
+    check_chain(place, STANDBY, THIRD)
 
 
 @pytest.mark.parametrize("middle", ["follows", "stopped", "waits"])

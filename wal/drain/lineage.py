@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEXT_COPIES
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
 from cutline.wal.segments.segments import (
@@ -128,6 +129,24 @@ def _known(content: bytes, position: int) -> Iterator[KnownMarker]:
         yield KnownMarker(marker_from_bytes(content), Lsn(position))
     except ValueError:
         return
+
+
+def check_histories(node: str, was: TimelineHistory, through: Lsn, now: TimelineHistory) -> None:
+    """Raise WalDivergedError if a server with the history `now` lacks WAL up to `through` of one with that of `was`."""
+    parted = was.parted_from(now)
+    if parted is None or parted >= through:
+        return
+    how = f"which left the history of the chain's timeline {was.timeline} at {parted}"
+    if now.switches.get(was.timeline) == parted:
+        how = f"which left timeline {was.timeline} at {parted}"
+    if parted == ORIGIN:
+        how = f"which does not continue timeline {was.timeline}"
+    raise diverged_error(
+        node,
+        f"its server is on timeline {now.timeline}, {how}, but the chain has WAL of timeline {was.timeline} up to"
+        f" {through}",
+        {"was": was.timeline, "now": now.timeline, "switch": str(parted), "end": str(through)},
+    )
 
 
 def check_markers(node: str, expected: Iterable[KnownMarker], found: Set[KnownMarker]) -> None:

@@ -181,8 +181,9 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
     the standby's slot moves to the cut, and no slot may be ahead of the primary's archive, in case the standby is
     promoted. An archive that begins with this increment, or ends before the last cut, lacks that cut's marker.
     """
-    returning = {node.shard for node in context.sessions.nodes if node.id in state.absent}
-    archives = {node.id: state.archive(node.id) for node in context.sessions.nodes}
+    sessions = context.sessions
+    returning = {node.shard for node in sessions.nodes if node.id in state.absent}
+    archives = {node.id: state.archive(node.id) for node in sessions.nodes}
     tasks = {
         node.id: DrainTask(
             node=node,
@@ -202,8 +203,10 @@ def plan_cut(context: CreateContext, state: ChainState, prepared: PreparedTables
             fleet_id=state.selection.fleet_id,
             may_be_idle=bool(state.segments.get(node.id)) and node.shard not in returning,
             last_marker=None if node.id in state.absent else state.last_cut[node.shard].marker,
+            # The cut is on the primary's timeline, even if a standby does not show it yet.
+            history=sessions.history(sessions.fleet.node(node.shard)),
         )
-        for node in context.sessions.nodes
+        for node in sessions.nodes
     }
     return CutPlan(
         state.chain,

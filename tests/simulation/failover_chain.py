@@ -35,8 +35,9 @@ from cutline.nodes.baseline import NodeIdentity
 from cutline.nodes.connections import raising_unreachable, unreachable_error
 from cutline.nodes.lock import FleetLock
 from cutline.nodes.sessions import Sessions
+from cutline.nodes.timelines import parse_history
 from cutline.snapshots.create import absent_copies, continuable, make_cut, prepare_tables, renewal
-from cutline.snapshots.create.absent_copies import ENDING, timelines_of
+from cutline.snapshots.create.absent_copies import ENDING, switches_of, timelines_of
 from cutline.snapshots.create.context import ChainState, CreateContext, CreateRequest, counted_increment, state_of
 from cutline.snapshots.create.cut_attempt import plan_cut
 from cutline.snapshots.create.prepare_tables import PreparedTables
@@ -242,6 +243,7 @@ class FailoverChain:
         absent_copies.leave_out_late(sessions, Silent(), 0.0)
         lock = FleetLock(sessions, "model", "create", _taken=dict.fromkeys(sessions.primaries, 1))
         lock.check_held()
+        sessions.read_histories()
         chain = self.chain
         to_renew = absent_copies.find_renewable(sessions, chain)
         ended = continuable._check_nodes(self.store, sessions, chain, to_renew)
@@ -293,7 +295,7 @@ class FailoverChain:
             segments={node: () if node in absent else cut.segments[node] for node in {**chain.parts, **renewed}},
             idle={node: last for node, last in cut.idle.items() if node not in absent}, absent=absent,
             left_out=absent_copies.left_out_standbys(chain, absent, sessions, renewed),
-            timelines=timelines_of(chain, sessions, renewed),
+            timelines=timelines_of(chain, sessions, renewed), switches=switches_of(sessions, chain.last, absent),
             previous=Previous(chain.last.operation, chain.last.digest), history=chain.next_history,
             definition_changes=new.with_entries(None, renewed), renewed=renewed,
             slots_complete_at=dict(new.slots_complete_at),
@@ -612,7 +614,13 @@ class ServerCalls:
         server = self.chain.connect(node).server
         if server.timeline < timeline:
             raise unreachable_error(node, psycopg.OperationalError("could not open the history file"))
-        return {one: Lsn(at) for one, at in server.switches.items() if one < timeline}
+        return switches_before(server, timeline)
+
+
+def switches_before(server: Server, timeline: int) -> dict[int, Lsn]:
+    """What the history file of the timeline shows."""
+    lines = [f"{one}\t{Lsn(at)}\tno recovery target specified" for one, at in server.switches.items() if one < timeline]
+    return parse_history("\n".join(lines))
 
 
 @contextmanager
@@ -623,7 +631,6 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         continuable: {
             "in_parallel": one_by_one,
             "find_undecodable_nodes": lambda sessions: {},
-            "read_switches": calls.read_switches,
             "slot_state": calls.read_slot,
         },
         draining: {
@@ -658,6 +665,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         },
         node_sessions: {
             "in_parallel": one_by_one,
+            "read_switches": calls.read_switches,
             "connect": chain.connect,
             "identify": lambda node, connection: SimpleNamespace(identity=chain.identity(node)),
         },

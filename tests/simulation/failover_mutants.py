@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cutline.fleet.lsn import Lsn
+from cutline.nodes import sessions as node_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create import continuable, make_cut, renewal
 from cutline.snapshots.create.context import ChainState
@@ -41,7 +42,7 @@ def _within_the_model(
 
 def no_timeline_check() -> AbstractContextManager[object]:
     """Continue on whatever timeline the server is."""
-    return patch.object(continuable, "_check_timeline", lambda store, sessions, chain, node: None)
+    return patch.object(continuable, "_check_history", lambda sessions, chain, node, timeline: None)
 
 
 def any_switch_will_do() -> AbstractContextManager[object]:
@@ -49,7 +50,7 @@ def any_switch_will_do() -> AbstractContextManager[object]:
     late = Lsn(1 << 60)
     return _within_the_model(
         lambda chain: patch.object(
-            continuable, "read_switches", lambda node, timeline: dict.fromkeys(range(1, timeline), late)
+            node_sessions, "read_switches", lambda node, timeline: dict.fromkeys(range(1, timeline), late)
         )
     )
 

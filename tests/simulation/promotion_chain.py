@@ -4,8 +4,7 @@ To the promises of failover_chain.py this adds, from what the model knows of eve
 
 - `surviving`: an increment restores to exactly what its primary had committed, and so does every standby's copy.
 - `renewal`: a copy begins again if its server lacks WAL that the archive has, segments that no commit lists included,
-  or a slot from which the archive can be continued. Else it never does, but for one case: a create has died after it
-  archived the first WAL of a promoted server, before it moved the slot there. Then nothing shows whose WAL that is.
+  or a slot from which the archive can be continued. Else it never does.
 - `named`: an increment that holds lost transactions is named as such, and none that does not.
 """
 
@@ -46,6 +45,7 @@ from tests.simulation.failover_chain import (
     ModelConnection,
     Watch,
     one_by_one,
+    switches_before,
 )
 from tests.simulation.failover_model import Record, Server
 from tests.simulation.fleet_records import APPENDED, Change
@@ -56,6 +56,8 @@ SLOT = slot_name(FULL)
 # More than any create reads here: each archives one segment of a node.
 RECORDS = 100
 Key = tuple[int, int, int, bytes]
+# Timelines, and where they began.
+Timelines = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ class PromotionChain(FailoverChain):
     """The chain.
 
     A create dies after `segments_left` segments, when only the standbys are drained if `only_standbys`, or right before
-    its commit if `dies_at_end`. `finish` is the finish marker of the last cut.
+    its commit if `dies_at_end`. `finish` is the finish marker of the last cut, and `timelines` are those of the server
+    from which the archive of the primary was extended last.
     """
 
     world: PromotionWorld
@@ -72,6 +75,7 @@ class PromotionChain(FailoverChain):
     dies_at_end: bool = False
     finish: Record | None = None
     before: Before | None = None
+    timelines: Timelines = ((1, 0),)
 
     # Sessions, as the product finds the roles.
 
@@ -140,6 +144,8 @@ class PromotionChain(FailoverChain):
         # A create that dies between two segments has one for each record.
         with patch.object(failover_chain, "SIZES", (1 if self.segments_left else RECORDS,)):
             done = FailoverChain.create(self)
+        if done or Before.of(self).end > self.before.end:
+            self.timelines = timelines_of_server(self.world.servers[0])
         self.segments_left, self.only_standbys, self.dies_at_end = 0, False, False
         return done
 
@@ -159,15 +165,10 @@ class PromotionChain(FailoverChain):
             assert copy == survivors, f"surviving: parts {copy ^ survivors} of the copy of {node}"
         renewed, records = commit.renewed.get(PRIMARY), keys_of(server.records)
         lacks = before.held - records
-        at, switch = before.slot, server.switches.get(before.timeline)
+        at = before.slot
         is_needed = bool(lacks) or at is None or at > before.end
-        # Only the slot shows that the archive was continued from this server, before its WAL is read.
-        is_in_doubt = switch is not None and switch < before.end and at != before.end
-        assert (renewed is not None) == (is_needed or is_in_doubt), (
-            f"renewal: {renewed and renewed.reason}, and needed: {is_needed}, in doubt: {is_in_doubt}"
-        )
+        assert (renewed is not None) == is_needed, f"renewal: {renewed and renewed.reason}, and needed: {is_needed}"
         self.tally["primary renewed"] += renewed is not None
-        self.tally["renewed though nothing is lost"] += is_in_doubt and not is_needed
         if renewed is not None:
             self._judge_names(commit.increment, renewed.lost, before, records)
         cut = commit.cut.of(PRIMARY)
@@ -183,25 +184,32 @@ class PromotionChain(FailoverChain):
         if not before.held - records:
             assert since is None, f"named: {lost}, and nothing is lost"
             return
-        # If the server shows by its own history where it left that of the archive, that is where the loss begins.
-        switch = server.switches.get(before.timeline)
-        is_shown = switch is not None and all(key in records for key in before.held if key[1] <= switch)
-        if is_shown:
-            assert lost is not None, "named: nothing is named, and the history shows what is lost"
-            assert lost.after == switch, f"named: {lost} is lost, and it is what is after {switch}"
-            beyond = [k for k in range(before.begun, number) if before.positions[k] > switch]
-            assert since == (beyond[0] if beyond else None), f"named: {lost}, and {beyond} are beyond the switch"
+        # If the histories show where the server left that of the archive, that is where the loss begins.
+        timelines = timelines_of_server(server)
+        shared = {
+            key for key in before.held if began_before(timelines, key[1]) == began_before(before.timelines, key[1])
+        }
+        if shared <= records:
+            assert lost is not None, "named: nothing is named, and the histories show what is lost"
+            wrong = [end for _, end, *_ in before.held - shared if end <= lost.after]
+            wrong += [end for _, end, *_ in shared if end > lost.after]
+            assert not wrong, f"named: {lost}, and {wrong} are on the other side of the switch"
+            # Of copies before this one, too: either they had the same WAL, or their renewal has named them.
+            within = [k for k in range(number) if before.positions[k] <= lost.after]
+            beyond = within[-1] + 1 if within else 0
+            assert since == (beyond if beyond < number else None), f"named: {lost}, and {beyond} is beyond the switch"
+            self.tally["shown what is lost"] += 1
         self.tally["unknown what is lost"] += lost is not None and lost.after == ORIGIN
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What the archive of the primary had before a create, and the slot of its server."""
+    """What the archive of the primary had before a create, on what timelines, and the slot of its server."""
 
     held: frozenset[Key]
     end: Lsn
     slot: Lsn | None
-    timeline: int
+    timelines: Timelines
     begun: int
     positions: Mapping[int, int]
 
@@ -220,9 +228,22 @@ class Before:
         server = chain.world.servers[0]
         at = server.slots.get(SLOT)
         begun = records.begun(PRIMARY)
-        positions = {k: int(records.up_to(k).position(PRIMARY)) for k in range(begun, records.last.increment + 1)}
-        timeline = records.baseline[PRIMARY].timeline
-        return cls(frozenset(held), end, None if at is None else Lsn(at), timeline, begun, positions)
+        positions = {k: int(records.up_to(k).position(PRIMARY)) for k in range(records.last.increment + 1)}
+        return cls(frozenset(held), end, None if at is None else Lsn(at), chain.timelines, begun, positions)
+
+
+def timelines_of_server(server: Server) -> Timelines:
+    """The timelines of the server, and where they began."""
+    numbers, begins = (
+        (*sorted(server.switches), server.timeline),
+        (0, *(at for _, at in sorted(server.switches.items()))),
+    )
+    return tuple(zip(numbers, begins, strict=True))
+
+
+def began_before(timelines: Timelines, position: int) -> Timelines:
+    """Those that began before the position: two servers for which they are the same have the same WAL up to there."""
+    return tuple(one for one in timelines if one[1] < position)
 
 
 def keys_of(records: list[Record]) -> frozenset[Key]:
@@ -254,7 +275,7 @@ class StandbyCalls:
 
     def read_switches(self, node: Node, timeline: int) -> dict[int, Lsn]:
         server = self.chain.connect(node).server
-        return {one: Lsn(at) for one, at in server.switches.items() if one < timeline}
+        return switches_before(server, timeline)
 
     def replay_state(self, node: str, connection: ModelConnection, needed: Lsn) -> ReplayState:
         self.chain.world.replicate()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import UNSET, UnsetType
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.storage.errors import BusyError, ErrorReport
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.lineage import KnownMarker
@@ -29,7 +31,8 @@ class DrainTask:
     must have been written under the same definitions. The slot is advanced only while the store belongs to the fleet
     with `fleet_id`, if that is known. If `may_be_idle`, nothing is stored for a node whose WAL since `last` contains
     only markers. `last_marker` is the finish marker of the chain's last cut, if it has one. `read_before` are segments
-    after `last` that this process has read or written, which need not be read again.
+    after `last` that this process has read or written, which need not be read again. `history` is that of the timeline
+    of the shard's primary.
     """
 
     node: Node
@@ -50,6 +53,7 @@ class DrainTask:
     may_be_idle: bool = False
     last_marker: KnownMarker | None = None
     read_before: tuple[ArchivedSegment, ...] = ()
+    history: TimelineHistory | UnsetType = UNSET
 
     @property
     def wal_bytes(self) -> int:

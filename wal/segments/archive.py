@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN
 from cutline.fleet.record import Count, Integer, Record
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes.groups import Group
 from cutline.storage.errors import ChainEnd, SnapshotError
 
@@ -54,7 +57,8 @@ class OpenTransaction(Record, frozen=True):
 class SegmentRange(Record, frozen=True):
     """The WAL of `node` that a segment holds: all records that end after `after`, up to `through`.
 
-    With `open`, the segment also holds the beginning of the next transaction.
+    With `open`, the segment also holds the beginning of the next transaction. `history` is that of the timeline of the
+    shard's primary when the WAL was read, if it is known.
     """
 
     node: str
@@ -62,6 +66,7 @@ class SegmentRange(Record, frozen=True):
     after: Lsn
     through: Lsn
     open: OpenTransaction | None = None
+    history: TimelineHistory | UnsetType = UNSET
 
 
 class Segment(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,12 +112,13 @@ class ArchivedSegment:
     """A segment with the metadata that commits don't contain.
 
     `definitions` are the ones that no commit listed yet when the segment was written. `first_changes` are the positions
-    of the first changes under them, keyed by group number.
+    of the first changes under them, keyed by group number. `history` is as in a SegmentRange.
     """
 
     segment: Segment
     definitions: tuple[Definition, ...] = ()
     first_changes: Mapping[int, Lsn] = field(default_factory=dict)
+    history: TimelineHistory | UnsetType = UNSET
 
 
 def archive_prefix(snapshot: str, node: str, operation: str) -> str:
@@ -164,7 +170,7 @@ NO_SEAL = "0" * 64
 class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_only=True):
     """The metadata in a segment (docs/store-format.md).
 
-    `seal` is the digest of the file with the seal itself replaced by zeros.
+    `history` is as in a SegmentRange. `seal` is the digest of the file with the seal itself replaced by zeros.
     """
 
     key: str
@@ -179,4 +185,5 @@ class SegmentMetadata(Record, frozen=True, tag_field="format", tag=FORMAT, kw_on
     events: Count
     partials: Count
     truncates: Count
+    history: TimelineHistory | UnsetType = UNSET
     seal: str = NO_SEAL

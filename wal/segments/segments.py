@@ -270,6 +270,7 @@ def create_segment(
         events=len(events),
         partials=_count(changes, "u"),
         truncates=_count(changes, "T"),
+        history=wal_range.history,
     )
     body = segment_bytes(metadata, changes, events)
     form = stored_form(store)
@@ -452,7 +453,7 @@ def _read_archived(
         through=metadata.through,
         open=metadata.open,
     )
-    return ArchivedSegment(segment, metadata.definitions, metadata.first_changes)
+    return ArchivedSegment(segment, metadata.definitions, metadata.first_changes, metadata.history)
 
 
 def events_offset(file: Any, changes: int, footer_at: int) -> int:

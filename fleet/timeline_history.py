@@ -8,7 +8,8 @@ numbers. Pure values: nothing here opens a connection.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+
+from msgspec import field
 
 from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.record import Count, Record
@@ -21,7 +22,7 @@ class TimelineHistory(Record, frozen=True):
     timeline is only known to be the same as itself.
     """
 
-    timeline: Count = 1
+    timeline: Count
     switches: dict[int, Lsn] = field(default_factory=dict)
 
     def parted_from(self, other: TimelineHistory) -> Lsn | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -30,6 +32,9 @@ from cutline.snapshots.records.commit import Increment, LostWal
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, VALID
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.storage.errors import SnapshotError, UnreachableError
+from cutline.wal.drain import drain as draining
+from cutline.wal.drain.slots import slot_state
+from cutline.wal.segments.archive import segment_key
 from tests.commands.changing_fleet import SEEN, ChangingFleet
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, slots_of, sorted_copies
 from tests.commands.watching import Reached, Watching
@@ -211,8 +216,9 @@ def test_a_promotion_after_a_create_that_made_two_cuts_and_failed(place: Changin
 
 
 @pytest.mark.parametrize("place", [1], indirect=True)
-def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet) -> None:
-    """It has archived WAL of the new timeline, of which no commit knows."""
+@pytest.mark.parametrize("is_moved", [True, False], ids=["slot moved", "slot stays"])
+def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet, *, is_moved: bool) -> None:
+    """It has archived WAL of the new timeline, of which no commit knows, and perhaps not moved the slot there."""
     place.write()
     place.await_replay(STANDBY)
     place.increment()
@@ -222,12 +228,26 @@ def test_a_create_that_failed_after_a_promotion_is_repeated(place: ChangingFleet
     promote(place, STANDBY)
     place.write()
 
+    (last,) = read_chain(place.fleet.store.open(), "chain").newest_segments(PRIMARY)[-1:]
+
     def fail(reached: Reached) -> None:
         if reached.point == CrashPoint.ARCHIVED:
             raise UnreachableError("the store is away")
 
-    with pytest.raises(UnreachableError, match="the store is away"):
-        create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, Watching(fail))
+    with ExitStack() as stack:
+        if not is_moved:
+            lost = psycopg.OperationalError("the server closed the connection")
+            stack.enter_context(patch.object(draining, "advance_slot", side_effect=lost))
+        stack.enter_context(
+            pytest.raises(UnreachableError, match=r"the store is away|the server closed the connection")
+        )
+        create_increment(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, Watching(fail))
+    assert place.fleet.store.open().exists(segment_key(last.key.rpartition("/")[0], last.number + 1))
+    (slot,) = slots_of(place.fleet.node(STANDBY).dsn)
+    with psycopg.connect(place.fleet.node(STANDBY).dsn, autocommit=True) as connection:
+        state = slot_state(connection, slot)
+    assert state is not None
+    assert (state.confirmed > last.through) == is_moved
     place.write()
     commit = place.increment()
     assert not commit.renewed

@@ -1,10 +1,12 @@
 """Verify that a server has the WAL that an archive holds, before its slot is advanced past that WAL.
 
 After promotions, the servers of a shard may have different WAL at the same positions, and even timelines with the same
-number. A slot at the end of the archive proves that the server has the archived WAL, because a drain of this server has
-moved it there. A slot before the end proves nothing: the server may have branched off in between. So the chain's
-markers in this range are read again. A server that has a marker at the same position has all WAL before it, too: no
-other operation writes this marker, and the one that does writes it again only if it makes another cut.
+number. So the history of the server's timeline must have the WAL of that on which the archive was read. But two servers
+that were promoted at the same position have equal histories. A slot at the end of the archive proves that the server
+has the archived WAL, because a drain of this server has moved it there. A slot before the end proves nothing: the
+server may have branched off in between. So the chain's markers in this range are read again. A server that has a marker
+at the same position has all WAL before it, too: no other operation writes this marker, and the one that does writes it
+again only if it makes another cut.
 
 A drain that died between two segments leaves WAL behind the last marker. It may come from a server that has lost its
 place since, so the transactions that end there are compared one by one: what ended, where, and when. If the archive
@@ -132,7 +134,7 @@ def _known(content: bytes, position: int) -> Iterator[KnownMarker]:
 
 
 def check_histories(node: str, was: TimelineHistory, through: Lsn, now: TimelineHistory) -> None:
-    """Raise WalDivergedError if a server with the history `now` lacks WAL up to `through` of one with that of `was`."""
+    """Raise WalDivergedError if the server, with the history `now`, lacks WAL up to `through` of the history `was`."""
     parted = was.parted_from(now)
     if parted is None or parted >= through:
         return
@@ -163,8 +165,7 @@ def check_markers(node: str, expected: Iterable[KnownMarker], found: Set[KnownMa
 def agreed_position(error: SnapshotError) -> Lsn | None:
     """Return up to where the server has the WAL of the chain; 0/0 if unknown, and None if the error is another.
 
-    Only a switch of the timeline on which the chain's WAL ends is such a position: what else is missing only shows that
-    the histories had parted before.
+    Only histories that part show such a position: what else is missing only shows that they had parted before.
     """
     if not isinstance(error, WalDivergedError):
         return None

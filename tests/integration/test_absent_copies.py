@@ -18,6 +18,7 @@ import cutline.check.resting as resting
 from cutline.check.verify import CheckRequest, check_snapshots
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.nodes.connections import NodeUnreachableError
 from cutline.snapshots.create.context import CreateRequest
@@ -337,6 +338,10 @@ def test_a_commit_that_contradicts_the_chain_about_absent_copies_is_refused(plac
         ("its archive|gap|ends at", {"absent": {}}),
         ("timelines.s1", {"timelines": {"s1": 1}}),
         ("timelines.nobody", {"timelines": {"nobody": 2}}),
+        ("switches.s1", {"switches": {"s1": {1: Lsn(1)}}}),
+        ("switches.nobody", {"switches": {"nobody": {1: Lsn(1)}}}),
+        ("switches.s1", {"timelines": {"s1": 3}, "switches": {"s1": {1: Lsn(2), 2: Lsn(1)}}}),
+        ("switches.s1", {"timelines": {"s1": 2}, "switches": {"s1": {1: Lsn(1), 2: Lsn(2)}}}),
     ]
     for message, values in changes:
         path.write_bytes(seal(structs.replace(last, **values)))

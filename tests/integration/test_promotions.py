@@ -6,7 +6,9 @@ Expected rows come from the servers that accept writes, at quiet moments (COPY).
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -328,6 +330,35 @@ def test_a_slot_where_the_archive_ends_may_be_on_another_timeline_with_the_same_
     assert isinstance(commit, Increment)
     switch = min(switch_of(place, node, 1) for node in (STANDBY, THIRD))
     assert commit.renewed[PRIMARY].lost == LostWal(switch, 2)
+    check_chain(place, STANDBY, THIRD)
+
+
+def test_a_server_that_is_promoted_before_a_switch_of_which_it_knows(place: ChangingFleet) -> None:
+    """It has the history file of a timeline whose WAL it lacks, and continues that timeline, at an earlier position."""
+    place.write()
+    for standby in (STANDBY, THIRD):
+        place.await_replay(standby)
+    place.increment()
+    place.stop(THIRD)
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    kill_server(place.servers.node(PRIMARY))
+    promote(place, STANDBY)
+    kill_server(place.servers.node(STANDBY))
+    wal = [place.servers.node(node).data_directory / "pg_wal" for node in (STANDBY, THIRD)]
+    copied, owner = shutil.copy(wal[0] / "00000002.history", wal[1]), wal[1].stat()
+    os.chown(copied, owner.st_uid, owner.st_gid)
+    place.servers.start_node(place.servers.node(THIRD))
+    promote(place, THIRD)
+    place.execute(THIRD, FAR)
+    place.write()
+    assert switch_of(place, THIRD, 1) > switch_of(place, THIRD, 2)
+    commit = place.increment()
+    assert isinstance(commit, Increment)
+    assert commit.renewed[PRIMARY].lost == LostWal(switch_of(place, THIRD, 2), 2)
+    place.write()
+    assert not place.increment().renewed
     check_chain(place, STANDBY, THIRD)
 
 

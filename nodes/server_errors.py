@@ -91,6 +91,8 @@ LIBPQ_GUESSES = {
 FROM_FILE = 'password retrieved from file "'
 # psycopg's line before the failures at several hosts, and the beginning of each failure.
 SEVERAL, EACH = "Multiple connection attempts failed. All failures were:", re.compile(r"- host: .*?(?=connection )")
+# What psycopg puts before libpq's first line about a connection.
+FAILED = re.compile("^connection (failed|is bad): ")
 # Lines that show the position of an error in a statement.
 POSITION = re.compile(r"LINE \d+: .*|QUERY:  .*|\^")
 # PostgreSQL's context for an error in a function: `PL/pgSQL function public.f(integer) line 3 at SQL statement`.
@@ -106,12 +108,17 @@ def shorten_message(error: psycopg.Error) -> str:
 
 
 def explain(error: psycopg.Error) -> str:
-    """Return the server's message with detail and context on one line; for a failed connection, each host's message."""
+    """Return the server's message with detail and context on one line; for a failed connection, each host's message.
+
+    libpq tries a host again without TLS, and gives the reason again: every line is named once.
+    """
     text = str(error)
     whole, _, each = text.partition(SEVERAL)
     attempts = EACH.split(each)[1:] if each else [whole]
-    said = list(dict.fromkeys(filter(None, map(_lines_of, attempts))))
-    return _cut("; ".join(said) or type(error).__name__)
+    said: dict[str, str] = {}
+    for line in (line for attempt in attempts for line in _lines_of(attempt)):
+        said.setdefault(FAILED.sub("", line), line)
+    return _cut("; ".join(said.values()) or type(error).__name__)
 
 
 def called_functions(text: str) -> list[str]:
@@ -123,7 +130,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MESSAGE_SHOWN_MAX else f"{text[:MESSAGE_SHOWN_MAX]}…"
 
 
-def _lines_of(text: str) -> str:
+def _lines_of(text: str) -> list[str]:
     lines = [line.strip() for line in text.splitlines()]
     told = [line for line in lines if line and line not in LIBPQ_GUESSES and not line.startswith(FROM_FILE)]
-    return "; ".join(line for line in told if not POSITION.fullmatch(line))
+    return [line for line in told if not POSITION.fullmatch(line)]

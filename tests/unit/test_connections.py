@@ -24,6 +24,9 @@ LOST = """consuming input failed: server closed the connection unexpectedly
 \tbefore or while processing the request."""
 REFUSED = """connection failed: connection to server at "127.0.0.1", port 1 failed: Connection refused
 \tIs the server running on that host and accepting TCP/IP connections?"""
+# After a refusal, libpq tries again without TLS.
+TWICE = """connection failed: connection to server at "h", port 1 failed: FATAL:  password is wrong
+connection to server at "h", port 1 failed: FATAL:  password is wrong"""
 # What follows the error says nothing without it.
 LOGIN = """FATAL:  permission denied
 CONTEXT:  PL/pgSQL function public.f() line 1 at SQL statement"""
@@ -70,6 +73,7 @@ def test_a_password_is_on_no_command_line(password: str) -> None:
         (LOGIN, "FATAL:  permission denied; CONTEXT:  PL/pgSQL function public.f() line 1 at SQL statement"),
         (WHERE, 'relation "log" does not exist'),
         (SEVERAL, EACH),
+        (TWICE, 'connection failed: connection to server at "h", port 1 failed: FATAL:  password is wrong'),
     ],
 )
 def test_an_unreachable_node_is_reported_with_the_reason_but_not_with_libpqs_guess(text: str, reason: str) -> None:

@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 
 
 def count_bytes(chain: Chain, shards: Collection[str]) -> int:
-    """Count the bytes of all objects in these shards' copies; for a lost list, count only the list object itself."""
-    nodes = {node for node in chain.present if chain.shard_of(node) in shards}
+    """Count the bytes of all objects in one copy of each of these shards, that of its primary: a restore reads one.
+
+    For a lost list, count only the list object itself.
+    """
+    nodes = {node for node in chain.present if node in shards}
     segments = sum(segment.size for node in nodes for segment in chain.segments(node))
     entries = [entry for commit in chain.commits for entry in commit.entries if entry.node in nodes]
     return segments + sum(entry.bytes if isinstance(entry, ReadList) else entry.size for entry in entries)

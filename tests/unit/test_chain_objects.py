@@ -109,9 +109,10 @@ def test_needed_objects_are_counted_without_their_lists_and_each_list_is_expande
     assert len(expanded) == len(set(expanded)) == len(numbers)
 
 
-def test_the_bytes_of_shards_are_those_of_their_copies(chain: Chain) -> None:
-    segments = sum(one.size for listed in chain.full.segments.values() for one in listed)
-    assert count_bytes(chain, ["a"]) == segments + 2 * OBJECTS * SIZE
+def test_the_bytes_of_shards_are_those_of_the_copies_that_a_restore_reads(chain: Chain) -> None:
+    assert (tuple(chain.present), chain.shard_of("b")) == (("a", "b"), "a")
+    segments = sum(one.size for one in chain.full.segments["a"])
+    assert count_bytes(chain, ["a"]) == segments + OBJECTS * SIZE
     assert count_bytes(chain, ["other"]) == 0
 
 

@@ -183,7 +183,8 @@ class SnapshotReport:
 
     `exact_at` is the time between two cuts at which the copies were compared as well, if any.
 
-    `gaps` are those before increments that no earlier check, on whose record this one rests, has read.
+    `gaps` are those before increments that no earlier check, on whose record this one rests, has read. Earlier checks
+    have named the gaps before increments up to `gaps_named_to`.
 
     `uncompared_points` are the parts of earlier restore points that no check of a later one compares.
 
@@ -211,6 +212,7 @@ class SnapshotReport:
     exact_at: Time | None = None
     uncompared_points: tuple[UncomparedPoints, ...] = ()
     gaps: tuple[RenewalGap, ...] = ()
+    gaps_named_to: int = 0
 
     @property
     def result(self) -> CheckResult:

@@ -139,6 +139,7 @@ def check_snapshots(fleet: Fleet, request: CheckRequest, spark: SparkSource, pro
             # The snapshot was deleted after it was listed.
             continue
         report.allows_one_copy = fleet.allows_one_copy
+        report.gaps_named_to = max((seen.increment for seen in points.seen.get(name, {}).values()), default=0)
         if chain is not None:
             check = ChainCheck(
                 chain, fleet.store, Findings(report), spark, progress, deadline, request.subset, moment,

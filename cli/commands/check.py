@@ -33,13 +33,14 @@ from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.junit import junit_of, reporting_errors, write_report
 from cutline.cli.output.left_out import warning_lines
 from cutline.cli.output.metrics_file import MetricsFile, leaving_metrics
-from cutline.cli.output.renewed import gap_text
+from cutline.cli.output.renewed import gap_texts
 from cutline.cli.output.results import CONFLICTS_SHOWN_MAX, WARNING, emit
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, list_some
 from cutline.fleet.units import Size
 from cutline.snapshots.listing.name_templates import newest_name
+from cutline.snapshots.records.chain import RenewalGap
 from cutline.snapshots.records.operation_records import INCONCLUSIVE, ONE_COPY, CheckedPoint, CheckResult
 from cutline.snapshots.records.proven_chains import point_label
 from cutline.spark.on_demand import SparkOnDemand
@@ -452,7 +453,7 @@ def lines_of(report: CheckReport, built: RestorableReport | None = None) -> list
     if not report.snapshots:
         lines.append("the store contains no snapshots: nothing was compared")
     lines += _hints(report)
-    # These lines go to stderr even with --quiet.
+    # Those that begin with WARNING go to stderr even with --quiet.
     lines += [line for snapshot in report.snapshots for line in (*_gap_lines(snapshot), *_doubt_lines(snapshot))]
     lines += [open_operation.text for open_operation in report.open_operations]
     result = result_text(report.result, rests_on_records=report.rests_on_records)
@@ -639,12 +640,19 @@ def _lines_of_records(rests_on: RestsOn) -> Iterator[str]:
 
 
 def _gap_lines(one: SnapshotReport) -> Iterator[str]:
-    """Name the times that can't be restored, the newest first."""
-    for gap in reversed(one.gaps[-CONFLICTS_SHOWN_MAX:]):
-        yield f"{WARNING}{one.name}: {gap_text(gap)}"
-    if len(one.gaps) > CONFLICTS_SHOWN_MAX:
-        earlier = quantity_text(len(one.gaps) - CONFLICTS_SHOWN_MAX, "earlier gaps")
-        yield f"{WARNING}{one.name}: {earlier}; --json lists all of them"
+    """Name the times that can't be restored, the newest first; warn of those that no earlier check has named."""
+    new = [gap for gap in one.gaps if gap.increment > one.gaps_named_to]
+    known = [gap for gap in one.gaps if gap.increment <= one.gaps_named_to]
+    yield from _shown_gaps(new, f"{WARNING}{one.name}")
+    yield from _shown_gaps(known, one.name)
+
+
+def _shown_gaps(gaps: Iterable[RenewalGap], prefix: str) -> Iterator[str]:
+    texts = gap_texts(gaps)
+    for text in reversed(texts[-CONFLICTS_SHOWN_MAX:]):
+        yield f"{prefix}: {text}"
+    if len(texts) > CONFLICTS_SHOWN_MAX:
+        yield f"{prefix}: {quantity_text(len(texts) - CONFLICTS_SHOWN_MAX, 'earlier gaps')}; --json lists all of them"
 
 
 def _doubt_lines(one: SnapshotReport) -> Iterator[str]:

@@ -14,7 +14,7 @@ from cutline.cli.output.arguments import command_context
 from cutline.cli.output.flat_list import conflicts_at, csv_rows, flat_rows, flat_table
 from cutline.cli.output.left_out import warnings_of_several
 from cutline.cli.output.pinned import pin_document
-from cutline.cli.output.renewed import copying_document, gap_text
+from cutline.cli.output.renewed import copying_document, gap_texts
 from cutline.cli.output.results import answer, emit_csv, emit_items
 from cutline.cli.output.tables import (
     Cell,
@@ -287,8 +287,8 @@ def lines_of(
         return [f"the store contains no {none}", *lines]
     remarks = [f"snapshot {entry.name}: {entry.remark}" for entry in chosen if entry.chain and entry.remark]
     for entry in chosen:
-        gaps = _gaps(entry)
-        remarks += [f"snapshot {entry.name}: {gap_text(gap)}" for gap in reversed(gaps[-GAPS_SHOWN_MAX:])]
+        gaps = gap_texts(_gaps(entry))
+        remarks += [f"snapshot {entry.name}: {text}" for text in reversed(gaps[-GAPS_SHOWN_MAX:])]
         if len(gaps) > GAPS_SHOWN_MAX:
             earlier = quantity_text(len(gaps) - GAPS_SHOWN_MAX, "earlier gaps")
             remarks.append(f"snapshot {entry.name}: {earlier}; to see all: snapshot show {entry.name}")

@@ -18,7 +18,7 @@ from functools import partial
 from msgspec import UnsetType
 
 from cutline.cli.output.failure import INCONCLUSIVE, CommandFailure
-from cutline.cli.output.renewed import gap_text
+from cutline.cli.output.renewed import gap_texts
 from cutline.cli.output.tables import name_fleet, printable
 from cutline.cli.process.event_programs import run_program
 from cutline.cli.watch.fleet_source import FleetSource
@@ -317,7 +317,7 @@ class Notices:
         """
         before = self._troubles.get(TaskKind.GAPS)
         if gaps:
-            problem = "; ".join(map(gap_text, gaps))
+            problem = "; ".join(gap_texts(gaps))
             failed = (before or Task(TaskKind.GAPS, 0.0)).failed(utc_now(), problem)
             self._troubles[TaskKind.GAPS] = failed
             hint = f"everything before and after can be restored; to see the restore points: snapshot show {snapshot}"

@@ -69,6 +69,11 @@ class RenewalGap:
     lost_since: int | None = None
     lost_after: str | None = None
 
+    @property
+    def is_loss_known(self) -> bool:
+        """Whether it is known up to where the server has the WAL of the copy; then the reason says it, too."""
+        return self.lost_after != str(ORIGIN)
+
     def may_hold_lost(self, increment: int) -> bool:
         """Whether the restore point may hold transactions that the primary has lost."""
         return self.lost_since is not None and self.lost_since <= increment < self.increment

@@ -10,7 +10,7 @@ it. Commits that are not read are not verified; `show`, `restore` and `check` re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,8 +19,7 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from cutline.fleet.lsn import ORIGIN
-from cutline.fleet.messages import NEW_CHAIN
+from cutline.fleet.messages import NEW_CHAIN, NODES_NAMED_MAX, list_some
 from cutline.fleet.record import Time
 from cutline.snapshots.records.chain import Chain, RenewalGap, gaps_of, summary_of
 from cutline.snapshots.records.commit import (
@@ -196,14 +195,18 @@ def lost_text(gap: RenewalGap) -> str:
     """Name the restore points that may hold lost transactions, and why; "" if there are none."""
     if gap.lost_since is None:
         return ""
-    first, last = gap.lost_since, gap.increment - 1
-    points = f"increments {first} to {last}" if first else f"the full snapshot to {point_label(last)}"
-    points = point_label(first) if first == last else points
     server = f"its server at {point_label(gap.increment)} has their WAL"
     why = f"{server} only up to {gap.lost_after}"
-    if gap.lost_after == str(ORIGIN):
+    if not gap.is_loss_known:
         why = f"it is not known up to where {server}"
-    return f"{points} may hold transactions of {gap.node} that are lost: {why}"
+    return f"{lost_points_text(gap.lost_since, gap.increment - 1, [gap.node])}: {why}"
+
+
+def lost_points_text(first: int, last: int, nodes: Iterable[str]) -> str:
+    """Name the restore points, from the `first` to the `last`, that may hold lost transactions of the primaries."""
+    points = f"increments {first} to {last}" if first else f"the full snapshot to {point_label(last)}"
+    points = point_label(first) if first == last else points
+    return f"{points} may hold transactions of {list_some(nodes, NODES_NAMED_MAX)} that are lost"
 
 
 def read_commit(store: ObjectStore, name: str, increment: int, named: Named = "") -> Commit:

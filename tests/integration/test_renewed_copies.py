@@ -429,12 +429,15 @@ def test_a_transaction_that_stays_prepared_costs_only_its_shard_the_copy(place: 
 
 
 def test_a_gap_is_named_by_list_and_by_the_first_check_that_reads_it(place: ChangingFleet) -> None:
-    def run_quiet(*words: str) -> tuple[str, str]:
+    def run(*words: str) -> tuple[str, str]:
         done = subprocess.run(
-            command_line(place.fleet, "--quiet", *words), capture_output=True, text=True, timeout=300, check=False
+            command_line(place.fleet, *words), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
+
+    def run_quiet(*words: str) -> tuple[str, str]:
+        return run("--quiet", *words)
 
     place.runs.full("chain")
     next_increment(place)
@@ -447,6 +450,9 @@ def test_a_gap_is_named_by_list_and_by_the_first_check_that_reads_it(place: Chan
     assert [(gap["increment"], gap["node"]) for gap in listed["gaps"]] == [(2, "s1")]
     first = run_quiet("check", "chain")
     assert (first[0], warning in first[1]) == ("", True)
+    # A check of everything reads it as well, but it is no news any more.
+    assert run_quiet("check", "chain") == ("", "")
+    assert f"\nchain: {text}" in run("check", "chain")[0]
     next_increment(place)
     assert run_quiet("check", "chain", "--since-last") == ("", "")
     # The copy of a standby that begins again loses no time.

@@ -29,6 +29,7 @@ from cutline.cli.commands.check import (
     volumes_of,
 )
 from cutline.cli.output.failure import CONFLICTS, DONE, INCONCLUSIVE
+from cutline.cli.output.renewed import gap_texts
 from cutline.fleet.record import Time
 from cutline.restore.drill.restorable import RestorableReport, RestoreProblem
 from cutline.snapshots.records.chain import RenewalGap
@@ -148,20 +149,47 @@ def test_a_gap_is_a_warning_of_its_own_and_does_not_change_the_result() -> None:
     assert lines[CONFLICTS_SHOWN_MAX:] == ["warning: a: 2 earlier gaps; --json lists all of them"]
 
 
+def test_quiet_commands_name_only_the_gaps_that_no_earlier_check_has_named() -> None:
+    gaps = tuple(RenewalGap(number, "s1", "its slot is lost") for number in (2, 5, 6))
+    report = CheckReport((SnapshotReport("a", 7, SOMETHING, gaps=gaps, gaps_named_to=5),), 1.0)
+    named = [line.partition(" can be")[0] for line in lines_of(report) if "no time between" in line]
+    assert named == [
+        "warning: a: no time between increment 5 and increment 6",
+        "a: no time between increment 4 and increment 5",
+        "a: no time between increment 1 and increment 2",
+    ]
+
+
+def test_a_gap_of_several_shards_is_one_line_with_each_reason_once() -> None:
+    gaps = (
+        RenewalGap(3, "s1", "the publication was altered"),
+        RenewalGap(3, "s2", "its WAL was lost", 1, "0/50000D8"),
+        RenewalGap(3, "s3", "the publication was altered"),
+        RenewalGap(3, "s4", "its WAL was lost", 1, "0/60000D8"),
+        RenewalGap(4, "s1", "its slot is lost"),
+    )
+    assert gap_texts(gaps) == [
+        "no time between increment 2 and increment 3 can be restored: primaries s1, s3 were copied again: the"
+        " publication was altered; primaries s2, s4 were copied again: its WAL was lost; increments 1 to 2 may hold"
+        " transactions of s2, s4 that are lost",
+        "no time between increment 3 and increment 4 can be restored: primary s1 was copied again: its slot is lost",
+    ]
+
+
 @pytest.mark.parametrize(("since", "after", "text"), [
     (None, None, ""),
-    (6, "0/50000D8", "; increment 6 {} {} has their WAL only up to 0/50000D8"),
-    (2, "0/50000D8", "; increments 2 to 6 {} {} has their WAL only up to 0/50000D8"),
-    (0, "0/0", "; the full snapshot to increment 6 {} it is not known up to where {} has their WAL"),
+    (6, "0/50000D8", "; increment 6 may hold transactions of s1 that are lost"),
+    (2, "0/50000D8", "; increments 2 to 6 may hold transactions of s1 that are lost"),
+    (0, "0/0", "; the full snapshot to increment 6 may hold transactions of s1 that are lost: it is not known up to"
+     " where its server at increment 7 has their WAL"),
 ])  # fmt: skip
 def test_a_gap_names_the_restore_points_that_may_hold_lost_transactions(
     since: int | None, after: str | None, text: str
 ) -> None:
     gap = RenewalGap(7, "s1", "its WAL was lost", since, after)
-    named = text.format("may hold transactions of s1 that are lost:", "its server at increment 7")
     report = CheckReport((SnapshotReport("a", 7, SOMETHING, gaps=(gap,)),), 1.0)
     (line,) = (line for line in lines_of(report) if line.startswith("warning: "))
-    assert line.endswith(f"primary s1 was copied again: its WAL was lost{named}")
+    assert line.endswith(f"primary s1 was copied again: its WAL was lost{text}")
 
 
 @pytest.mark.parametrize(("copies", "rows"), [

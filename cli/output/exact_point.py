@@ -129,6 +129,7 @@ def exact_lines(point: ExactPoint) -> list[str | RenderableType]:
         ]
     return [
         *lines,
-        f"to restore this state: snapshot restore {name} --at {exact_text(point.moment)} --exact",
+        f"to restore this state: snapshot restore {name} --at {exact_text(point.moment)} --exact   (with --replace in"
+        " place of existing databases)",
         f"without --exact, --at restores {point_label(point.before.increment)}",
     ]

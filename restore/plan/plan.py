@@ -345,12 +345,12 @@ def _plan_restore(
     check_has_rows(chain, f"recover physical backups of the nodes to it: snapshot show {chain.name} --recovery-plan")
     target, nodes = in_ids_of(store, request.name, target, request.scope.nodes, chain.primaries)
     request = replace(request, scope=structs.replace(request.scope, nodes=nodes))
-    exact = find_exact_point(store, whole, request.exact_at) if request.exact_at else None
+    exact = find_exact_point(store, whole, request.exact_at, request.command) if request.exact_at else None
     chain = exact.chain if exact else chain
     # The shards at that time: others may have joined the chain or left it since.
     shards = choose_nodes(request.scope.nodes, chain.primaries, f"snapshot {request.name}")
     if exact:
-        check_same_definitions(exact, shards)
+        check_same_definitions(exact, shards, request.command)
     chain.check_archive()
     for shard in shards:
         find_ddl(chain, shard)

@@ -81,14 +81,16 @@ class ExactPoint:
         return {shard: sorted(names) for shard, names in changed.items()}
 
 
-def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime) -> ExactPoint:
+def find_exact_point(store: ObjectStore, whole: Chain, moment: datetime, command: str = "") -> ExactPoint:
     """Resolve the state of the chain at `moment`; reads the events of the segments between the two cuts.
+
+    `command` is the restore that needs it, if any, without the options that choose the state: hints repeat it.
 
     Raises ExactTimeError, GlobalIdReusedError and ObjectDamagedError.
     """
     before, after = cuts_around(whole, moment)
     chain = whole.up_to(after.increment)
-    _check_no_gap(chain, before, moment)
+    _check_no_gap(chain, before, moment, command or restore_command(chain.name))
     earlier, later_cuts = before.cut.by_node, after.cut.by_node
     events = _read_events(store, chain, earlier, later_cuts)
     try:
@@ -148,7 +150,7 @@ def cuts_around(chain: Chain, moment: datetime) -> tuple[Commit, Increment]:
     )
 
 
-def _check_no_gap(chain: Chain, before: Commit, moment: datetime) -> None:
+def _check_no_gap(chain: Chain, before: Commit, moment: datetime, command: str) -> None:
     """Raise ExactTimeError if a primary was copied or retired after `before`: WAL between the two cuts is missing."""
     for commit in chain.commits_after(before.increment):
         renewed, retired = (commit.renewed, commit.retired) if isinstance(commit, Increment) else ({}, ())
@@ -165,8 +167,8 @@ def _check_no_gap(chain: Chain, before: Commit, moment: datetime) -> None:
             raise ExactTimeError(
                 f"snapshot {chain.name} can't be restored at {_text(moment)}: {reason}",
                 hint=[
-                    f"restore the last state before: {restore_command(chain.name)} --increment {before.increment}",
-                    f"or the first one after: {restore_command(chain.name)} --increment {commit.increment}",
+                    f"restore the last state before: {command} --increment {before.increment}",
+                    f"or the first one after: {command} --increment {commit.increment}",
                 ],
                 details={"snapshot": chain.name, "nodes": gaps, "before": before.increment, "after": commit.increment},
             )
@@ -247,12 +249,16 @@ def _latest(at: Time, nodes: Iterable[NodeCut]) -> Time:
     return at
 
 
-def check_same_definitions(point: ExactPoint, shards: Collection[str]) -> None:
-    """Raise ExactDefinitionsError if tables or DDL of one of the shards changed between the two cuts."""
+def check_same_definitions(point: ExactPoint, shards: Collection[str], command: str = "") -> None:
+    """Raise ExactDefinitionsError if tables or DDL of one of the shards changed between the two cuts.
+
+    `command` is as in find_exact_point.
+    """
     changed = point.find_changed(shards)
     if not changed:
         return
     name, before, after = point.chain.name, point.before, point.after
+    again = command or restore_command(name)
     what = "; ".join(
         f"{shard}: {list_some(tables, TABLES_NAMED_MAX) if tables else 'DDL, but no table that is in the snapshot'}"
         for shard, tables in changed.items()
@@ -262,8 +268,8 @@ def check_same_definitions(point: ExactPoint, shards: Collection[str]) -> None:
         f" {point_label(before.increment)} ({_text(cut_time(before))}) and {point_label(after.increment)}"
         f" ({_text(cut_time(after))}), and WAL does not show when; on {what}",
         hint=[
-            f"restore the state before the change: {restore_command(name)} --increment {before.increment}",
-            f"or the state after it: {restore_command(name)} --increment {after.increment}",
+            f"restore the state before the change: {again} --increment {before.increment}",
+            f"or the state after it: {again} --increment {after.increment}",
         ],
         details={
             "snapshot": name,

@@ -352,9 +352,10 @@ def test_what_is_restored_and_refused_at_exact_times(
     assert code == 0, drilled
     assert (drilled["result"], drilled["exact"]["before"], drilled["exact"]["after"]) == ("holds", 1, 2)
     assert_copies_are_compared(runs, at[3])
-    for command in (["check", NAME], ["restore", NAME, "--dry-run"]):
+    for command in (["check", NAME], ["restore", NAME, "--replace", "--dry-run"]):
         code, refused = run_here(fleet, *command, "--at", changed_at.isoformat(), "--exact")
         assert (code, refused["error"]) == (3, "exact-definitions"), refused
+    assert f"snapshot restore {NAME} --replace --increment 2" in refused["hint"]
     assert refused["details"]["changed"] == {"s1": ["public.note"]}
     assert (refused["details"]["before"], refused["details"]["after"]) == (2, 3)
     runs.restore(NAME, target, at=changed_at, exact=True, scope=RestoreScope(nodes=("s2",)))

@@ -177,3 +177,10 @@ def test_changed_definitions_are_refused_on_their_shards_only() -> None:
         check_same_definitions(found(chain, 15), [shard])
     assert "--increment 1" in raised.value.hint
     assert "--increment 2" in raised.value.hint
+    command = "snapshot restore daily --node s1 --replace"
+    with pytest.raises(ExactDefinitionsError) as raised:
+        check_same_definitions(found(chain, 15), [shard], command)
+    assert raised.value.hint.split("\n") == [
+        f"restore the state before the change: {command} --increment 1",
+        f"or the state after it: {command} --increment 2",
+    ]

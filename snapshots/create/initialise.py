@@ -13,6 +13,7 @@ from typing import Any, cast
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
+from psycopg.sql import Literal
 
 from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.own_process import own_label
@@ -356,11 +357,13 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
             if not any(f"node {node.id}: " in part and sign in part for part in messages for sign in signs):
                 continue
             roles.add(role)
-            database, name = database_name(node.dsn), quote(role)
+            name = quote(role)
+            # A pooler may have the database under another name than the server, which can't be asked.
+            grant = f"'GRANT CONNECT ON DATABASE %I TO %I', current_database(), {Literal(role).as_string()}"
             lines += [
-                connect_line(addresses[node.id], database),
+                connect_line(addresses[node.id], database_name(node.dsn)),
                 f"CREATE ROLE {name} LOGIN REPLICATION;",
-                f"GRANT CONNECT ON DATABASE {quote(database)} TO {name};",
+                rf"SELECT format({grant}) \gexec",
                 f"GRANT pg_read_all_stats TO {name};",
             ]
         if lines:

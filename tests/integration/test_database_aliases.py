@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -13,11 +14,13 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.embedded.server import SUPERUSER
 from cutline.fleet.progress import Silent
-from cutline.nodes.connections import connect
-from cutline.nodes.problems import addresses_of, find_role_problems, script_of
+from cutline.nodes.connections import NodeUnreachableError, connect
+from cutline.nodes.problems import addresses_of, find_role_problems, quote, script_of
+from cutline.nodes.programs import run_tool
 from cutline.nodes.read_only import resume_fleet
 from cutline.restore.scope.scope import RestoreScope
 from cutline.restore.targets.target import TargetUnfitError
+from cutline.snapshots.create.initialise import initialise
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.faults.pg_proxy import pg_proxies, route_through
@@ -80,6 +83,30 @@ def test_the_script_that_init_suggests_connects_by_the_name_that_the_pooler_has(
     with psycopg.connect(target, user=SUPERUSER) as connection:
         assert connection.execute("SELECT current_database()").fetchone() == (DATABASE,)
     assert f"dbname={ALIAS}" in target
+
+
+def test_the_script_for_a_role_that_does_not_exist_grants_on_the_database_that_the_server_has(
+    both: tuple[Runs, Runs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct, aliased = both
+    role = 'it\'s "absent"'
+    first, *others = aliased.fleet.nodes
+    listed = replace(aliased.fleet, nodes=(replace(first, dsn=make_conninfo(first.dsn, user=role)), *others))
+    with pytest.raises(NodeUnreachableError) as refused:
+        initialise(listed, Silent())
+    script = tmp_path / "script.sql"
+    script.write_text(refused.value.hint.partition("\n")[2])
+    monkeypatch.setenv("PGUSER", SUPERUSER)
+    dsn = direct.fleet.nodes[0].dsn
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        try:
+            run_tool("psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={script}", dsn)
+            granted = (
+                "SELECT FROM pg_database, aclexplode(datacl) WHERE datname = %s AND grantee::regrole = %s::regrole"
+            )
+            assert connection.execute(granted, (DATABASE, quote(role))).fetchall() == [()]
+        finally:
+            connection.execute(f"DROP OWNED BY {quote(role)}; DROP ROLE {quote(role)}".encode())
 
 
 @pytest.mark.parametrize("scope", [RestoreScope(), RestoreScope(data_only=True)], ids=["databases", "rows"])

@@ -315,8 +315,15 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
         )
 
 
-def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
-    """Create both publications, add missing tables, and repair altered publications; return the tables added.
+class Published(NamedTuple):
+    """The tables that were added to the publications, and the publications that were created or repaired."""
+
+    added: list[str]
+    repaired: list[str]
+
+
+def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> Published:
+    """Create both publications, add missing tables, and repair altered publications.
 
     A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so chains can
     continue. If it raises NotOwnerError or EventTriggerError, it has changed nothing.
@@ -330,9 +337,10 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             lacking = {name: wanted[name].keys() - members.get(name, {}).keys() for name in wanted}
             _check_owned(connection, [wanted[name][table] for name in wanted for table in lacking[name]])
             _remove_tables(connection, fleet_id, members)
-            added: list[str] = []
+            added, repaired = list[str](), list[str]()
             for name, operations in operations_of(fleet_id).items():
-                _ensure_options(connection, name, operations, options)
+                if _ensure_options(connection, name, operations, options):
+                    repaired.append(name)
                 present = {
                     table: membership for table, membership in members.get(name, {}).items() if table in wanted[name]
                 }
@@ -343,7 +351,7 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
                 added += missing
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
-    return added
+    return Published(added, repaired)
 
 
 def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> None:
@@ -368,16 +376,19 @@ def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
 
 
-def repair_options(connection: psycopg.Connection[Any], fleet_id: str) -> None:
-    """Create the publications that are missing, and repair what the others publish; their tables stay.
+def repair_options(connection: psycopg.Connection[Any], fleet_id: str) -> list[str]:
+    """Create the publications that are missing, and repair what the others publish; return both. Their tables stay.
 
     If it raises NotOwnerError or EventTriggerError, it has changed nothing.
     """
     try:
         with connection.transaction():
             options = _options(connection, fleet_id)
-            for name, operations in operations_of(fleet_id).items():
-                _ensure_options(connection, name, operations, options)
+            return [
+                name
+                for name, operations in operations_of(fleet_id).items()
+                if _ensure_options(connection, name, operations, options)
+            ]
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
 
@@ -428,7 +439,8 @@ def publication_of(group: Group, fleet_id: str) -> str:
 
 def _ensure_options(
     connection: psycopg.Connection[Any], name: str, operations: str, options: Mapping[str, tuple[str, str]]
-) -> None:
+) -> bool:
+    """Make the publication publish the operations of all rows; return whether it did not."""
     if name not in options:
         statement = "CREATE PUBLICATION {} WITH (publish = {})"
     elif options[name] != (operations, ""):
@@ -436,8 +448,9 @@ def _ensure_options(
         statement += ", publish_generated_columns = none" if _has_generated(connection) else ""
         statement += ")"
     else:
-        return
+        return False
     run_ddl(connection, sql.SQL(statement).format(sql.Identifier(name), sql.Literal(operations)))
+    return True
 
 
 def _has_generated(connection: psycopg.Connection[Any]) -> bool:

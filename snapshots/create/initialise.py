@@ -38,9 +38,11 @@ from cutline.nodes.problems import (
 )
 from cutline.nodes.programs import check_programs, wheel_bin_directory
 from cutline.nodes.publications import (
+    Published,
     check_admissible,
     ensure_publications,
     other_publications_texts,
+    publication_of,
     read_own_names,
 )
 from cutline.nodes.read_only import find_freeze_problems
@@ -52,6 +54,7 @@ from cutline.snapshots.ddl.attempts import DDL_RACE_ERRORS, DROPPED_ERRORS
 from cutline.snapshots.ddl.fingerprint import PUBLIC_CATALOGS
 from cutline.snapshots.operations.majority import check_servers, forget_nodes, read_recorded_primaries
 from cutline.snapshots.operations.slot_guard import KeptChain, how_to_free_slots, note_unknown_slots, read_kept_chains
+from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.proven_chains import naming_contradictions, read_continued, snapshot_names
 from cutline.snapshots.records.store_identity import (
@@ -189,7 +192,7 @@ def _initialise(
         note_unknown_slots(kept, progress)
         for text in other_publications_texts(sessions.ask_primaries(read_own_names), identity.fleet_id):
             progress.note(text)
-        to_copy, renamed = _find_copies_to_renew(store, sessions, kept)
+        to_copy, renamed = _find_copies_to_renew(store, sessions, kept, published)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)
         warnings = _find_surroundings_warnings(sessions, fleet, progress)
@@ -199,7 +202,7 @@ def _initialise(
             nodes=tuple(sessions.identities.values()),
             groups={node: [table.group.name for table in found] for node, found in tables.items()},
             append_only={node: _append_only_names(found) for node, found in tables.items()},
-            published=published,
+            published={node: one.added for node, one in published.items()},
             forgotten=forgotten,
             deleting_refused=refused.message if refused else "",
             encryption_key=key.id if key else "",
@@ -248,10 +251,11 @@ def _find_surroundings_warnings(
 
 
 def _find_copies_to_renew(
-    store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain]
+    store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain], published: Mapping[str, Published]
 ) -> tuple[tuple[CopyToRenew, ...], tuple[RenamedNode, ...]]:
-    """Return the copies that the next increments begin again because nodes have joined or were replaced.
+    """Return the copies that the next increments begin again.
 
+    Nodes have joined or were replaced, or this init has repaired a publication of their shard (`published`, by shard).
     Also returns the nodes that the chains know by other ids.
 
     The chains are those that have slots. An upgraded server may have lost them, so if one is not the recorded server,
@@ -271,12 +275,25 @@ def _find_copies_to_renew(
             if not continued.full.only_cut and not has_end(store, name, continued.full.chain):
                 ids = find_renamed_of(sessions, sessions.fleet, continued)
                 in_chain = sessions.with_chain_ids(ids)
-                reasons = find_renewable(in_chain, continued)
+                repaired = {
+                    node.id: f"publication {altered} was altered or dropped; init has repaired it"
+                    for node in in_chain.nodes
+                    if node.id in continued.parts
+                    and (altered := _repaired_of(published[ids.get(node.shard, node.shard)], continued, node.shard))
+                }
+                reasons = repaired | find_renewable(in_chain, continued)
                 found += [CopyToRenew(name, ids.get(node, node), reason) for node, reason in reasons.items()]
                 renamed += [
                     RenamedNode(name, node.id, node.listed_as) for node in in_chain.fleet.nodes if node.listed_as
                 ]
     return tuple(found), tuple(renamed)
+
+
+def _repaired_of(published: Published, continued: Chain, shard: str) -> str:
+    """Return a repaired publication that the chain has tables of the shard in; "" if there is none."""
+    identity = continued.full.fleet_id
+    used = {publication_of(group, identity) for group in continued.all_groups.get(shard, ())}
+    return next((name for name in published.repaired if name in used), "")
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
@@ -381,7 +398,7 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
 
 def _update_publications(
     node: Node, connection: psycopg.Connection[Any], fleet_id: str, tables: list[Table]
-) -> list[str]:
+) -> Published:
     names = [qualify(table.group) for table in tables]
     try:
         with raising_locked(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():

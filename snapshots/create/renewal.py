@@ -205,7 +205,7 @@ def renew_copies(
         progress.note(renewal_note(node, "is copied", reasons[node.id], chain))
     # Another increment that had taken the lock would have created these slots.
     check_exclusive(context.lock, context.store, context.operation)
-    _repair_publications(sessions, nodes, state.selection.fleet_id)
+    _repair_publications(sessions, nodes, state.selection.fleet_id, progress)
     left = drop_slots(nodes, slot)
     for node in (node for node in nodes if node.id in left):
         _do_without(sessions, node, _undropped_error(sessions, node, slot))
@@ -219,14 +219,17 @@ def renew_copies(
     return replace(new, reasons=reasons)
 
 
-def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: str) -> None:
+def _repair_publications(sessions: Sessions, nodes: Iterable[Node], fleet_id: str, progress: Progress) -> None:
     """Repair the publications of the primaries among the nodes: slots decode the WAL that follows through them."""
 
-    def repair(node: Node) -> None:
+    def repair(node: Node) -> list[str]:
         with raising_unreachable(node):
-            repair_options(sessions.connections[node.id], fleet_id)
+            return repair_options(sessions.connections[node.id], fleet_id)
 
-    in_parallel(repair, [node for node in nodes if node.backup_of is None])
+    primaries = [node for node in nodes if node.backup_of is None]
+    for node, repaired in zip(primaries, in_parallel(repair, primaries), strict=True):
+        if repaired:
+            progress.note(News(f"node {node.id}: repaired Cutline's publications: {', '.join(repaired)}"))
 
 
 def with_completed(

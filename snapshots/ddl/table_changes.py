@@ -34,6 +34,7 @@ from cutline.nodes.connections import raising_unreachable
 from cutline.nodes.groups import ORDINARY_TABLE, Column, Group, Table, list_names, number_groups, qualify, read_tables
 from cutline.nodes.publications import (
     NOWHERE,
+    PublicationChangedError,
     TableStamps,
     add_to_publications,
     changed_error,
@@ -157,8 +158,9 @@ def plan_shard(
             continue
         # Append-only tables have a separate publication, which a table leaves when it gets a replica identity.
         is_same_kind = was and _is_append_only(was.group) == _is_append_only(table.group)
-        if was and was.state and not was.why_lost and state.membership and is_same_kind:
-            check_publication(node, was.state, state)
+        is_published = was and was.state and not was.why_lost and state.membership and is_same_kind
+        if is_published and was and was.state and was.state.publication != state.publication:
+            raise _altered_error(node, state.publication, states)
         reason = _why_copy(was, table, state, tried, is_moved=table.oid in moved) if was else why_new(table.oid)
         if not reason and was and is_same and not tried:
             unchanged.append(was.group)
@@ -185,11 +187,12 @@ def _assign_number(table: Table, number: int, partitions: int) -> Table:
     return replace(table, group=structs.replace(table.group, number=number, partitions=partitions))
 
 
-def check_publication(node: str, before: TableState, after: TableState) -> None:
-    """Raise PublicationChangedError if the publication itself was altered: changes to all its tables may be missing."""
-    if before.publication != after.publication:
-        problem = "was altered or replaced after the last commit; changes may be missing"
-        raise changed_error(node, f"the publication of {after.table} {problem}", [after.table])
+def _altered_error(node: str, publication: str, states: Mapping[str, TableState]) -> PublicationChangedError:
+    """Return the error for a publication that was altered itself: changes to all its tables may be missing."""
+    tables = sorted(name for name, state in states.items() if state.publication == publication)
+    of = tables[0] if len(tables) == 1 else f"{len(tables):,} tables ({list_some(tables, TABLES_NAMED_MAX)})"
+    problem = "was altered or replaced after the last commit; changes may be missing"
+    return changed_error(node, f"Cutline's publication of {of} {problem}", tables)
 
 
 def _why_copy(was: TableBefore, table: Table, state: TableState, tried: list[TableBefore], *, is_moved: bool) -> str:

@@ -26,6 +26,7 @@ from cutline.nodes.connections import with_database
 from cutline.nodes.left_out import LeftOutKind
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment, preview_increment
+from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.renewal import ONE_READER
 from cutline.snapshots.records.commit import DefinitionChanges, Increment
 from cutline.snapshots.records.proven_chains import point_label
@@ -198,9 +199,11 @@ WITHOUT_UPDATES = (
      "publication {ours} no longer exists; it published kept.person"),
     (WITHOUT_UPDATES, r"publication {ours} \(kept.person, kept.total\) was altered: it publishes insert"),
     ([*WITHOUT_UPDATES, "ALTER PUBLICATION {ours} SET (publish = 'insert, update, delete, truncate')"],
-     "the publication of kept.person was altered or replaced after the last commit; changes may be missing"),
+     r"Cutline's publication of 2 tables \(kept.person, kept.total\) was altered or replaced after the last commit;"
+     " changes may be missing"),
     (["DROP PUBLICATION {ours}", "UPDATE kept.person SET age = age + 1 WHERE id = 3",
-      "CREATE PUBLICATION {ours} FOR TABLE kept.person, kept.total"], "kept.person was altered or replaced after"),
+      "CREATE PUBLICATION {ours} FOR TABLE kept.person, kept.total"],
+     r"\(kept.person, kept.total\) was altered or replaced after"),
     (["ALTER PUBLICATION {ours} SET (publish_via_partition_root)"], "partitions as their root"),
     (["ALTER PUBLICATION {ours}_append_only SET (publish = 'truncate')", "INSERT INTO kept.log VALUES ('unseen')"],
      "publishes truncate"),
@@ -221,6 +224,10 @@ def test_a_publication_that_may_miss_changes_costs_a_copy_of_its_shard(
         (note,) = [note for note in notes if f"primary s1 {does}: " in note]
         assert not isinstance(note, News)
         assert note.endswith(GAP.format("increment 1"))
+    is_altered_now = "altered or replaced" not in what
+    assert [note.partition(": ")[2].partition(": ")[0] for note in noted.notes if "s1: repaired" in note] == (
+        ["repaired Cutline's publications"] * is_altered_now
+    )
     assert current.slots == slots
     assert_goes_on(current)
 
@@ -272,10 +279,13 @@ def test_a_dropped_publication_costs_a_copy_of_its_shard_with_its_standby(chain_
         "UPDATE kept.person SET age = age + 1 WHERE id = 4",
         "INSERT INTO kept.log VALUES ('unseen')",
     )
-    current.runs.init()
+    found = [one for one in initialise(current.fleet, Silent()).to_copy if one.snapshot == current.name]
+    why = f"publication {ours} was altered or dropped; init has repaired it"
+    assert sorted((one.node, one.reason) for one in found) == [("s1", why), ("s1-b1", why)]
     commit = current.runs.increment(current.name)
     assert commit.renewed.keys() == {"s1", "s1-b1"}
     assert_goes_on(current)
+    assert initialise(current.fleet, Silent()).to_copy == ()
 
 
 @pytest.mark.timeout(300)

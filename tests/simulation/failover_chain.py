@@ -657,7 +657,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
         make_cut.time: {"sleep": own_sleep(lambda seconds: world.pass_some())},
         prepare_tables: {"in_parallel": one_by_one},
         renewal: {
-            "repair_options": lambda _connection, _fleet_id: None,
+            "repair_options": lambda _connection, _fleet_id: [],
             "export_snapshots": calls.export,
             "await_prepared": calls.await_prepared,
             "drop_slots": calls.drop,

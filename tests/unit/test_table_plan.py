@@ -254,7 +254,7 @@ def test_a_table_that_left_its_publication_is_copied_again() -> None:
 
 
 def test_a_publication_that_was_altered_as_a_whole_is_refused() -> None:
-    with pytest.raises(PublicationChangedError, match=r"node n: the publication of public\.t was altered"):
+    with pytest.raises(PublicationChangedError, match=r"node n: Cutline's publication of public\.t was altered"):
         plan(OLD, state(OLD, publication="1.900"))
 
 

@@ -219,6 +219,9 @@ def runs_on_this_machine(master: str) -> bool:
 
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
+# Servers keep and remove WAL in files of this size, by default. A slot that was just advanced still keeps some WAL:
+# with a smaller limit, each create would drop such slots.
+RETAINED_WAL_MIN = Size(16 * 1024**2)
 # A command itself opens up to five sessions on a node, and needs at least one more for tasks.
 CONNECTIONS_MIN = 6
 GC_GRACE = Duration.parse("24h")
@@ -1104,17 +1107,30 @@ def _node(entry: NodeTable, file: FleetFile) -> Node:
     dsn = libpq_environment.with_environment(expand_dsn(f"node {entry.id}: dsn", entry.dsn))
     remember_secrets_of(dsn)
     dsn = check_dsn(f"node {entry.id}: dsn", dsn, is_primary=entry.backup_of is None)
+    if entry.max_retained_wal is None:
+        retained_bytes_max = _retained_max("wal.max_retained_wal", file.wal.max_retained_wal)
+    else:
+        retained_bytes_max = _retained_max(f"node {entry.id}: max_retained_wal", entry.max_retained_wal)
     return Node(
         id=entry.id,
         dsn=dsn,
         backup_of=entry.backup_of,
-        retained_wal_bytes_max=file.wal.max_retained_wal if entry.max_retained_wal is None else entry.max_retained_wal,
+        retained_wal_bytes_max=retained_bytes_max,
         connections_max=entry.connections_max,
         programs=_path("tools.postgresql", file.tools.postgresql) if file.tools.postgresql else None,
         read_bytes_per_second=file.limits.read,
         restore_bytes_per_second=file.limits.restore,
         known_as=entry.known_as,
     )
+
+
+def _retained_max(place: str, size: Size) -> Size:
+    if size < RETAINED_WAL_MIN:
+        raise ValueError(
+            f"{place} is {size:,} bytes, but a server keeps WAL in files of {size_text(RETAINED_WAL_MIN)},"
+            f" also for a slot that needs no more; set at least {RETAINED_WAL_MIN >> 20}MiB: docs/fleet-file.md"
+        )
+    return size
 
 
 def _check_nodes(nodes: tuple[Node, ...]) -> None:

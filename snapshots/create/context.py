@@ -162,7 +162,7 @@ def begin_full(
         note_restores(store, settle_operations(store, sessions.fleet, progress, operations), sessions, progress)
         progress.reached(CrashPoint.SETTLED)
         check_not_deleted(store, request.name, ANOTHER_NAME)
-        staying = guard_nodes(store, sessions, progress, operations)
+        staying = guard_nodes(store, sessions, progress, operations).staying
         if not request.only_cut:
             note_older_chains(store, not_ended_by_watch(sessions.fleet, request.name, staying), progress)
         before = frozenset(sessions.absent)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Container, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -17,6 +18,7 @@ from cutline.fleet.config import Fleet, GroupRules, Node
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NEW_CHAIN, without_node
 from cutline.fleet.timeline_history import TimelineHistory
+from cutline.fleet.units import size_text
 from cutline.nodes.baseline import BaselineChangedError, FleetTopologyError, check_baseline, check_presence
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.left_out import LeftOut
@@ -52,9 +54,19 @@ from cutline.snapshots.records.proven_chains import commit_missing_error
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lineage import agreed_position, check_histories, diverged_error
-from cutline.wal.drain.slots import ADVANCED, check_slot, count_free_slots, no_free_slot_error, slot_name, slot_state
+from cutline.wal.drain.slots import (
+    ADVANCED,
+    POSITION,
+    SlotLostError,
+    check_slot,
+    count_free_slots,
+    no_free_slot_error,
+    slot_name,
+    slot_state,
+)
 from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
 
+POSITION_QUERY = f"SELECT coalesce({POSITION}, '0/0')::text"
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
 """
@@ -134,13 +146,15 @@ def check_continuable(
     documents: Mapping[str, Set[str]] | None = None,
     replaced: Collection[str] = (),
     *,
+    dropped: Mapping[str, str] = MappingProxyType({}),
     reads_archives: bool = True,
 ) -> Continuable:
     """Check commits, baseline, settings, slots, archive, tables, publications and objects; raise the first error.
 
     Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
     that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, `replaced` as in
-    CreateRequest, and `reads_archives` as in find_underway.
+    CreateRequest, and `reads_archives` as in find_underway. `dropped` says why this command has
+    dropped the chain's slot on a node.
     """
     check_commits(store, chain, documents)
     sessions.read_histories()
@@ -148,7 +162,9 @@ def check_continuable(
     renewable = find_renewable(sessions, chain, replaced)
     underway, to_renew = find_underway(store, sessions, chain, renewable, reads_archives=reads_archives)
     ended = _check_nodes(store, sessions, chain, to_renew)
-    to_renew |= {node: without_node(error.message, node) for node, error in ended.items()}
+    for node, error in ended.items():
+        has_dropped = node in dropped and isinstance(error, SlotLostError)
+        to_renew[node] = dropped[node] if has_dropped else without_node(error.message, node)
     to_renew = {node: reason for node, reason in to_renew.items() if node not in underway}
     underway = {node: one for node, one in underway.items() if node not in sessions.absent}
     agreed = {node: position for node, error in ended.items() if (position := agreed_position(error)) is not None}
@@ -313,12 +329,25 @@ def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node
     reached = max(listed, chain.archived_to(node.id))
     check_place(node, place, reached)
     if state is None or state.confirmed <= listed:
-        check_slot(node.id, slot, state, listed)
+        check_slot(node.id, slot, state, listed, why_missing="" if state else _why_missing(sessions, node, reached))
         return
     end, how = _archive_end(store, chain, node.id, listed), ADVANCED
     if state.confirmed > end and (standby := _find_promoted_standby(store, sessions, chain, node, state.confirmed)):
         how = f"a command that failed during a failover had archived the WAL of standby {standby} up to there"
     check_slot(node.id, slot, state, end, how)
+
+
+def _why_missing(sessions: Sessions, node: Node, archived: Lsn) -> str:
+    """Say that another create drops the slot if the node has written more WAL than its limit; "" if it has not."""
+    with raising_unreachable(node):
+        ((position,),) = sessions.connections[node.id].execute(POSITION_QUERY).fetchall()
+    written, limit = Lsn.parse(position) - archived, node.retained_wal_bytes_max
+    if written <= limit:
+        return ""
+    return (
+        f"; since the last increment, the node has written {size_text(written)} of WAL, more than max_retained_wal"
+        f" ({size_text(limit)}): then a create of any snapshot drops the slot"
+    )
 
 
 def _find_promoted_standby(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node, position: Lsn) -> str:

@@ -12,9 +12,9 @@ chain that nobody continues are dropped node by node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -193,22 +193,31 @@ def ruling_text(kept: KeptChain, ruling: SlotRuling, continued: str | None = Non
     return f"{over_limit_text(kept)}: the next create will drop its slots{lost}"
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The snapshots whose chains still have slots, sorted; one that is not finished may be among them.
+
+    `dropped` are the nodes whose slots of the continued chain were past their limits, with the reason for a new copy.
+    """
+
+    staying: tuple[str, ...] = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+
 def guard_nodes(
     store: ObjectStore,
     sessions: Sessions,
     progress: Progress,
     operations: Iterable[str] | None = None,
     continued: str | None = None,
-) -> list[str]:
+) -> Guarded:
     """Warn of every chain past half of a node's limit, and drop the slots past it.
 
     Also drops the slots of chains that have failed, were removed or have ended, and those for copying tables whose
     operations have ended: a standby that was away then may still have one. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
-
-    Returns the snapshots whose chains still have slots, sorted; one that is not finished may be among them.
     """
-    staying: list[str] = []
+    staying, own = list[str](), dict[str, str]()
     for kept in read_kept_chains(store, sessions, progress, operations):
         ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
         dropped = {node.id for node in ruling.nodes}
@@ -225,10 +234,17 @@ def guard_nodes(
         elif kept.chain == continued:
             # The increment says what it copies again.
             progress.note(News(over_limit_text(kept)))
+            own = {one.node: _limit_reason(one) for one in kept.retained if one.node in dropped}
         else:
             progress.note(_dropped_text(store, kept, ruling))
         _drop_kept_slots(kept, ruling.nodes, progress)
-    return sorted(staying)
+    return Guarded(tuple(sorted(staying)), own)
+
+
+def _limit_reason(retained: Retained) -> str:
+    """Return why the node is copied again, for the commit: afterwards, nothing else shows that there was a slot."""
+    kept, limit = size_text(retained.size_bytes), size_text(retained.limit_bytes)
+    return f"it kept {kept} of WAL for the chain, more than max_retained_wal ({limit}), so its slot was dropped"
 
 
 def _dropped_text(store: ObjectStore, kept: KeptChain, ruling: SlotRuling) -> str:

@@ -16,7 +16,7 @@ from cutline.wal.drain.slots import slot_name
 from tests.commands.snapshot_runs import Ready, Runs, slots_of
 from tests.integration.refusing import execute
 
-FILLER_BYTES = 4 << 20
+FILLER_BYTES = 12 << 20
 REPLAY_SECONDS_MAX = 30
 RETAINED_QUERY = """
 SELECT slot_name, pg_wal_lsn_diff(

@@ -60,6 +60,8 @@ from tests.stores.damage import flip_byte
 
 KEPT = '[copies]\nresume_from = "8 KiB"\nwait = "60s"\n'
 SHARDS = ("s1", "s2")
+# More WAL than the smallest limit on it; the transaction's commit flushes it.
+FILLER = f"SELECT pg_logical_emit_message(false, 'filler', repeat('x', {17 << 20})), pg_current_xact_id()"
 # `big` and `wide` take several tasks each, and the others share tasks.
 TABLES = {"big": 3000, "wide": 900, "small": 40, "bag": 30, "gone": 20}
 # How long an interrupted snapshot waits for its repetition.
@@ -517,8 +519,8 @@ def test_the_limit_on_retained_wal_ends_an_interrupted_snapshot(place: Place) ->
     """Past the limit, the next create drops its slots; a repetition begins again."""
     place.interrupt("nightly", signal.SIGKILL)
     path = place.fleet.path
-    path.write_text(path.read_text() + '\n[wal]\nmax_retained_wal = "1 MiB"\n')
-    place.execute("s1", "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+    path.write_text(path.read_text() + '\n[wal]\nmax_retained_wal = "16 MiB"\n')
+    place.execute("s1", FILLER)
 
     document = place.run("create", "point", "--only-cut")
 
@@ -716,10 +718,10 @@ def keep_too_much(place: Place, standby: str) -> None:
     """Set a limit on WAL for the standby alone, and exceed it."""
     path, dsn = place.fleet.path, place.fleet.node(standby).dsn
     (slot,) = slots_of(dsn)
-    path.write_text(path.read_text().replace(f'id = "{standby}"\n', f'id = "{standby}"\nmax_retained_wal = "1 MiB"\n'))
+    path.write_text(path.read_text().replace(f'id = "{standby}"\n', f'id = "{standby}"\nmax_retained_wal = "16 MiB"\n'))
     shard = place.fleet.node(standby).shard
-    place.execute(shard, "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
-    await_none(lambda: retained_bytes(dsn, slot) <= 1 << 20)
+    place.execute(shard, FILLER, "INSERT INTO small SELECT n, repeat('w', 1000) FROM generate_series(1000, 4000) n")
+    await_none(lambda: retained_bytes(dsn, slot) <= 16 << 20)
 
 
 def retained_bytes(standby: str, slot: str) -> int:

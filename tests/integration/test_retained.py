@@ -5,6 +5,7 @@ The tests ask PostgreSQL itself how much WAL a node retains.
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import cutline.snapshots.operations.slot_guard as module
 from cutline.embedded.fleet import EmbeddedFleet, stop_fleet
 from cutline.fleet.config import Fleet, Node
 from cutline.fleet.progress import Silent
+from cutline.fleet.units import size_text
 from cutline.nodes.connections import with_database
 from cutline.nodes.sessions import open_sessions
 from cutline.snapshots.create.context import CreateRequest
@@ -137,9 +139,14 @@ def assert_another_chain_loses_only_its_slots(
 def assert_the_other_chain_goes_on(guarded: GuardedFleet, chain: str) -> None:
     """Its next increment copies the shard anew, with a gap that is named; earlier restore points stay."""
     noted = Notes()
-    commit = create_increment(guarded.fleet, CreateRequest("first"), guarded.spark, noted)
+    limited = guarded.with_limit(FILLER_BYTES).fleet
+    commit = create_increment(limited, CreateRequest("first"), guarded.spark, noted)
     assert commit.renewed.keys() == {"s1", "s1-b1"}
-    assert commit.renewed["s1"].reason.endswith("does not exist")
+    why = (
+        rf"slot {slot_name(chain)} does not exist; since the last increment, the node has written \S+ MiB of WAL, more"
+    )
+    for renewal in commit.renewed.values():
+        assert re.match(rf"{why} than max_retained_wal \({size_text(FILLER_BYTES)}\)", renewal.reason), renewal.reason
     noted.find_one("primary s1 is copied again", "between the full snapshot and this increment can be restored")
     assert slot_name(chain) in guarded.slots()[0] & guarded.slots()[1]
     assert guarded.list_states() == {"first": "complete", "second": "complete"}
@@ -169,6 +176,10 @@ def assert_the_continued_chain_is_copied_again(guarded: GuardedFleet, chain: str
     assert guarded.slots() == slots
     commit = Runs(limited.fleet, guarded.spark).increment("second")
     assert commit.renewed.keys() == {"s1", "s1-b1"}
+    # The commit says why nobody finds the slot any more.
+    for node, limit in ((node, size_text(node.retained_wal_bytes_max)) for node in limited.fleet.nodes):
+        why = rf"it kept \S+ MiB of WAL for the chain, more than max_retained_wal \({limit}\), so its slot was dropped"
+        assert re.fullmatch(why, commit.renewed[node.id].reason), commit.renewed[node.id].reason
     # The other chain is past the limit, too, and nobody has continued it.
     assert guarded.slots() == [{slot_name(chain)}] * 2
     assert limited.list_states()["second"] == "complete"

@@ -25,7 +25,7 @@ client = {region = "eu", endpoints = ["http://${HOST}:1"]}
 [cut]
 global_id = "^(?P<global>[^:]+):"
 [wal]
-max_retained_wal = 1000
+max_retained_wal = 20000000
 [groups]
 include = ["public.*"]
 exclude = ["audit.*"]
@@ -59,7 +59,7 @@ known_as = ["east", "db:1"]
 id = "a-b"
 backup_of = "a"
 dsn = "dbname=shop user=u"
-max_retained_wal = "1.5 KiB"
+max_retained_wal = "16MiB"
 connections_max = 12
 """
 
@@ -80,8 +80,10 @@ def test_a_file_with_every_key_is_read(fleet_file: Path, monkeypatch: pytest.Mon
     client = {"region": "eu", "endpoints": ["http://h:1"]}
     assert fleet.store.options == {"retry_for": 1800.0, "key": "k", "client": client}
     assert fleet.nodes == (
-        Node("a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=1000, known_as=("east", "db:1")),
-        Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=1536, connections_max=12),
+        Node(
+            "a", "user=u password=p$ dbname=shop host=h", retained_wal_bytes_max=20_000_000, known_as=("east", "db:1")
+        ),
+        Node("a-b", "dbname=shop user=u", "a", retained_wal_bytes_max=16_777_216, connections_max=12),
     )
     assert [node.shard for node in fleet.nodes] == ["a", "a"]
     assert fleet.primaries == fleet.nodes[:1]
@@ -151,8 +153,20 @@ def test_a_malformed_dsn_is_refused_without_showing_it(
     ('"16gib"', 17_179_869_184), ('"1.5TB"', 1_500_000_000_000), ('"2 TiB"', 2_199_023_255_552),
 ])  # fmt: skip
 def test_a_size_is_a_number_of_bytes_or_a_text_with_a_unit(fleet_file: Path, text: str, size_bytes: int) -> None:
-    fleet_file.write_text(f"{HEAD}[wal]\nmax_retained_wal = {text}\n{NODE}")
-    assert load_fleet(fleet_file).nodes[0].retained_wal_bytes_max == size_bytes
+    fleet_file.write_text(f"{HEAD}[retention]\nquota = {text}\n{NODE}")
+    assert load_fleet(fleet_file).retention.quota_bytes == size_bytes
+
+
+@pytest.mark.parametrize(("limits", "place"), [
+    ("[wal]\nmax_retained_wal = '1 MiB'\n" + NODE, "wal.max_retained_wal is 1,048,576 bytes"),
+    (NODE + "max_retained_wal = 16777215\n", "node a: max_retained_wal is 16,777,215 bytes"),
+])  # fmt: skip
+def test_a_limit_that_up_to_date_slots_would_pass_is_refused(fleet_file: Path, limits: str, place: str) -> None:
+    fleet_file.write_text(HEAD + limits)
+    with pytest.raises(FleetFileError, match=f"{place}, but a server keeps WAL in files of 16.0 MiB") as raised:
+        load_fleet(fleet_file)
+    assert "set at least 16MiB" in raised.value.message
+    assert raised.value.exit_code == 2
 
 
 def test_a_minimal_file_has_every_default(fleet_file: Path) -> None:

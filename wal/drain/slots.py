@@ -356,12 +356,14 @@ def slot_problem(name: str, state: SlotState | None) -> str:
     return "" if state.two_phase else f"slot {name} does not decode prepared transactions"
 
 
-def check_slot(node: str, name: str, state: SlotState | None, archived: int, how: str = ADVANCED) -> SlotState:
+def check_slot(
+    node: str, name: str, state: SlotState | None, archived: int, how: str = ADVANCED, why_missing: str = ""
+) -> SlotState:
     """Return the state; raise SlotLostError unless the slot can continue where the archive ends.
 
-    `how` says how a slot has come past the end of the archive.
+    `how` says how a slot has come past the end of the archive, and `why_missing` why there may be none.
     """
-    problem = slot_problem(name, state)
+    problem = slot_problem(name, state) + (why_missing if state is None else "")
     if state is not None and not problem and state.confirmed > archived:
         place = str(state.confirmed)
         problem = f"slot {name} is at {place}, but the archive ends at {archived}: {how}"

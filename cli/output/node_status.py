@@ -9,16 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cutline.cli.output.renewed import copy_document
 from cutline.cli.output.tables import Enumeration, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.messages import NODES_NAMED_MAX, list_some
 from cutline.nodes.lock import LockAnswer, ask_lock_holders
 from cutline.nodes.publications import other_publications_texts
-from cutline.snapshots.listing.listing import with_slots
+from cutline.snapshots.listing.listing import Entry, with_slots
 from cutline.snapshots.listing.metrics import PRIMARY, STANDBY
 from cutline.snapshots.listing.metrics_gathering import archived_positions, chains_by_cut, read_entries
 from cutline.snapshots.listing.slot_owners import UNKNOWN, UNKNOWN_OWNER, SlotOwner, read_owners
+from cutline.snapshots.records.commit import BackgroundCopy
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.lags import LagsQuery, NodeLags, SlotLag
 
@@ -28,7 +30,8 @@ class NodeStatus:
     """A node's answer. `lock` is None for a standby; `archived` is the position up to which its WAL is in the store.
 
     `server` is the node of fleet.toml whose server has the role of `node`, "" if it is its own. `owners` are the chains
-    that the node's slots belong to, by slot.
+    that the node's slots belong to, by slot. `copies` are the copies of a standby that are made in the background, by
+    snapshot.
     """
 
     node: str
@@ -38,6 +41,7 @@ class NodeStatus:
     archived: Lsn | None
     server: str = ""
     owners: Mapping[str, SlotOwner] = field(default_factory=dict)
+    copies: Mapping[str, BackgroundCopy] = field(default_factory=dict)
 
     @property
     def problem(self) -> str:
@@ -64,6 +68,7 @@ class NodeStatus:
             "problem": self.problem or None,
             "position": str(lags.position) if lags.position is not None else None,
             "slots": [asdict(slot) | self._owner_of(slot.slot).to_json() for slot in lags.slots],
+            "copying": [{"snapshot": name, **copy_document(copy)} for name, copy in self.copies.items()],
             "archive_lag_bytes": lags.behind(self.archived),
             "replay_lag_bytes": lags.replay.size_bytes if lags.replay else None,
             "replay_lag_seconds": lags.replay.seconds if lags.replay else None,
@@ -83,6 +88,7 @@ class NodeStatus:
         else:
             parts += [f"at {self.lags.position}" if self.lags.position is not None else "position unknown"]
             parts += [self._slot_text(slot) for slot in self.lags.slots]
+        parts += [f"being copied for snapshot {name}: {_copied_text(copy)}" for name, copy in self.copies.items()]
         if (behind := self.lags.behind(self.archived)) is not None:
             parts.append(f"archive {size_text(behind)} behind")
         if (replay := self.lags.replay) is not None:
@@ -115,6 +121,12 @@ def unknown_texts(nodes: Iterable[NodeStatus], fleet_id: str | None) -> list[str
     ] + other_publications_texts({node.node: node.lags.publications for node in listed}, fleet_id)
 
 
+def _copied_text(copy: BackgroundCopy) -> str:
+    from cutline.snapshots.create.background_copies import progress_text
+
+    return progress_text(copy)
+
+
 def _lock_text(lock: LockAnswer) -> str:
     if lock.problem:
         return f"fleet lock unknown: {lock.problem}"
@@ -126,7 +138,7 @@ def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
     query = LagsQuery(fleet)
     locks = {answer.node: answer for answer in ask_lock_holders(fleet)}
     entries, lags = read_entries(store, fleet), query.lags()
-    archived = archived_positions(chains_by_cut(entries))
+    archived, copies = archived_positions(chains_by_cut(entries)), _read_copies(store, entries)
     entries = tuple(with_slots(entry, lags.slots) for entry in entries)
     owners = read_owners(store, entries, {slot.slot for found in lags.nodes.values() for slot in found.slots})
     return [
@@ -138,6 +150,22 @@ def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
             archived.get(node.id),
             "" if (server := lags.server_of(node.id)) == node.id else server,
             owners,
+            copies.get(node.id, {}),
         )
         for node in fleet.nodes
     ]
+
+
+def _read_copies(store: ObjectStore, entries: Iterable[Entry]) -> dict[str, dict[str, BackgroundCopy]]:
+    """Read how far the copies of standbys are now that the chains' last commits name, by node and snapshot."""
+    found: dict[str, dict[str, BackgroundCopy]] = {}
+    for entry in entries:
+        if entry.chain is None or entry.ended is not None:
+            continue
+        for node, copying in entry.chain.copying.items():
+            # Imported here, because few fleets have such copies.
+            from cutline.snapshots.create.background_copies import read_underway
+
+            now = read_underway(store, entry.chain, node).at_commit(copying.last)
+            found.setdefault(entry.chain.listed_id(node), {})[entry.name] = now
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 from cutline.fleet.messages import NODES_NAMED_MAX, group_by_value, join_some, list_some
 from cutline.fleet.record import to_builtins
 from cutline.snapshots.records.chain import RenewalGap, gaps_of
-from cutline.snapshots.records.commit import Commit, FullSnapshot
+from cutline.snapshots.records.commit import BackgroundCopy, Commit, FullSnapshot
 from cutline.snapshots.records.proven_chains import lost_points_text, lost_text, point_label
 
 
@@ -29,20 +29,21 @@ def renewed_document(commit: Commit) -> list[dict[str, Any]]:
 
 def copying_document(commit: Commit) -> list[dict[str, Any]]:
     """Return the standbys whose tables are being copied in the background, and how far it is, as in JSON output."""
-    return [
-        {
-            "node": node,
-            "backup_of": copying.identity.backup_of,
-            "base": str(copying.base),
-            "reason": copying.reason,
-            "begun_by": copying.operation,
-            "tables": copying.copied,
-            "tables_wanted": copying.wanted,
-            "bytes": copying.copied_bytes,
-            "bytes_wanted": copying.wanted_bytes,
-        }
-        for node, copying in commit.copying.items()
-    ]
+    return [{"node": node, **copy_document(copying)} for node, copying in commit.copying.items()]
+
+
+def copy_document(copying: BackgroundCopy) -> dict[str, Any]:
+    """Return the copy of a standby as in JSON output."""
+    return {
+        "backup_of": copying.identity.backup_of,
+        "base": str(copying.base),
+        "reason": copying.reason,
+        "begun_by": copying.operation,
+        "tables": copying.copied,
+        "tables_wanted": copying.wanted,
+        "bytes": copying.copied_bytes,
+        "bytes_wanted": copying.wanted_bytes,
+    }
 
 
 def retired_shards(commit: Commit) -> list[str]:

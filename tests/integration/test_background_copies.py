@@ -31,7 +31,7 @@ from cutline.snapshots.create.increment import create_increment
 from cutline.snapshots.operations.open_operations import read_open_operations
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
 from cutline.snapshots.operations.slot_guard import SlotRuling, read_kept_chains, rule_on_slots
-from cutline.snapshots.records.background_records import CopyStep, steps_prefix
+from cutline.snapshots.records.background_records import CopyStep, read_steps, steps_prefix
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Increment
 from cutline.snapshots.records.operation_records import CREATE, VALID
@@ -42,7 +42,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, create_exported_slot
 from cutline.wal.segments.archive import archive_prefix
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
 from tests.faults.stalled_network import Notes
 from tests.integration.promoting import fleet_with_chain
@@ -125,6 +125,19 @@ def is_proven(place: ChangingFleet, *increments: int) -> None:
     place.check_restores_without("s1", *increments)
 
 
+def assert_status_is_of_now(place: ChangingFleet, commit: Increment) -> None:
+    """`status --nodes` counts the tables that were copied after the commit, too."""
+    steps = read_steps(place.fleet.store.open(), "chain", STANDBY, commit.copying[STANDBY].operation)
+    copied, wanted = sum(len(step.rows) for step in steps), commit.copying[STANDBY].wanted
+    assert copied > commit.copying[STANDBY].copied
+    nodes = {one["node"]: one["copying"] for one in run_here(place.fleet, "status", "--nodes")[1]["nodes"]}
+    (shown,) = nodes.pop(STANDBY)
+    assert (shown["snapshot"], shown["tables"], shown["tables_wanted"]) == ("chain", copied, wanted)
+    assert set(map(tuple, nodes.values())) == {()}
+    line = f"being copied for snapshot chain: {copied} of {wanted} tables"
+    assert line in " ".join(run_and_capture(place.fleet, "status", "--nodes")[1].split())
+
+
 def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -> None:
     place.runs.full("chain")
     place.rebuild(STANDBY)
@@ -136,6 +149,7 @@ def test_a_rebuilt_standby_is_copied_while_tables_change(place: ChangingFleet) -
     second = next_increment(place)
     assert second.copying[STANDBY].copied > 0
     assert second.copying[STANDBY].operation == first.operation
+    assert_status_is_of_now(place, second)
     # Changed, gone and new while the copy is made: those that are copied already, and those that are not.
     place.execute(
         "s1",

@@ -207,7 +207,16 @@ def test_one_of_two_concurrent_creates_of_an_increment_wins(chain: Runs) -> None
     (("create", "nothing", "--incremental"), "snapshot-missing", 3),
     (("restore", NAME), "target-exists", 3),
     (("restore", NAME, "--increment", "9"), "snapshot-missing", 3),
+    (("restore", "nothing"), "snapshot-missing", 3),
     (("check", "nothing"), "snapshot-missing", 3),
+    (("check", NAME, "--increment", "9"), "snapshot-missing", 3),
+    (("show", "nothing"), "snapshot-missing", 3),
+    (("show", NAME, "--increment", "9"), "snapshot-missing", 3),
+    (("list", "nothing"), "snapshot-missing", 3),
+    (("merge", NAME, "--to", "9"), "snapshot-missing", 3),
+    (("keep", f"{NAME}@9"), "snapshot-missing", 3),
+    (("end", "nothing", "--yes"), "snapshot-missing", 3),
+    (("delete", "nothing", "--yes"), "snapshot-missing", 3),
     (("create", "bad/name"), "usage", 2),
 ])  # fmt: skip
 def test_a_refusal_reports_its_exit_code_and_its_name(

@@ -348,8 +348,10 @@ def _table(chosen: Iterable[Entry], checks: NewestChecks, now: datetime, last: i
                     ", ".join([entry.state] * is_newest + ["terminal"] * summary.terminal),
                     count_text(summary.changes) if has_changes else "",
                     count_text(summary.transactions) if has_changes else "",
-                    size_text(summary.bytes),
-                    sparkline([increment.bytes for increment in entry.summaries], levels) if is_newest else "",
+                    size_text(entry.base_bytes if summary is base and entry.base_bytes is not None else summary.bytes),
+                    sparkline([one.bytes for one in entry.summaries if one.increment > entry.first], levels)
+                    if is_newest
+                    else "",
                     _checked(checks, entry, now) if is_newest else "",
                     _reread(checks, entry, now) if is_newest else "",
                     shortened(summary.comment),

@@ -13,16 +13,24 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmation
 from cutline.cli.output.failure import DONE
-from cutline.cli.output.given_up import code_of_drop, drop_text, dropped_document, dropped_lines
+from cutline.cli.output.given_up import code_of_drop, drop_document, drop_text, dropped_document, dropped_lines
 from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.results import answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.running import MergePlan, MergeReport, plan_merge, run_merge
-from cutline.snapshots.removal.earlier_objects import DropResult, drop_earlier_objects, plan_drop
+from cutline.snapshots.records.merge_records import Merge
+from cutline.snapshots.removal.earlier_objects import (
+    DropPlan,
+    DropResult,
+    drop_earlier_objects,
+    plan_drop,
+    preview_drop,
+)
 from cutline.snapshots.removal.pinning import check_none_pinned
 from cutline.spark.on_demand import SparkOnDemand
+from cutline.storage.store import ObjectStore
 
 SCHEMA = "cutline/merge/1"
 
@@ -83,11 +91,13 @@ def _merge(
         if dry_run:
             with progress(context) as shown:
                 plan = plan_merge(fleet, name, to, shown)
-            lines = plan_lines(plan)
+            lines, document = plan_lines(plan), plan_document(plan)
             if drop_earlier:
-                check_none_pinned(fleet.store.open(), name, range(plan.increment))
-                lines.append(f"give up the restore points before increment {plan.increment}, and remove their objects")
-            answer(context, plan_document(plan), [*lines, "nothing was changed"])
+                drop = _plan_drop(fleet.store.open(), plan)
+                what = "" if plan.existing else ", but for the objects that the merge carries"
+                lines.append(f"give up: {drop_text(drop)}{what}")
+                document["to_drop"] = drop_document(drop)
+            answer(context, document, [*lines, "nothing was changed"])
             return
         with activity(context, fleet, "merge", name) as shown:
             plan = plan_merge(fleet, name, to, shown)
@@ -117,6 +127,13 @@ def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmatio
     with progress(context) as shown:
         # Much may have happened while the question was open.
         return drop_earlier_objects(store, plan_drop(store, name, first), shown)
+
+
+def _plan_drop(store: ObjectStore, plan: MergePlan) -> DropPlan:
+    """Return what the merge lets go; before it is made, with the objects that it will carry."""
+    name = plan.chain.name
+    check_none_pinned(store, name, range(plan.increment))
+    return plan_drop(store, name, plan.increment) if plan.existing else preview_drop(store, plan.chain)
 
 
 def plan_document(plan: MergePlan) -> dict[str, Any]:
@@ -160,8 +177,7 @@ def plan_lines(plan: MergePlan) -> list[str]:
 
 def document_of(report: MergeReport) -> dict[str, Any]:
     """Return the command's JSON output."""
-    merge = report.merge
-    counts = merge.counts
+    merge, counts = report.merge, _counts(report.merge)
     return {
         "schema": SCHEMA,
         "dry_run": False,
@@ -175,20 +191,29 @@ def document_of(report: MergeReport) -> dict[str, Any]:
         "objects": counts["objects"],
         "carried_objects": counts["carried_objects"],
         "carried_bytes": counts["carried_bytes"],
+        "written_objects": counts["written_objects"],
+        "written_bytes": counts["written_bytes"],
     }
+
+
+def _counts(merge: Merge) -> dict[str, int]:
+    """Return the counts of the merge, and what is left of its objects and bytes without those that were carried."""
+    counts = merge.counts
+    written = {f"written_{name}": counts[name] - counts[f"carried_{name}"] for name in ("objects", "bytes")}
+    return {**counts, **written}
 
 
 def lines_of(report: MergeReport) -> list[str]:
     """Return the human-readable output."""
-    merge = report.merge
-    counts = merge.counts
+    merge, counts = report.merge, _counts(report.merge)
     if not report.is_new:
         return [f"{merge.snapshot} begins at increment {merge.increment} already: operation {report.operation}"]
-    objects, rows = quantity_text(counts["objects"], "objects"), quantity_text(counts["rows"], "rows")
-    carried = f"{counts['carried_objects']:,} ({size_text(counts['carried_bytes'])})"
+    written, carried = (
+        f"{quantity_text(counts[objects], 'objects')} ({size_text(counts[size])})"
+        for objects, size in (("written_objects", "written_bytes"), ("carried_objects", "carried_bytes"))
+    )
     return [
-        f"{merge.snapshot} begins at increment {merge.increment} now: {rows} in {objects}"
-        f" ({size_text(counts['bytes'])}), of which {carried} are those of earlier base copies;"
-        f" {seconds_text(report.seconds)}",
+        f"{merge.snapshot} begins at increment {merge.increment} now: {quantity_text(counts['rows'], 'rows')};"
+        f" wrote {written}, carried {carried} from earlier base copies; {seconds_text(report.seconds)}",
         f"to check it: snapshot check {merge.snapshot} --increment {merge.increment}",
     ]

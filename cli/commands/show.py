@@ -302,11 +302,13 @@ def document_of(entry: Entry, chain: Chain) -> dict[str, Any]:
 def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
     """Return the human-readable output."""
     full = chain.stored_full
+    first = "restore point, without rows, " if full.only_cut else "full snapshot "
+    if entry.first:
+        # The full snapshot can't be restored any more.
+        first = f"begins with the merge at increment {entry.first} "
     lines: list[str | RenderableType] = [
-        f"{chain.name}: "
-        + ("restore point, without rows, " if full.only_cut else "full snapshot ")
-        + f"of {moment_text(cut_time(full))}, {quantity_text(len(chain.increments), 'increments')}, "
-        + f"{size_text(entry.bytes)}"
+        f"{chain.name}: {first}of {moment_text(cut_time(chain.commits[0] if entry.first else full))},"
+        f" {quantity_text(len(chain.increments), 'increments')}, {size_text(entry.bytes)}"
         + (f" — {shortened(full.comment)}" if full.comment else ""),
         *([entry.remark] if entry.remark else []),
         "",

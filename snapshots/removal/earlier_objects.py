@@ -47,6 +47,7 @@ from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.storage.store import Listed, ObjectExistsError, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError, create_or_find
+from cutline.wal.segments.archive import last_number
 
 FOLDERS = ("base", "lists", "wal")
 
@@ -191,6 +192,33 @@ def plan_drop(store: ObjectStore, snapshot: str, needed: int | None = None) -> D
         tuple(points),
         tuple(entry for entry in listed if _is_earlier(earlier, snapshot, entry.key)),
     )
+
+
+def preview_drop(store: ObjectStore, chain: Chain) -> DropPlan:
+    """Find what a merge at the chain's last increment would let go: at most these objects, because it carries some.
+
+    Raises the errors of read_chain.
+    """
+    name, last = chain.name, chain.last.increment
+    earlier = read_as_committed(store, name, last)
+    merges = list(read_merges(store, name))
+    operations = {commit.operation for commit in earlier.commits}
+    operations |= {one.operation for one in merges if one.increment < last}
+    archives = {node: chain.archive(node) for node in chain.parts}
+    later = {key for one in merges if one.increment > last for key in _keys_of(one, read_merge_lists(store, one))}
+
+    def is_earlier(key: str) -> bool:
+        parsed = parse_key(name, key)
+        if parsed is None or parsed.owner not in operations or key in later:
+            return False
+        if parsed.kind is Kind.SEGMENT and parsed.owner == archives.get(parsed.node):
+            return parsed.number <= last_number(chain.newest_segments(parsed.node))
+        return parsed.kind in (Kind.SEGMENT, Kind.BASE, Kind.LIST)
+
+    listed = [entry for folder in FOLDERS for entry in store.inventory(f"snapshots/{name}/{folder}")]
+    points = range(first_increment(store, name), last)
+    objects = tuple(entry for entry in listed if is_earlier(entry.key))
+    return DropPlan(name, last, chain.full.chain, "", tuple(points), objects)
 
 
 def _keys_of(merge: Merge, lists: Iterable[ObjectList]) -> Iterator[str]:

@@ -48,7 +48,7 @@ from cutline.storage.store import ObjectStore
 from cutline.wal.segments.archive import ArchiveError
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.commands.changing_fleet import ChangingFleet, changing_fleet
-from tests.commands.in_process import run_here
+from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet
 from tests.mutations.sealing import seal_document
 from tests.mutations.values import collect_others, mutate, mutations_of
@@ -261,8 +261,19 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
     command(place, "check", "chain", "--increment", "1")
     (listed,) = command(place, "list")["snapshots"]
     assert listed["last_check"]["increment"] == 1
-    document = command(place, "merge", "chain", "--to", "2", "--drop-earlier", "--yes")
+    words = ("merge", "chain", "--to", "2", "--drop-earlier")
+    planned = command(place, *words, "--dry-run")["to_drop"]
+    document = command(place, *words, "--yes")
+    assert planned["increments"] == document["dropped"]["increments"]
+    # What was carried stays, and so do segments with transactions that are needed later.
+    kept_max = document["carried_objects"] + 2 * len(place.fleet.nodes)
+    assert 0 <= planned["objects"] - document["dropped"]["objects"] <= kept_max
+    assert planned["bytes"] >= document["dropped"]["bytes"]
+    exact = command(place, *words, "--dry-run")["to_drop"]
+    assert (exact["increments"], exact["objects"]) == ([], 0)
     assert (document["increment"], document["is_new"]) == (2, True)
+    assert document["written_objects"] + document["carried_objects"] == document["objects"]
+    assert document["written_bytes"] + document["carried_bytes"] == document["bytes"]
     assert document["dropped"]["increments"] == [0, 1]
     assert document["dropped"]["objects"] > 0
     assert document["dropped"]["refused"] == []
@@ -294,6 +305,9 @@ def test_dropping_what_lies_before(place: ChangingFleet) -> None:
         name: listed[name] for name in ("name", "cut_at", "begins_at", "increments")
     }
     assert [cut["id"] for cut in shown["cuts"]] == [one["cut"] for one in listed["increments"]]
+    made_at = listed["increments"][0]["cut_at"][:19].replace("T", " ")
+    begins = f"chain: begins with the merge at increment 2 of {made_at}Z, 1 increment, "
+    assert run_and_capture(place.fleet, "show", "chain")[1].startswith(begins)
     code, document = run_here(place.fleet, "show", "chain", "--increment", "1")
     assert (code, document["error"]) == (3, "merged-away")
 

@@ -49,6 +49,20 @@ def test_a_full_snapshot_without_changes_has_no_number_and_an_empty_increment_ha
     assert [[row[column] for column in wanted] for row in table.rows] == [["1", "0", "0", ""], ["full", "", "", ""]]
 
 
+def test_the_sizes_of_increments_that_a_merge_replaced_are_not_shown(fleet: Fleet) -> None:
+    listing = list_store(fleet)
+    (entry,) = listing.entries
+    (one,) = entry.summaries
+    summaries = tuple(structs.replace(one, increment=number, bytes=1000 * number) for number in (1, 2, 3))
+    merged = replace(entry, summaries=summaries, first=2, base_bytes=77)
+    table = lines_of(replace(listing, entries=(merged,)), NOW)[0]
+    assert isinstance(table, FittingTable)
+    wanted = [table.titles.index(title) for title in ("increment", "size")]
+    assert [[row[column] for column in wanted] for row in table.rows] == [["3", "2.9 KiB"], ["2 (base)", "77 B"]]
+    # The only increment since.
+    assert len(str(table.rows[0][table.titles.index("sizes")])) == 1
+
+
 def test_a_line_names_the_node_that_retains_much_wal(fleet: Fleet) -> None:
     listing = list_store(fleet)
     assert retaining(listing).notes == []

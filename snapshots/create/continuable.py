@@ -66,7 +66,7 @@ from cutline.wal.drain.slots import (
 )
 from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
 
-POSITION_QUERY = f"SELECT coalesce({POSITION}, '0/0')::text"
+POSITION_QUERY = f"SELECT ({POSITION})::text"
 PLACE_QUERY = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_current_wal_flush_lsn()::text END
 """
@@ -340,8 +340,8 @@ def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node
 def _why_missing(sessions: Sessions, node: Node, archived: Lsn) -> str:
     """Say that another create drops the slot if the node has written more WAL than its limit; "" if it has not."""
     with raising_unreachable(node):
-        ((position,),) = sessions.connections[node.id].execute(POSITION_QUERY).fetchall()
-    written, limit = Lsn.parse(position) - archived, node.retained_wal_bytes_max
+        (position,) = sessions.connections[node.id].execute(POSITION_QUERY).fetchone() or (None,)
+    written, limit = Lsn.parse(position or str(ORIGIN)) - archived, node.retained_wal_bytes_max
     if written <= limit:
         return ""
     return (

@@ -72,9 +72,15 @@ def slot_may_be_ahead() -> AbstractContextManager[object]:
 
 
 def _check_lost_slot(
-    check: Callable[..., SlotState], node: str, name: str, state: SlotState | None, archived: int, how: str = ""
+    check: Callable[..., SlotState],
+    node: str,
+    name: str,
+    state: SlotState | None,
+    archived: int,
+    *others: str,
+    **more: str,
 ) -> SlotState:
-    return check(node, name, state, max(archived, state.confirmed if state else 0), how)
+    return check(node, name, state, max(archived, state.confirmed if state else 0), *others, **more)
 
 
 def prepared_are_not_awaited() -> AbstractContextManager[object]:

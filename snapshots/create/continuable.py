@@ -15,7 +15,7 @@ from types import MappingProxyType
 from msgspec import structs
 
 from cutline.fleet.config import Fleet, GroupRules, Node
-from cutline.fleet.lsn import Lsn
+from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEW_CHAIN, without_node
 from cutline.fleet.timeline_history import TimelineHistory
 from cutline.fleet.units import size_text

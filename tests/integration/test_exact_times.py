@@ -355,7 +355,7 @@ def test_what_is_restored_and_refused_at_exact_times(
     for command in (["check", NAME], ["restore", NAME, "--replace", "--dry-run"]):
         code, refused = run_here(fleet, *command, "--at", changed_at.isoformat(), "--exact")
         assert (code, refused["error"]) == (3, "exact-definitions"), refused
-    assert f"snapshot restore {NAME} --replace --increment 2" in refused["hint"]
+    assert f" restore {NAME} --replace --increment 2" in refused["hint"]
     assert refused["details"]["changed"] == {"s1": ["public.note"]}
     assert (refused["details"]["before"], refused["details"]["after"]) == (2, 3)
     runs.restore(NAME, target, at=changed_at, exact=True, scope=RestoreScope(nodes=("s2",)))

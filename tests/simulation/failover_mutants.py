@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cutline.fleet.lsn import Lsn
+from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes import sessions as node_sessions
 from cutline.nodes.sessions import Sessions
 from cutline.snapshots.create import continuable, make_cut, renewal
@@ -42,7 +43,7 @@ def _within_the_model(
 
 def no_timeline_check() -> AbstractContextManager[object]:
     """Continue on whatever timeline the server is."""
-    return patch.object(continuable, "_check_history", lambda sessions, chain, node, timeline: None)
+    return patch.object(TimelineHistory, "parted_from", lambda was, now: None)
 
 
 def any_switch_will_do() -> AbstractContextManager[object]:

@@ -13,6 +13,7 @@ from cutline.cli.output.arguments import DryRun, command_context
 from cutline.cli.output.completing import complete_snapshots
 from cutline.cli.output.confirmation import ConfirmationMissingError, Yes, require_confirmation
 from cutline.cli.output.failure import DONE, REFUSED, UNREACHABLE
+from cutline.cli.output.given_up import undeleted_lines
 from cutline.cli.output.hooks import with_hooks
 from cutline.cli.output.pinned import pin_document
 from cutline.cli.output.results import answer, emit
@@ -241,7 +242,7 @@ def removed_lines(removed: RemovalResult, what: str, again: str) -> list[str]:
     lines += [f"publication dropped: {publication}" for publication in removed.publications]
     if removed.publications:
         lines.append(NEXT_INIT)
-    lines += [f"warning: the store refused to delete {key}: {why}" for key, why in removed.refused.items()]
+    lines += undeleted_lines(removed.refused)
     lines += [f"warning: slot not dropped, the node is unreachable: {one}" for one in removed.slots_left]
     lines += [f"warning: publication not dropped: {one}" for one in removed.publications_left]
     lines += [

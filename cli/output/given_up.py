@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cutline.cli.output.failure import DONE, REFUSED
 from cutline.cli.output.tables import quantity_text, size_text
 from cutline.snapshots.removal.earlier_objects import DropPlan, DropResult
+
+# In a bucket with Object Lock, all objects of a chain may be refused: thousands.
+REFUSALS_SHOWN_MAX = 3
 
 
 def drop_text(plan: DropPlan) -> str:
@@ -38,8 +42,15 @@ def dropped_document(result: DropResult) -> dict[str, Any]:
 
 def dropped_lines(result: DropResult) -> list[str]:
     """Return a result as human-readable lines."""
-    refused = (f"warning: {key} could not be removed: {why}" for key, why in result.refused.items())
-    return [f"removed: {drop_text(result.plan)}", *refused]
+    return [f"removed: {drop_text(result.plan)}", *undeleted_lines(result.refused)]
+
+
+def undeleted_lines(refused: Mapping[str, str]) -> list[str]:
+    """Return the store's first reasons for refusing to delete objects, by key, and count the others."""
+    lines = [f"warning: {why}" for why in list(refused.values())[:REFUSALS_SHOWN_MAX]]
+    if len(refused) > REFUSALS_SHOWN_MAX:
+        lines.append(f"warning: the store refused to delete {len(refused):,} objects: --json lists all of them")
+    return lines
 
 
 def code_of_drop(result: DropResult) -> int:

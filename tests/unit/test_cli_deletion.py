@@ -15,6 +15,7 @@ from cutline.cli.commands.prune import lines_of as prune_result_lines
 from cutline.cli.commands.prune import losses_of as confirmed_prune
 from cutline.cli.commands.prune import plan_document as prune_plan_document
 from cutline.cli.commands.prune import plan_lines as prune_plan_lines
+from cutline.cli.output.given_up import undeleted_lines
 from cutline.fleet.config import RULES, Retention
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.leases import SnapshotInUseError, hold_lease, lease_expiry
@@ -31,6 +32,7 @@ from tests.unit.made_checks import ended, outcome_key, point
 from tests.unit.made_commits import identity, memory
 
 SLOT = slot_name("op-old-0")
+LOCKED = "object snapshots/old/{} can't be deleted: it is locked"
 
 
 def new_store_of_two_chains() -> tuple[InMemoryStore, InMemoryNodes]:
@@ -143,14 +145,24 @@ def test_an_unfinished_deletion_says_what_is_left_and_how_to_finish() -> None:
         f"warning: slot not dropped, the node is unreachable: {SLOT} on b",
         "not everything was deleted; to retry: snapshot delete old",
     ]
-    refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": "object lock"})
+    refused = replace(deletion.removed, slots_left=[], refused={"snapshots/old/x": LOCKED.format("x")})
     assert code_of(refused) == 3
     result = DeletionResult(deletion.mark, refused)
-    assert "warning: the store refused to delete snapshots/old/x: object lock" in lines_of(result)
-    assert document_of(result)["refused"] == [{"object": "snapshots/old/x", "why": "object lock"}]
+    assert "warning: object snapshots/old/x can't be deleted: it is locked" in lines_of(result)
+    assert document_of(result)["refused"] == [{"object": "snapshots/old/x", "why": LOCKED.format("x")}]
     again = plan_lines(plan_deletion(store, FLEET, "old", force=False))
     assert again[0].startswith(f"old was deleted at {deletion.mark.at} by ")
     assert lines_of(DeletionResult(deletion.mark, None))[0].endswith("nothing of it is left in the store")
+
+
+def test_a_store_that_refuses_to_delete_thousands_of_objects_is_described_in_four_lines() -> None:
+    locked = {f"snapshots/old/{number}": LOCKED.format(number) for number in range(4000)}
+    first = [f"warning: {LOCKED.format(number)}" for number in range(3)]
+    assert undeleted_lines(locked) == [
+        *first,
+        "warning: the store refused to delete 4,000 objects: --json lists all of them",
+    ]
+    assert undeleted_lines(dict(list(locked.items())[:3])) == first
 
 
 def test_deleting_the_last_snapshot_drops_the_publications_and_says_how_to_create_them_again() -> None:

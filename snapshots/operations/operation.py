@@ -228,7 +228,9 @@ def _stopped_error(intent: Intent, *, is_undone: bool) -> StoppedError:
     if not intent.increment:
         hint = f"the name {intent.snapshot} is still free: {hint}; to remove the objects that it stored: snapshot gc"
     if is_undone:
-        return StoppedError("nothing was committed, and no slot is left on a node", hint=hint)
+        # The slots of a chain that continues stay.
+        slots = "the slots of the chain stay" if intent.increment else "no slot is left on a node"
+        return StoppedError(f"nothing was committed, and {slots}", hint=hint)
     left = "nothing was committed, but something is left on a node: the next create, delete, prune or gc removes it"
     return StoppedError(left, hint=hint)
 

@@ -53,6 +53,16 @@ def test_an_error_undoes_and_closes_the_operation(store: ObjectStore) -> None:
     assert read_recorded_commits(store) == {}
 
 
+def test_an_interrupted_increment_does_not_say_that_its_chain_has_lost_its_slots(store: ObjectStore) -> None:
+    operation = Operation(new_operation("create", "shop", 1, ("a",)))
+    with (
+        pytest.raises(StoppedError, match=r"^nothing was committed, and the slots of the chain stay$") as raised,
+        record_operation(store, operation),
+    ):
+        raise KeyboardInterrupt
+    assert raised.value.hint == "to try again, repeat the command"
+
+
 def test_an_interrupt_after_the_commit_undoes_nothing(store: ObjectStore) -> None:
     operation, undone = new_full(), []
     with (

@@ -24,11 +24,13 @@ from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     CHECK_OUTCOMES,
     CREATE,
+    DELETE,
     DRILL,
     FAILED,
     IN_STORE,
     MERGE,
     OUTCOMES,
+    PRUNE,
     REPAIR,
     Failure,
     Intent,
@@ -304,6 +306,9 @@ class OpenOperation:
             return f"{what} has no outcome yet: its {intent.kind} is in the store"
         if self.is_running:
             return f"{what} is running{self._where}; to follow it: snapshot status"
+        if intent.kind in (DELETE, PRUNE):
+            # Perhaps the store refused to delete objects; the process did not die then.
+            return f"{what} has not finished; {self.remedy}"
         lacks = f", and has not committed {made}" if made else ""
         return f"{what} {self.dead_text} and has no outcome{lacks}; {self.kept_text}{self.remedy}"
 

@@ -132,7 +132,19 @@ def remove_recorded(
         for one in open_removals(store, mark.snapshot):
             reason = "" if one.id == intent.id else f"finished by {intent.id}"
             record_outcome(store, one, "done", reason, None if reason else details)
+    else:
+        close_earlier(store, intent)
     return removed
+
+
+def close_earlier(store: ObjectStore, intent: Intent) -> None:
+    """Close the earlier operations that this one repeats. The caller has found the mark in the store.
+
+    In a bucket with Object Lock, a daily prune is refused for weeks: only the last repetition stays open.
+    """
+    for one in open_removals(store, intent.snapshot):
+        if one.id != intent.id and (one.kind, one.increment) == (intent.kind, intent.increment):
+            record_outcome(store, one, "failed", f"continued by {intent.id}")
 
 
 def _check_whole(store: ObjectStore, snapshot: str) -> None:

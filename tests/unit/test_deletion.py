@@ -10,6 +10,7 @@ import pytest
 from cutline.check.structure import names_to_check
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.open_operations import read_open_intents
+from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.proven_chains import commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import (
     is_deleted,
@@ -153,6 +154,21 @@ def test_every_object_that_the_store_keeps_is_named_and_the_rest_is_deleted(part
     assert (again.is_done, again.objects) == (True, len(kept))
     assert is_finished(store, "old", force=False)
     assert read_mark(store, tombstone_key("old")).operation == removed.operation
+
+
+def test_a_deletion_that_the_store_refuses_day_after_day_is_open_once() -> None:
+    store = LockingStore(unused_url(), locked=("/base/",))
+    nodes = store_two_chains(store)
+    operations = [removed.operation for _ in range(3) if (removed := delete(store, nodes).removed)]
+    assert [one.id for one in read_open_intents(store)] == operations[-1:]
+    assert len(set(operations)) == 3
+    first = read_outcome(store, operations[0])
+    assert first is not None
+    assert (first.state, first.reason) == ("failed", f"continued by {operations[1]}")
+    again = delete(replace(store, locked=()), nodes).removed
+    assert again is not None
+    assert again.is_done
+    assert read_open_intents(store) == []
 
 
 def test_commit_files_are_deleted_first_the_newest_before_the_others() -> None:

@@ -18,6 +18,7 @@ from cutline.snapshots.fold import limits
 from cutline.snapshots.merge.running import MergeReport, Proof, plan_merge, run_merge
 from cutline.snapshots.operations.object_damage import Damage
 from cutline.snapshots.operations.object_lists import read_chain_lists
+from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, AbsentCopy, listed_objects
 from cutline.snapshots.records.merge_records import first_increment, merge_key
@@ -31,7 +32,8 @@ from cutline.snapshots.repair.base_rows import rebuild_base
 from cutline.snapshots.repair.planning import RepairPlan, RepairRequest, _Planner, plan_repair
 from cutline.snapshots.repair.running import RepairReport, run_repair
 from cutline.storage.clock import utc_now
-from cutline.storage.store import ObjectStore
+from cutline.storage.memory import InMemoryStore
+from cutline.storage.store import DeletionRefusedError, ObjectStore
 from cutline.wal.segments.damage import ObjectDamagedError
 from tests.unit.made_garbage import preview_gc
 from tests.unit.made_repairs import (
@@ -194,6 +196,26 @@ def test_a_chain_is_continued_without_what_only_states_before_its_merge_need(kin
     damage(shard, key, body)
     with pytest.raises(ChainObjectMissingError, match=key):
         check_objects(shard.store, continued(shard))
+
+
+def test_restore_points_that_a_store_refuses_to_give_up_leave_one_open_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard = new_shard()
+    shard.take()
+    merge(shard, 1)
+
+    def refuse(store: InMemoryStore, key: str) -> None:
+        raise DeletionRefusedError(url=store.url, key=key, reason="it is locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InMemoryStore, "delete", refuse)
+        results = [drop_earlier_objects(shard.store, plan_drop(shard.store, NAME), Silent()) for _ in range(3)]
+    assert [bool(one.refused) for one in results] == [True] * 3
+    assert [one.id for one in read_open_intents(shard.store)] == [results[-1].operation]
+    assert drop_earlier_objects(shard.store, plan_drop(shard.store, NAME), Silent()).refused == {}
+    assert read_open_intents(shard.store) == []
+    check_whole(shard)
 
 
 def test_a_chain_is_continued_after_a_repair_of_what_its_merge_lists() -> None:

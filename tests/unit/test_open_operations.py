@@ -52,6 +52,17 @@ def test_an_open_operation_without_a_commit_is_named_without_alarm() -> None:
     assert store.list("") == before
 
 
+@pytest.mark.parametrize(("kind", "again"), [("delete", "delete daily"), ("prune", "prune")])
+def test_a_removal_that_the_store_has_refused_is_not_called_dead(kind: str, again: str) -> None:
+    store = memory()
+    one = leave_open(store, kind)
+    (found,) = read_open_operations(store)
+    assert found.text == (
+        f"operation {one.id} ({kind} daily, begun 2026-11-20T11:00:00.000Z) has not finished; to resume it:"
+        f" snapshot {again}"
+    )
+
+
 def test_an_open_restore_is_named_with_the_databases_that_it_makes() -> None:
     store = memory()
     one = structs.replace(leave_open(store, kind="restore"), operation="op-r", targets=("7/bank", "8/bank", "8/till"))

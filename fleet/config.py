@@ -485,6 +485,8 @@ def toml_hint(error: Exception) -> str:
         return "correct the TOML syntax; strings must be quoted"
     if str(error).endswith("got `array` - at `$.drill`"):
         return "put settings in [drill], and each assertion in its own [[drill.assertion]]; see docs/fleet-file.md"
+    if re.search(r"unknown field `(name|store)` - at `\$\.copy", str(error)):
+        return "each [[copy]] has only `to`: the URL of the second store, or the path of a fleet file that names it"
     # Keys after a table header belong to that table, and [spark] and [store_options] accept any key.
     if re.search(r"(unknown|required) field `(name|store)`(?! - at `\$\.node)", str(error)):
         return "name and store must come before the first table; docs/fleet-file.md lists every key"

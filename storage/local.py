@@ -33,7 +33,7 @@ from cutline.storage.folders import (
     walk,
     write_durably,
 )
-from cutline.storage.process_limits import OPEN_FILES_HINT, is_used_up
+from cutline.storage.process_limits import FULL_DISK, OPEN_FILES_HINT, is_used_up
 from cutline.storage.store import (
     AnswerLostError,
     DeletionRefusedError,
@@ -270,10 +270,21 @@ class LocalStore:
             missing = isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError))
             if key is not None and missing:
                 raise ObjectMissingError(url=self.url, key=key) from error
-            hint = (
-                OPEN_FILES_HINT if is_used_up(error) else "check the folder's permissions, its disk and the free space"
-            )
-            raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=hint) from error
+            raise StoreUnreachableError(url=self.url, reason=reason_of(error), hint=_hint_of(error)) from error
+
+
+def _hint_of(error: OSError) -> str:
+    if is_used_up(error):
+        return OPEN_FILES_HINT
+    if error.errno in FULL_DISK:
+        # The tombstone of a deletion is stored before anything is deleted.
+        return (
+            "make room in the folder's file system, or enlarge it; snapshot gc removes garbage even from a full store,"
+            " but delete and prune need room for a few small objects; then repeat the command"
+        )
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files that the process may write: ulimit -f"
+    return "check the folder's permissions and its disk"
 
 
 def reason_of(error: OSError) -> str:

@@ -101,6 +101,31 @@ def test_the_folder_of_a_drills_servers_is_named(fleet: Fleet) -> None:
         )
 
 
+# Fills the store, and removes what fits into it.
+FILL = """
+import sys
+from cutline.storage.open import open_store
+from cutline.storage.store import StoreUnreachableError
+store = open_store(f"file://{sys.argv[1]}", {})
+store.create("garbage", b"x" * 10_000)
+try:
+    store.create("object", b"x" * 100_000)
+except StoreUnreachableError as error:
+    store.delete("garbage")
+    print(error.exit_code, store.list(""), error.hint)
+"""
+
+
+def test_a_full_store_is_named_with_what_makes_room(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", MOUNT, "sh", ROOM, str(tmp_path), sys.executable, "-c", FILL, str(tmp_path)],
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=False, cwd="/",
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.startswith("6 [] make room in the folder's file system"), done.stdout + done.stderr
+    assert "delete and prune need room" in done.stdout
+
+
 def run_with_room(
     fleet: Path, place: Path, room: str, words: Sequence[str], by: Sequence[str] = ()
 ) -> tuple[int, dict[str, Any]]:

@@ -344,6 +344,14 @@ def test_keys_of_the_fleet_below_a_table_are_told_where_they_belong(fleet_file: 
     assert "name and store must come before the first table" in error.value.hint
 
 
+@pytest.mark.parametrize("key", ["name", "store"])
+def test_a_second_store_that_is_not_named_by_to_is_told_so(fleet_file: Path, key: str) -> None:
+    fleet_file.write_text(f'{HEAD}{NODE}[[copy]]\n{key} = "/second"\n')
+    with pytest.raises(FleetFileError, match=rf"unknown key `{key}` in the 1st \[\[copy\]\]") as error:
+        load_fleet(fleet_file)
+    assert error.value.hint.startswith("each [[copy]] has only `to`: the URL of the second store")
+
+
 @pytest.mark.parametrize(
     "table", ['[[drill.assertion]]\nnode = "a"\nsql = "x"\n', "[cut]\n", "[spark]\n", "[store_options]\n"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -259,3 +260,16 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     shutil.move(tmp_path / "away", root.parent)
     reader.create("b", b"2")
     assert LocalStore(root).list("") == ["a", "b"]
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(StoreUnreachableError, match="file too large") as raised:
+            store.create(KEY, BODY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "ulimit -f" in raised.value.hint
+    assert store.list("") == []

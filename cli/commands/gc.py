@@ -37,7 +37,8 @@ REASONS = {
     GarbageReason.NEXT: "part of the next increment",
     GarbageReason.OPEN: "of operations without an outcome",
     GarbageReason.IN_USE: "being restored",
-    GarbageReason.YOUNG: "younger than the grace period",
+    # What a probe or an ended chain has left stays for an hour at least.
+    GarbageReason.YOUNG: "younger than the grace period or an hour",
     GarbageReason.UNCLEAR: "undecided, see the warnings",
 }
 
@@ -179,7 +180,7 @@ def _kept_lines(report: GcReport) -> Iterator[str]:
         both = kept.setdefault(why, SizeTotal())
         both.objects, both.size_bytes = both.objects + total.objects, both.size_bytes + total.size_bytes
     yield "kept: " + ("; ".join(f"{_text(total)} {REASONS[why]}" for why, total in kept.items()) or "nothing")
-    if GarbageReason.YOUNG in kept:
+    if GarbageReason.YOUNG in kept and report.grace_seconds:
         yield f"the grace period is {seconds_text(report.grace_seconds)}; to shorten it: --grace TIME"
     for snapshot, _, text in sorted(one for one in report.kept if one[1] is GarbageReason.UNCLEAR):
         yield f"warning: {f'snapshot {snapshot}' if snapshot else 'the store'}: {text}"

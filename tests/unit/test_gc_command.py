@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cutline.cli.commands.gc import lines_of
 from cutline.fleet.config import Fleet, load_fleet
 from cutline.fleet.progress import Silent
 from cutline.snapshots.operations.leases import open_leases
@@ -140,6 +141,14 @@ def test_open_operations_stay_unsettled_and_are_named_if_no_node_is_reachable(
     assert "5 objects" in done.stdout
     assert f"operation {running.id} (create other" in done.stdout
     assert "earlier operations were not settled: node a" in done.stdout
+
+
+def test_a_grace_period_of_zero_is_not_to_be_shortened() -> None:
+    report = GcReport(0.0)
+    report.keep("", GarbageVerdict(GarbageReason.YOUNG), 5)
+    assert lines_of(report)[1:] == ["kept: 1 object, 5 B younger than the grace period or an hour"]
+    report.grace_seconds = 60.0
+    assert lines_of(report)[2:] == ["the grace period is 1 min 00 s; to shorten it: --grace TIME"]
 
 
 def test_garbage_in_a_full_store_is_removed_although_nothing_can_be_recorded(

@@ -28,7 +28,7 @@ from cutline.cli.process.stopping import owner_text
 from cutline.cli.process.streams import is_stdout_read
 from cutline.fleet.config import Fleet
 from cutline.fleet.progress import Reading
-from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
+from cutline.snapshots.operations.under_way import UnderWay, read_under_way
 from cutline.snapshots.records.documents import shortened
 from cutline.snapshots.records.store_identity import open_own_store, read_identity
 from cutline.storage.clock import utc_now
@@ -143,17 +143,17 @@ def lines_of(report: StatusReport, fleet_file: str | None = None) -> list[str | 
 def _table(found: list[UnderWay], now: datetime) -> FittingTable:
     rows: list[tuple[str, ...]] = []
     for way in found:
-        sign, state = way.sign, way.state(now)
+        sign = way.sign
         rows.append(
             (
                 way.id,
                 what_text(way),
-                state.value,
+                way.state(now).value,
                 owner_text(way.label) if way.label else "",
                 age_text(datetime.fromisoformat(way.began_at), now=now) if way.began_at else "",
                 shortened(sign.phase) if sign else "",
                 _done_text(Reading(sign.done, sign.total, sign.unit)) if sign else "",
-                _left_text(way) if state is not ActivityState.DEAD else "",
+                _left_text(way) if not way.has_ended(now) else "",
                 f"{seconds_text(_silent_seconds(way, now))} ago" if way.seen_at else "",
             )
         )

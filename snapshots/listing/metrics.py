@@ -210,7 +210,9 @@ COPY_BEHIND = Metric(
 )
 
 OPEN_OPERATIONS = Metric(
-    "cutline_open_operations", "Operations without an outcome: running, publishing or dead.", ("kind", "state")
+    "cutline_open_operations",
+    "Operations without an outcome: running, publishing, unfinished or dead.",
+    ("kind", "state"),
 )
 HISTORY_WINDOW = Metric(
     "cutline_history_window_seconds",

@@ -91,14 +91,14 @@ def cancel_operations(
             results[operation.id] = Cancelled(operation, CancelResult.REFUSED, text)
             continue
         store_request(store, CancelRequest(operation.id, own_label("cancel", operation.snapshot), current_time()))
-        (dead if operation.state(now) is ActivityState.DEAD else alive).append(operation)
+        (dead if operation.has_ended(now) else alive).append(operation)
     if alive:
         progress.step("wait for operations to stop", total=len(alive), unit="operations")
         results |= {cancelled.operation.id: cancelled for cancelled in _await(store, alive, wait_seconds, progress)}
         late = {result.operation.id for result in results.values() if result.result is CancelResult.STILL_RUNNING}
         # An operation whose process was killed just before the request is known to be dead by now.
         ways = [way for way in read_under_way(store) if way.id in late]
-        dead += [way for way in ways if way.state(utc_now()) is ActivityState.DEAD]
+        dead += [way for way in ways if way.has_ended(utc_now())]
     if dead:
         progress.step("settle dead operations")
         results |= {cancelled.operation.id: cancelled for cancelled in _settle_all(store, fleet, dead, progress)}

@@ -428,7 +428,7 @@ def read_open_operation(store: ObjectStore, operation_id: str, names: Set[str]) 
         interruption = read_interruption(store, operation_id, names) if resumable else None
         if resumable and sign is None and interruption is None and (run := last_run(names)) > 1:
             resumed_at = read_resumption(store, operation_id, run - 1).resumed_at
-    # A failure record means that a create has ended, but left something behind on a node.
+    # A failure record means that the command has ended, but left something behind.
     is_running = FAILURE not in names and interruption is None and shows_life(operation, sign, utc_now())
     return OpenOperation(
         operation_id,

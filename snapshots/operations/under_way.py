@@ -24,8 +24,10 @@ from cutline.snapshots.operations.signs import newest_request, newest_sign, show
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.operation_records import (
     CREATE,
+    DELETE,
     DRILL,
     OUTCOMES,
+    PRUNE,
     CancelRequest,
     Failure,
     Intent,
@@ -48,6 +50,7 @@ class ActivityState(StrEnum):
 
     RUNNING = "running"
     PUBLISHING = "publishing"
+    UNFINISHED = "unfinished"
     DEAD = "dead"
 
 
@@ -56,7 +59,7 @@ class UnderWay:
     """An operation without an outcome. `opened` is None if no intent is stored; `sign` is None if no sign is stored.
 
     `is_decided` is set if a restore has decided to publish. `problems` describe the documents that can't be read.
-    `failure` is set if the command has ended, but left something behind on a node.
+    `failure` is set if the command has ended, but left something behind: on a node, or objects that it was to remove.
     """
 
     id: str
@@ -143,13 +146,21 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Return the state according to the signs of life of the process."""
+        if self.failure is not None and self.kind in (DELETE, PRUNE):
+            return ActivityState.UNFINISHED
         if self.failure is not None or self.interruption is not None or not shows_life(self.intent, self.sign, now):
             return ActivityState.DEAD
         return ActivityState.PUBLISHING if self.is_decided else ActivityState.RUNNING
 
+    def has_ended(self, now: datetime) -> bool:
+        """Whether the operation's process has ended, or seems to."""
+        return self.state(now) in (ActivityState.UNFINISHED, ActivityState.DEAD)
+
     @property
     def dead_text(self) -> str:
-        """The reason why the operation is considered dead."""
+        """The reason why the operation is considered dead or unfinished."""
+        if self.failure is not None and self.kind in (DELETE, PRUNE):
+            return f"has not finished ({self.failure.reason})"
         if self.failure is not None:
             return f"has failed ({self.failure.reason}) and left something behind on a node"
         if self.opened is not None and self.interruption is not None:
@@ -157,8 +168,8 @@ class UnderWay:
         return "has ended without an outcome: its process is gone" if self.is_gone else "shows no sign of life"
 
     def settled_by(self, now: datetime) -> str:
-        """Return the remedy to show for a dead operation; "" if it is not dead, or its kind is unknown."""
-        if not self.is_known or self.state(now) is not ActivityState.DEAD:
+        """Return the remedy to show for an operation that has ended; "" if it has not, or its kind is unknown."""
+        if not self.is_known or not self.has_ended(now):
             return ""
         if self.opened is None:
             left = self.left_text if self.kind != WATCH else HANGING_WATCH

@@ -372,7 +372,8 @@ class CancelRequest(Record, frozen=True, tag_field="schema", tag=FORMAT):
 class Failure(Record, frozen=True, tag_field="schema", tag=FORMAT):
     """The reason and exit code of a failed create that left something on a node, for the outcome after the cleanup.
 
-    Also of one run of a full snapshot that was interrupted, and that a repetition of the command can resume.
+    Also of one run of a full snapshot that was interrupted, and that a repetition of the command can resume, and of a
+    removal that has not finished.
     """
 
     operation: str

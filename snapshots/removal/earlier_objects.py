@@ -41,7 +41,7 @@ from cutline.snapshots.records.proven_chains import increments_pruned_error, rea
 from cutline.snapshots.records.tombstones import check_not_deleted, is_only_full
 from cutline.snapshots.removal.node_cleanup import overdue_error
 from cutline.snapshots.removal.pinning import BeingRemovedError, check_none_pinned
-from cutline.snapshots.removal.removing import close_earlier, open_removals, remove_objects
+from cutline.snapshots.removal.removing import leave_unfinished, open_removals, remove_objects
 from cutline.snapshots.removal.survey import SizeTotal, find_lack_from
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError, SnapshotError
@@ -280,7 +280,7 @@ def drop_earlier_objects(store: ObjectStore, plan: DropPlan, progress: Progress)
     if not refused:
         _record_done(store, plan, result.total)
     else:
-        close_earlier(store, intent)
+        leave_unfinished(store, intent, refused)
     return result
 
 

@@ -19,7 +19,7 @@ needs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,13 +40,20 @@ from cutline.snapshots.operations.operation import (
 )
 from cutline.snapshots.operations.slot_guard import read_slot_owners
 from cutline.snapshots.records.merge_records import first_increment
-from cutline.snapshots.records.operation_records import DELETE, PRUNE, Intent, operation_key
+from cutline.snapshots.records.operation_records import (
+    DELETE,
+    PRUNE,
+    Failure,
+    Intent,
+    operation_key,
+    write_operation_record,
+)
 from cutline.snapshots.records.proven_chains import snapshot_names
 from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, RestorePoint, put_mark
 from cutline.snapshots.removal.node_cleanup import ChainSlots, NodeCleanup
 from cutline.snapshots.removal.pinning import check_not_pinned
 from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot
-from cutline.storage.errors import BusyError, SnapshotError
+from cutline.storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
 from cutline.wal.drain.slots import chain_of_slot
@@ -132,16 +139,26 @@ def remove_recorded(
         for one in open_removals(store, mark.snapshot):
             reason = "" if one.id == intent.id else f"finished by {intent.id}"
             record_outcome(store, one, "done", reason, None if reason else details)
+    elif removed.refused:
+        leave_unfinished(store, intent, removed.refused)
     else:
-        close_earlier(store, intent)
+        reason = "slots or publications are left on nodes that can't be reached"
+        _record_unfinished(store, intent, reason, UnreachableError.exit_code)
     return removed
 
 
-def close_earlier(store: ObjectStore, intent: Intent) -> None:
-    """Close the earlier operations that this one repeats. The caller has found the mark in the store.
+def leave_unfinished(store: ObjectStore, intent: Intent, refused: Collection[str]) -> None:
+    """Record that the store refused to delete the objects with the keys `refused`; the removal's mark is stored."""
+    reason = f"the store refused to delete {len(refused)} object{'s'[: len(refused) - 1]}"
+    _record_unfinished(store, intent, reason, RefusedError.exit_code)
+
+
+def _record_unfinished(store: ObjectStore, intent: Intent, reason: str, code: int) -> None:
+    """Record why the removal has not finished, and close the earlier operations that it repeats.
 
     In a bucket with Object Lock, a daily prune is refused for weeks: only the last repetition stays open.
     """
+    write_operation_record(store, "failure", Failure(intent.id, reason, code, current_time()))
     for one in open_removals(store, intent.snapshot):
         if one.id != intent.id and (one.kind, one.increment) == (intent.kind, intent.increment):
             record_outcome(store, one, "failed", f"continued by {intent.id}")

@@ -10,6 +10,7 @@ import pytest
 from cutline.check.structure import names_to_check
 from cutline.fleet.config import Retention
 from cutline.snapshots.operations.open_operations import read_open_intents
+from cutline.snapshots.operations.under_way import ActivityState, read_under_way
 from cutline.snapshots.records.operation_records import read_outcome
 from cutline.snapshots.records.proven_chains import commit_key, read_chain, snapshot_names
 from cutline.snapshots.records.tombstones import (
@@ -26,6 +27,7 @@ from cutline.snapshots.removal.deletion import (
     plan_deletion,
 )
 from cutline.snapshots.removal.pruning import plan_prune
+from cutline.storage.clock import utc_now
 from cutline.storage.memory import InMemoryStore
 from cutline.storage.store import DeletionRefusedError, ObjectStore
 from cutline.wal.drain.slots import slot_name
@@ -118,6 +120,8 @@ def test_an_unreachable_node_keeps_its_slot_and_the_rest_is_deleted() -> None:
     assert store.list("snapshots/old") == []
     assert not is_finished(store, "old", force=False)
     nodes.unreachable = set()
+    (unfinished,) = read_under_way(store)
+    assert unfinished.dead_text == "has not finished (slots or publications are left on nodes that can't be reached)"
     again = delete(store, nodes).removed
     assert again is not None
     assert again.is_done
@@ -162,6 +166,10 @@ def test_a_deletion_that_the_store_refuses_day_after_day_is_open_once() -> None:
     operations = [removed.operation for _ in range(3) if (removed := delete(store, nodes).removed)]
     assert [one.id for one in read_open_intents(store)] == operations[-1:]
     assert len(set(operations)) == 3
+    (found,) = read_under_way(store)
+    assert found.state(utc_now()) is ActivityState.UNFINISHED
+    assert found.settled_by(utc_now()) == "to resume it: snapshot delete old"
+    assert found.dead_text == "has not finished (the store refused to delete 2 objects)"
     first = read_outcome(store, operations[0])
     assert first is not None
     assert (first.state, first.reason) == ("failed", f"continued by {operations[1]}")

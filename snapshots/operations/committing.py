@@ -70,8 +70,9 @@ def check_stored(store: ObjectStore, sizes: Mapping[str, int]) -> None:
     raise ObjectsNotStoredError(
         f"store {store.url} {' and '.join(whats)} ({len(sizes)} objects were reported as stored);"
         " nothing was committed",
-        hint="executors on other machines must use the same store: s3://, or a folder that all machines mount at"
-        " the same path; then repeat the command",
+        hint="nothing else may delete objects, such as a lifecycle rule of the bucket, and executors on other machines"
+        " must use the same store: s3://, or a folder that all machines mount at the same path; then repeat the"
+        " command",
         details={"store": store.url, "missing": len(lacking), "other_size": len(others), "objects": len(sizes)},
     )
 

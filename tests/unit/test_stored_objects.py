@@ -69,6 +69,7 @@ def test_what_is_missing_or_has_another_size_is_named(store: Counting, keys: tup
         f"store {store.url} lacks {', '.join(keys)} and has different sizes for wal/s1/2"
         f" ({len(sizes)} objects were reported as stored); nothing was committed"
     )
+    assert "a lifecycle rule of the bucket" in raised.value.hint
     assert raised.value.details == {
         "store": store.url,
         "missing": len(keys),

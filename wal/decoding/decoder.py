@@ -47,7 +47,7 @@ class RowUndecodableError(RefusedError):
     def __init__(self, *, node: str, table: str, what: str, row: str, sqlstate: str, slot: str = "") -> None:
         super().__init__(
             f"node {node}: table {table}: {what}{f' ({row})' if row else ''}",
-            hint=f"{row_hint(sqlstate)}; the chain can't continue after this row, so then {NEW_CHAIN}",
+            hint=f"{NEW_CHAIN}; the chain can't continue after this row. First: {row_hint(sqlstate)}",
             ends_chain=ChainEnd.FOR_GOOD,
             details={"node": node, "group": table, "row": row, **({"slot": slot} if slot else {})},
         )

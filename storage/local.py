@@ -279,8 +279,8 @@ def _hint_of(error: OSError) -> str:
     if error.errno in FULL_DISK:
         # The tombstone of a deletion is stored before anything is deleted.
         return (
-            "make room in the folder's file system, or enlarge it; snapshot gc removes garbage even from a full store,"
-            " but delete and prune need room for a few small objects; then repeat the command"
+            "make room in the folder's file system, or enlarge it, then repeat the command; delete and prune need room"
+            " for a few small objects; to remove garbage even from a full store: snapshot gc"
         )
     if error.errno == errno.EFBIG:
         return "raise the limit on the size of files that the process may write: ulimit -f"

@@ -33,6 +33,7 @@ from cutline.wal.drain.peek import open_reader
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of
 from tests.integration.conftest import FleetFactory
 from tests.integration.refusing import execute
+from tests.servers.dealt import standbys_decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,6 +144,7 @@ def test_sessions_are_of_the_role_of_the_dsn_whatever_role_it_acts_as_elsewhere(
         execute(dsn, "DROP ROLE ops", "DROP ROLE shop_owner")
 
 
+@pytest.mark.postgresql(18, reason="15 and 16 have no login triggers")
 def test_what_a_login_trigger_sets_does_not_stay(fleet_factory: FleetFactory) -> None:
     (server,) = fleet_factory(1).primaries
     execute(
@@ -181,7 +183,10 @@ def test_after_a_switchover_a_dsn_of_both_hosts_leads_to_the_new_primary(
         assert not runs.check_one("before").conflicts
         runs.full("after")
         report = runs.check_one("after")
-        assert (report.result, report.skipped) == ("valid", [])
+        skipped = [one.what for one in report.skipped]
+        assert (report.result, skipped) == (
+            ("valid", []) if standbys_decode() else ("inconclusive", ["rows of shard s1"])
+        )
         assert {slot for slot in slots_of(second.dsn()) if slot in slots_of(first.dsn())}
 
 

@@ -27,7 +27,7 @@ from cutline.nodes.connections import with_database
 from cutline.nodes.programs import tool
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet
 from tests.fuzz.state import Sequences, State, compare, judge_dsn, sequences_of, state_of
-from tests.servers.dealt import CHOSEN, DECODING_STANDBYS, current_server, start_fleet
+from tests.servers.dealt import current_server, standbys_decode, start_fleet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,7 +117,7 @@ def sorted_definitions(state: State) -> State:
 @pytest.fixture
 def regression(spark: SparkSession, tmp_path: Path) -> Iterator[Regression]:
     folder = tmp_path / "fleet"
-    backups = int(not CHOSEN or CHOSEN >= DECODING_STANDBYS)
+    backups = int(standbys_decode())
     embedded = start_fleet(folder, shards=1, backups=backups, schema=False, settings=SETTINGS)
     try:
         fleet = configure_fleet(embedded, tmp_path / "fleet.toml", f"file://{tmp_path}/store")

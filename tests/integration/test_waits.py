@@ -29,6 +29,7 @@ from cutline.wal.drain.open_transactions import SlotSnapshotError, SlotWaitError
 from cutline.wal.drain.slots import create_exported_slot, drop_slot
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, names_of_snapshots, slots_of
 from tests.integration.refusing import execute
+from tests.servers.dealt import standbys_decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,7 +114,7 @@ def create_in_background(node: Node, primary: Node, seconds_max: float, notes: P
     return future
 
 
-@pytest.mark.parametrize("where", ["s1", "s1-b1"])
+@pytest.mark.parametrize("where", ["s1", *(["s1-b1"] if standbys_decode() else [])])
 def test_a_slot_that_is_given_up_names_everything_it_waits_for(fleet: Fleet, where: str) -> None:
     """Transactions of another database count too, and those of the primary for a standby's slot."""
     primary, notes = fleet.node("s1"), Notes()
@@ -291,7 +292,8 @@ def test_an_increment_can_do_without_a_standby_whose_snapshot_stays_too_large(fl
             node: find_spare(sessions, too_large_error(f"slot on node {node}", 60, [], node))
             for node in ("s1", "s1-b1")
         }
-    assert spares == {"s1": None, "s1-b1": fleet.node("s1-b1")}
+    # A standby that can't decode has no copy that could be left out.
+    assert spares == {"s1": None, "s1-b1": fleet.node("s1-b1") if standbys_decode() else None}
 
 
 def await_notes(notes: Notes, count: int) -> None:

@@ -45,6 +45,11 @@ def version_for(item: pytest.Item, *, standbys: bool) -> int:
     return version if version in SERVERS else NEWEST
 
 
+def standbys_decode() -> bool:
+    """Return whether standbys can decode in this run: they can, unless an older version is chosen for all tests."""
+    return not CHOSEN or CHOSEN >= DECODING_STANDBYS
+
+
 def current_server(*, standbys: bool) -> Server | None:
     """Return the server for a fleet of the running test; None for the wheel's server, which has the newest version."""
     version = version_for(_running[-1], standbys=standbys) if _running else NEWEST

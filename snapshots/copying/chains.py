@@ -255,7 +255,7 @@ def plan_chain(pair: StorePair, name: str) -> ChainPlan:
             # A copy that began with a merge has died before the full snapshot's commit.
             there = []
         _check_same(pair, chain, there)
-        repairs = _missing_repairs(pair, name)
+        repairs = _missing_repairs(pair, name, first if there else 0)
         own_repairs = read_repairs(pair.second, name) if repairs is None else ()
     except ManifestError as error:
         raise OtherChainError(
@@ -343,8 +343,12 @@ def _check_same(pair: StorePair, chain: Chain, there: Sequence[int]) -> None:
         )
 
 
-def _missing_repairs(pair: StorePair, name: str) -> tuple[int, ...] | None:
-    """Return the numbers of the repairs that the second store lacks; None if it was repaired by itself."""
+def _missing_repairs(pair: StorePair, name: str, first: int) -> tuple[int, ...] | None:
+    """Return the numbers of the repairs that the second store lacks; None if it was repaired by itself.
+
+    If it lacks a repair of restore points before `first`, it also goes on by itself: it keeps these restore points with
+    its own objects, because those of the repair were given up with them.
+    """
     numbers = range(1, next_repair_number(pair.first, name))
     missing = []
     for number in numbers:
@@ -352,12 +356,20 @@ def _missing_repairs(pair: StorePair, name: str) -> tuple[int, ...] | None:
             found = None if pair.is_new else read_repair(pair.second, name, number)
         except ObjectMissingError:
             found = None
+        repair = read_repair(pair.first, name, number)
         if found is None:
+            if isinstance(repair, Repair) and any(_is_before(one, first) for one in repair.replacements):
+                return None
             missing.append(number)
-        elif found != read_repair(pair.first, name, number):
+        elif found != repair:
             return None
     own = 0 if pair.is_new else next_repair_number(pair.second, name) - 1
     return None if own > len(numbers) else tuple(missing)
+
+
+def _is_before(replacement: Replacement, first: int) -> bool:
+    """Return whether the replaced objects are those of a commit or merge before the chain's beginning at `first`."""
+    return replacement.increment < first or (replacement.increment == first > 0 and not replacement.merge)
 
 
 def _repairs_to_add(

@@ -65,14 +65,15 @@ class DamagedMergeError(RefusedError):
 class EarlierObjects:
     """Tells the objects that only states before increment `first` need. `chain` begins at the merge of `first`.
 
-    `operations` are those of the commits up to `first` and of earlier merges, and `merged` the keys of the objects that
-    later merges list.
+    `operations` are those of the commits up to `first` and of earlier merges, `merged` the keys of the objects that
+    later merges list, and `repaired` those of the objects with which repairs replaced objects of earlier states.
     """
 
     chain: Chain
     first: int
     operations: frozenset[str]
     merged: frozenset[str] = frozenset()
+    repaired: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, store: ObjectStore, snapshot: str, first: int | None = None) -> EarlierObjects | None:
@@ -104,6 +105,7 @@ class EarlierObjects:
             merge.increment,
             frozenset([*(commit.operation for commit in earlier.commits), *operations]),
             frozenset(merged),
+            _repaired_before(chain, merge),
         )
 
     @cached_property
@@ -136,13 +138,16 @@ class EarlierObjects:
             # The next increments go on with it (snapshots/create/background_copies.py).
             return False
         if parsed.kind is Kind.SEGMENT:
+            if key in self.repaired:
+                return True
             if parsed.owner in self.continued:
                 return False
             if self.archives.get(parsed.node) == parsed.owner:
                 return parsed.number < self.first_segments.get(parsed.node, 0)
             # The archive ended when an increment copied the node again.
             return parsed.owner == self.chain.full.chain or parsed.owner in self.operations
-        return parsed.kind in (Kind.BASE, Kind.LIST) and parsed.owner in self.operations
+        is_of_earlier = parsed.owner in self.operations or key in self.repaired
+        return parsed.kind in (Kind.BASE, Kind.LIST) and is_of_earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,21 @@ def preview_drop(store: ObjectStore, chain: Chain) -> DropPlan:
     points = range(first_increment(store, name), last)
     objects = tuple(entry for entry in listed if is_earlier(entry.key))
     return DropPlan(name, last, chain.full.chain, "", tuple(points), objects)
+
+
+def _repaired_before(chain: Chain, merge: Merge) -> frozenset[str]:
+    """Return the keys of the objects that replaced objects of states before the merge.
+
+    The repairs are those that were read with the chain: it is known which of their objects it needs, and a later repair
+    is not among them.
+    """
+    replacements = (one for repair in chain.applied.repairs for one in repair.replacements)
+    return frozenset(
+        entry.key
+        for one in replacements
+        if one.increment <= merge.increment and one.merge != merge.digest
+        for entry in one.new
+    )
 
 
 def _keys_of(merge: Merge, lists: Iterable[ObjectList]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from cutline.snapshots.merge import rewriting
 from cutline.snapshots.records.merged_chain import read_from_merge
 from cutline.snapshots.records.operation_records import VALID
 from cutline.snapshots.records.proven_chains import read_chain
+from cutline.snapshots.records.repair_records import read_repairs
 from tests.commands.changing_fleet import ChangingFleet
 from tests.commands.in_process import run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
@@ -154,6 +155,48 @@ def test_a_chain_goes_on_without_what_lies_before_its_merge(
     place.states[4] = place.live_state()
     assert place.check().result == VALID
     place.check_restores(2, 3, 4)
+
+
+def test_the_objects_of_a_repair_go_with_the_restore_points_that_need_them(
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second store that lacks the repair keeps these restore points with its own objects."""
+    monkeypatch.setattr(rewriting, "DEAD_SHARE_MAX", 0)
+    place.runs.full("chain")
+    take(place, 2)
+    second = configure_fleet(place.servers, place.folder / "second.toml", f"file://{place.folder}/second")
+    command(place, "copy", "chain", "--to", str(second.path))
+    store, folder = place.fleet.store.open(), place.folder / "store"
+    chain = read_chain(store, "chain")
+    for key in (chain.base_entries("s1")[0].key, chain.segments("s1")[1].key):
+        flip_byte(folder / key)
+    command(place, "repair", "chain", "--yes")
+    (repair,) = read_repairs(store, "chain")
+    earlier = [entry.key for one in repair.replacements for entry in one.new]
+    assert {key.split("/")[2] for key in earlier} == {"base", "wal"}
+    bodies = {key: store.read(key) for key in earlier}
+    command(place, "merge", "chain")
+    flip_byte(folder / read_from_merge(store, "chain").base_entries("s1")[0].key)
+    command(place, "repair", "chain", "--yes")
+    (_, repair) = read_repairs(store, "chain")
+    needed = [entry.key for one in repair.replacements for entry in one.new]
+    take(place)
+    command(place, "gc", "--grace", "0s", "--yes")
+    assert all(map(store.exists, [*earlier, *needed]))
+    command(place, "merge", "chain", "--to", "2", "--drop-earlier", "--yes")
+    assert not any(map(store.exists, earlier))
+    # A removal that died would have left them.
+    for key, body in bodies.items():
+        store.create(key, body)
+    command(place, "gc", "--grace", "0s", "--yes")
+    assert not any(map(store.exists, earlier))
+    assert all(map(store.exists, needed))
+    assert place.check().result == VALID
+    place.check_restores(2, 3)
+    command(place, "copy", "chain", "--to", str(second.path))
+    for increment in ("1", "3"):
+        code, checked = run_here(second, "check", "chain", "--increment", increment, spark=place.runs.spark.running)
+        assert (code, checked["result"]) == (0, VALID), checked
 
 
 def test_rows_are_rebuilt_from_whichever_copy_has_them(place: ChangingFleet) -> None:

@@ -16,7 +16,7 @@ class CrashPoint(StrEnum):
     CHECKED = "checks passed"
     LOCKED = "fleet locked"
     SETTLED = "earlier operations settled"
-    GIVEN_UP = "chains over the limit given up"
+    SLOTS_DROPPED = "slots over the limit or of ended chains dropped"
     RESUMED = "interrupted snapshot continued"
     SPARK_BEGUN = "Spark starting"
     INTENT_STORED = "intent stored"

@@ -168,7 +168,7 @@ def begin_full(
         before = frozenset(sessions.absent)
         leave_out_crowded(sessions)
         note_left_out(sessions, before, progress)
-        progress.reached(CrashPoint.GIVEN_UP)
+        progress.reached(CrashPoint.SLOTS_DROPPED)
         check_terminal(sessions, fleet_id, progress, terminal=request.terminal)
         details = OutcomeDetails(times=progress)
         if find_resumable is not None:

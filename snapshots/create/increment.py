@@ -374,7 +374,7 @@ def _check_chain(
     check_clocks(sessions.clocks, progress, cut_time(chain.last))
     guarded = guard_nodes(store, sessions, progress, operations, chain.full.chain)
     leave_out_crowded(sessions)
-    progress.reached(CrashPoint.GIVEN_UP)
+    progress.reached(CrashPoint.SLOTS_DROPPED)
     check_chain_not_ended(store, chain)
     continuable = check_continuable(store, sessions, chain, operations, request.replaced, dropped=guarded.dropped)
     check_free_slots(sessions, continuable)

@@ -36,7 +36,7 @@ READ_ONLY = "read-only"
 # The kinds of points, by what a command leaves if it ends there (docs/architecture/creating.md).
 KINDS: Mapping[str, frozenset[CrashPoint | TaskEffect]] = {
     "locked": frozenset(
-        {CrashPoint.CHECKED, CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.SPARK_BEGUN}
+        {CrashPoint.CHECKED, CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.SLOTS_DROPPED, CrashPoint.SPARK_BEGUN}
     ),
     "intent": frozenset({CrashPoint.INTENT_STORED}),
     "slots": frozenset(

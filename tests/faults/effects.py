@@ -32,6 +32,7 @@ OBJECTS: Mapping[str, str] = {
     r"operations/[^/]+/intent\.json": "intent",
     r"operations/[^/]+/(outcome|conflicts|full-check)\.json": "outcome",
     r"snapshots/[^/]+/base/.*": "base object",
+    r"snapshots/[^/]+/copies/.*": "copy step",
     r"snapshots/[^/]+/lists/.*": "object list",
     r"snapshots/[^/]+/schema/.*": "schema object",
     r"snapshots/[^/]+/wal/.*": "segment",

@@ -34,7 +34,7 @@ FULL_POINTS = (
     CrashPoint.CHECKED,
     CrashPoint.LOCKED,
     CrashPoint.SETTLED,
-    CrashPoint.GIVEN_UP,
+    CrashPoint.SLOTS_DROPPED,
     CrashPoint.SPARK_BEGUN,
     CrashPoint.INTENT_STORED,
     CrashPoint.SLOT_MADE,
@@ -68,7 +68,7 @@ RENEWAL_POINTS = (
 INCREMENT_POINTS = (
     CrashPoint.LOCKED,
     CrashPoint.SETTLED,
-    CrashPoint.GIVEN_UP,
+    CrashPoint.SLOTS_DROPPED,
     CrashPoint.CHECKED,
     CrashPoint.INTENT_STORED,
     *CUT_POINTS,

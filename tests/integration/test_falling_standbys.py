@@ -329,7 +329,7 @@ def test_a_standby_that_is_back_has_no_slot_for_a_table(place: ChangingFleet) ->
     assert slots_of(place.fleet.node(STANDBY).dsn) == []
 
 
-@pytest.mark.parametrize("at", [CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.GIVEN_UP, CrashPoint.CHECKED])
+@pytest.mark.parametrize("at", [CrashPoint.LOCKED, CrashPoint.SETTLED, CrashPoint.SLOTS_DROPPED, CrashPoint.CHECKED])
 def test_an_increment_goes_on_without_a_standby_that_fails_in_the_checks(place: ChangingFleet, at: str) -> None:
     place.runs.full("chain")
     place.write()

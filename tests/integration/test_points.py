@@ -231,8 +231,8 @@ def assert_open_operations_are_settled(fleet: Fleet, spark: SparkSession, effect
     create_full(strict, CreateRequest("next"), Ready(spark), by_point.watching)
     found = {reached.point: kinds for reached, kinds in by_point.found}
     assert found[CrashPoint.SETTLED] == {"void", "session ended", "slot dropped", "outcome"}
-    assert found[CrashPoint.GIVEN_UP] == {"session ended", "slot dropped"}
-    late = {point: frozenset(found[point]) for point in (CrashPoint.SETTLED, CrashPoint.GIVEN_UP)}
+    assert found[CrashPoint.SLOTS_DROPPED] == {"session ended", "slot dropped"}
+    late = {point: frozenset(found[point]) for point in (CrashPoint.SETTLED, CrashPoint.SLOTS_DROPPED)}
     assert by_point.undeclared({**FULL_EFFECTS, **late}) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -13,8 +13,9 @@ from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.ddl.dump import find_ddl
 from cutline.snapshots.operations.object_lists import read_chain_lists
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.documents import Kind, ManifestError, parse_key
+from cutline.snapshots.records.documents import Kind, ManifestError, parse_key, read_sealed
 from cutline.snapshots.records.end_marks import EndMark, end_key, read_marks
+from cutline.snapshots.records.merge_records import Begin, begin_key, find_merge, first_increment
 from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
 from cutline.snapshots.records.proven_chains import (
     SnapshotMissingError,
@@ -35,7 +36,7 @@ from cutline.snapshots.records.tombstones import (
     tombstone_key,
 )
 from cutline.storage.errors import IndeterminateError, SnapshotError, UnreachableError, UsageError
-from cutline.storage.store import ObjectStore
+from cutline.storage.store import ObjectMissingError, ObjectStore
 
 NAMED_MAX = 5
 
@@ -85,6 +86,7 @@ def check_structure(
         detail = f"the mark says that its increments were removed, but increment {max(kept)} is in the store"
         why = "a prune was interrupted, which gc completes, or somebody changed the store"
         report.doubts.append(Doubt("mark", f"{detail}: {why}", object=only_full_key(name)))
+    report.conflicts += _check_beginning(store, chain)
     if marks.ended is not None and not marks.is_only_full:
         _check_mark(store, chain, marks.ended, report, is_whole=is_whole)
     if is_whole and not marks.is_only_full:
@@ -119,7 +121,12 @@ def _read_intact(
     while True:
         try:
             return read_chain_lists(store, read_from_merge(store, name, last)), conflicts
-        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError, MergedAwayError):
+        except MergedAwayError:
+            # What lies before the commits that can't be read was given up.
+            if conflicts:
+                return None, conflicts
+            raise
+        except (UnreachableError, IndeterminateError, UsageError, SnapshotDeletedError):
             raise
         except SnapshotError as error:
             # If a mark can't be read, `error` says so, and is reported below.
@@ -139,6 +146,36 @@ def _read_intact(
             if not number or (last is not None and number > last):
                 return None, conflicts
             last = number - 1
+
+
+def _check_beginning(store: ObjectStore, chain: Chain) -> Iterator[Conflict]:
+    """Compare the mark that the chain begins with a merge for good with the merge, which may not be the newest.
+
+    Other commands need only its key.
+    """
+    first = first_increment(store, chain.name)
+    if not first:
+        return
+    key = begin_key(chain.name, first)
+    try:
+        mark: Begin = read_sealed(store, key, Begin)
+        place = find_merge(store, chain.name, first)
+    except ObjectMissingError:
+        # The snapshot has been deleted since the listing.
+        return
+    except ManifestError as error:
+        damaged = _text(error, "object")
+        yield Conflict("mark" if damaged == key else "commit", error.message, object=damaged)
+        return
+    if place.merge is None:
+        detail = f"the chain begins with a merge at increment {first} according to its mark, but that does not exist"
+        yield Conflict("commit", detail, object=place.key)
+    elif (mark.snapshot, mark.increment, mark.chain, mark.merge) != (
+        chain.name, first, chain.full.chain, place.merge.digest,
+    ):  # fmt: skip
+        yield Conflict(
+            "mark", f"the mark of the chain's beginning contradicts the merge at increment {first}", object=key
+        )
 
 
 def _check_mark(store: ObjectStore, chain: Chain, mark: EndMark, report: SnapshotReport, *, is_whole: bool) -> None:

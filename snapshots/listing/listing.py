@@ -459,8 +459,10 @@ def read_entry(
 def entry_of(store: ObjectStore, chain: Chain) -> Entry:
     """Read the entry of a readable chain; raises the errors of read_summaries."""
     summaries, marks = read_summaries(store, chain), read_marks(store, chain.name, chain.full.chain)
-    first = first_increment(store, chain.name)
-    merge = newest_merge(store, chain.name, first) if first else None
+    first, merge = first_increment(store, chain.name), None
+    # The chain may begin with a later merge; then a restore needs nothing of this one.
+    with suppress(ManifestError):
+        merge = newest_merge(store, chain.name, first) if first else None
     return Entry(
         chain.name,
         chain,

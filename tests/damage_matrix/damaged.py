@@ -28,6 +28,7 @@ from cutline.snapshots.base_copy.large_objects import LARGE_SCHEMA
 from cutline.snapshots.ddl.ddl_archive import Contents, read_contents
 from cutline.snapshots.records.commit import BASE, DDL, GLOBALS, LARGE_OBJECTS, LARGE_OBJECTS_COUNT
 from cutline.snapshots.records.documents import seal
+from cutline.snapshots.records.merge_records import merge_key
 from cutline.snapshots.records.operation_records import IDLE_OUTCOME
 from cutline.snapshots.records.proven_chains import commit_key, read_chain
 from cutline.storage.digest import digest
@@ -253,6 +254,17 @@ class Damaged:
     def list_of(self, kind: str, node: str, increment: int = 0) -> Document:
         """Return the commit's entry of the node's object list of the kind."""
         return next(one for one in self.object_lists(increment) if (one["kind"], one["node"]) == (kind, node))
+
+    def merge(self, increment: int) -> Document:
+        """Return the merge at the increment."""
+        found: Document = json.loads(self.read(merge_key(self.name, increment)))
+        return found
+
+    def merged_bases(self, node: str, increment: int, part: str = "") -> list[Document]:
+        """Return the entries of the node's objects in the merge, also in lists, whose keys contain `part`."""
+        merge = self.merge(increment)
+        listed = [one for entry in merge.get("lists", ()) for one in self.lists[entry["key"]]["objects"]]
+        return [one for one in (*merge["objects"], *listed) if one["node"] == node and part in one["key"]]
 
     def operation_key(self, document: str, increment: int) -> str:
         """Return the key of a document of the operation that committed the increment."""

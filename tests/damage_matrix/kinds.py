@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     from tests.damage_matrix.damaged import Damaged
 
-# Shards with a standby each, shards of a primary alone, and a restore point, which has no rows. Also the snapshots'
-# names.
-FleetName: TypeAlias = Literal["pairs", "single", "point"]
+# Shards with a standby each, shards of a primary alone, a restore point, which has no rows, and a chain with standbys
+# that begins with a merge. Also the snapshots' names.
+FleetName: TypeAlias = Literal["pairs", "single", "point", "merged"]
 PAIRS: FleetName = "pairs"
 SINGLE: FleetName = "single"
 POINT: FleetName = "point"
+MERGED: FleetName = "merged"
 CHAINS = (PAIRS, SINGLE)
 # A conflict about the damaged object itself, for the `object` of Found.
 DAMAGED = "(the damaged object)"

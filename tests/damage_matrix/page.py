@@ -11,14 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.damage_matrix.kinds import PAIRS, POINT, SINGLE, Doubted, Drilled, Found, Hidden, Kind, Refused, Restorable
+from tests.damage_matrix.kinds import (
+    MERGED,
+    PAIRS,
+    POINT,
+    SINGLE,
+    Doubted,
+    Drilled,
+    Found,
+    Hidden,
+    Kind,
+    Refused,
+    Restorable,
+)
 
 PATH = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
 WIDTH = 120
 # The copies to which a kind is done, at the end of its name.
 PLACE = re.compile(r" \([^()]*\)$")
 COLUMNS = ("found", "refused", "doubted", "restorable", "drilled", "hidden", "missed")
-FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points"}
+FLEETS = {PAIRS: "with standbys", SINGLE: "without standbys", POINT: "restore points", MERGED: "merged"}
 TITLE = "# What a check finds: the damage matrix"
 INTRODUCTION = (
     "This page is written by `python -m tests.damage_matrix --write`. It lists {count} kinds of damage to the objects"
@@ -99,7 +111,7 @@ def _table(kinds: Iterable[Kind], missed: Collection[str]) -> Iterator[str]:
         numbers = [sum(chosen.values()), *by_outcome, *by_fleet]
         yield f"| {family or '**all**'} | {' | '.join(map(str, numbers))} |"
     yield ""
-    yield "The last three columns count, for each fleet, how many of its kinds are found, refused or doubted."
+    yield "The last four columns count, for each fleet, how many of its kinds are found, refused or doubted."
 
 
 def _of_fleet(counts: Mapping[tuple[str, str, str], int], fleet: str) -> str:

@@ -1,8 +1,11 @@
-"""The clean chains: one with a standby for each shard, one of primaries alone, and a restore point.
+"""The clean chains: one with a standby for each shard, one of primaries alone, one with merges, and a restore point.
 
 All are of the same two databases, with a table for each way in which rows are stored, and of one store, so that objects
 can be exchanged between snapshots. The chain without standbys has its base copies in object lists. The last increment
 finds one shard idle; in the one before, a global transaction is in progress.
+
+The chain with merges has standbys. What lies before its merge at increment 1 is given up, and its newest merge is at
+increment 2, has its base in object lists, and carries objects with dead rows. Increment 3 follows it.
 """
 
 from __future__ import annotations
@@ -17,11 +20,16 @@ from unittest.mock import patch
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from cutline.check.merge_proof import prove_merge
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
+from cutline.fleet.progress import Silent
+from cutline.snapshots.merge import rewriting, running
+from cutline.snapshots.merge.running import plan_merge, run_merge
 from cutline.snapshots.operations import object_lists
+from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
 from tests.commands.snapshot_runs import Ready, Runs, dropping_slots
-from tests.damage_matrix.kinds import CHAINS, PAIRS, POINT, SINGLE, FleetName
+from tests.damage_matrix.kinds import CHAINS, MERGED, PAIRS, POINT, SINGLE, FleetName
 from tests.integration.own_shard import roll_back_prepared
 from tests.integration.wal_place import await_database
 from tests.run.quick_spark import with_spark
@@ -29,7 +37,7 @@ from tests.run.quick_spark import with_spark
 DATABASE = "matrix"
 OWNER, READER = "matrix_owner", "matrix_reader"
 # What a check says of each clean chain.
-RESULTS: Mapping[FleetName, str] = {PAIRS: "valid", SINGLE: "one-copy", POINT: "valid"}
+RESULTS: Mapping[FleetName, str] = {PAIRS: "valid", SINGLE: "one-copy", POINT: "valid", MERGED: "valid"}
 SETTINGS = '[groups]\nappend_only = ["public.log"]\n[check]\nallow = ["one-copy"]\n'
 # More than one part of a large object.
 LARGE_BYTES = 260 << 10
@@ -204,7 +212,8 @@ def _describe(servers: EmbeddedFleet, path: Path, store: str) -> Fleet:
 
 
 def _take_chains(runs: Runs) -> None:
-    """Take both chains in turn, so that they have the same states, and the restore point between them."""
+    """Take all chains in turn, so that they have the same states, and the restore point between them."""
+    names, store = (*CHAINS, MERGED), runs.fleet.store.open()
     dsns = [node.dsn for node in runs.fleet.primaries]
 
     def take(name: str, *, is_full: bool = False) -> None:
@@ -219,11 +228,13 @@ def _take_chains(runs: Runs) -> None:
     _run(dsns, BEFORE_FULL)
     _run(dsns[1:], OF_SECOND)
     runs.init()
-    for name in CHAINS:
+    for name in names:
         take(name, is_full=True)
     _run(dsns, BEFORE_FIRST)
-    for name in CHAINS:
+    for name in names:
         take(name)
+    _merge(runs, 1, running.OWN_OBJECTS_MAX)
+    drop_earlier_objects(store, plan_drop(store, MERGED), Silent())
     # A full snapshot would wait for the transaction that is prepared later.
     runs.full(POINT, only_cut=True)
     _run(dsns, BEFORE_SECOND)
@@ -232,11 +243,19 @@ def _take_chains(runs: Runs) -> None:
     _prepare(dsns, UNDONE, "undone")
     _end(dsns, "ROLLBACK PREPARED 'undone'")
     _prepare(dsns, WAITING, "waiting")
-    for name in CHAINS:
+    for name in names:
         take(name)
+    _merge(runs, 2, 0)
     _run(dsns[:1], BEFORE_THIRD)
-    for name in CHAINS:
+    for name in names:
         take(name)
+
+
+def _merge(runs: Runs, increment: int, objects_max: int) -> None:
+    """Let the merged chain begin at the increment, with its base in lists if there are more objects."""
+    # In tables this small, most of an object's rows are dead.
+    with patch.object(rewriting, "DEAD_SHARE_MAX", 1), patch.object(running, "OWN_OBJECTS_MAX", objects_max):
+        run_merge(runs.fleet, plan_merge(runs.fleet, MERGED, increment, Silent()), runs.spark, Silent(), prove_merge)
 
 
 def _run(dsns: Sequence[str], script: str) -> None:

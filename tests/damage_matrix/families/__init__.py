@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.damage_matrix.families import commits, contents, ddl, raw, records, replaced, rows, segments
+from tests.damage_matrix.families import commits, contents, ddl, merged, raw, records, replaced, rows, segments
 from tests.damage_matrix.kinds import Kind
 
-MODULES = (raw, replaced, rows, segments, commits, ddl, contents, records)
+MODULES = (raw, replaced, rows, segments, commits, ddl, contents, records, merged)
 
 
 @cache

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ from cutline.wal.segments.segments import (
 # Each slot that is being created takes two threads. PostgreSQL may wait for transactions on every node, so there are
 # more than THREADS_MAX; with one for each node, a fleet of 2,000 nodes would reach the usual limits on threads (4,096).
 SLOTS_AT_ONCE = 256
+# The events of so many segments are in memory.
+READ_AT_ONCE = 4
 
 
 @contextmanager
@@ -98,8 +101,8 @@ def find_prepared_at(
     waiting = sorted(set(positions))
     found: dict[Lsn, tuple[Lsn, ...]] = dict.fromkeys(waiting, ())
     xids, lsns = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for segment in segments:
-        events = read_events(store, segment).cast(SEGMENT_SCHEMA)
+    for segment, table in _read_ahead(store, list(segments)):
+        events = table.cast(SEGMENT_SCHEMA)
         op, xid, lsn, end = (to_numpy(events[name]) for name in ("op", "xid", "lsn", "end_lsn"))
         is_decision, is_prepare = np.isin(op, (COMMIT_PREPARED, ROLLBACK_PREPARED)), op == PREPARE
         xids, lsns = np.concatenate([xids, xid[is_prepare]]), np.concatenate([lsns, lsn[is_prepare]])
@@ -109,6 +112,14 @@ def find_prepared_at(
         is_open = ~np.isin(xids, xid[is_decision])
         xids, lsns = xids[is_open], lsns[is_open]
     return found
+
+
+def _read_ahead(store: ObjectStore, segments: Sequence[Segment]) -> Iterator[tuple[Segment, pa.Table]]:
+    """Yield the segments with their events, and read a few at once: small ones take less time than their requests."""
+    with ThreadPoolExecutor(READ_AT_ONCE) as threads:
+        for first in range(0, len(segments), READ_AT_ONCE):
+            some = segments[first : first + READ_AT_ONCE]
+            yield from zip(some, threads.map(partial(read_events, store), some), strict=True)
 
 
 def find_changed_groups(

@@ -16,6 +16,7 @@ an increment: no commit lists the copy's objects yet.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -36,6 +37,8 @@ from cutline.storage.store import ObjectMissingError, ObjectStore
 from cutline.wal.drain.slots import ADVANCED, SlotLostError, check_slot, slot_name, slot_state
 from cutline.wal.segments.archive import ArchiveError, Segment, archive_prefix, check_contiguous, segment_key
 
+# Each holds a segment in memory, usually of up to 10 MB.
+THREADS_MAX = 8
 RESTARTED = "; its copy in the background restarts: "
 
 
@@ -237,8 +240,13 @@ def _archive_before(store: ObjectStore, snapshot: str, node: str, copying: Backg
     from cutline.wal.segments.segments import read_metadata
 
     prefix = archive_prefix(snapshot, node, copying.operation)
-    numbers = range(1, copying.last.number + 1)
-    segments = [read_metadata(store, node, segment_key(prefix, number), number).segment for number in numbers]
+
+    def read(number: int) -> Segment:
+        return read_metadata(store, node, segment_key(prefix, number), number).segment
+
+    # The fleet's lock is held.
+    with ThreadPoolExecutor(THREADS_MAX) as threads:
+        segments = list(threads.map(read, range(1, copying.last.number + 1)))
     check_contiguous(node, copying.base, segments, copying.last.through)
     return tuple(segments)
 

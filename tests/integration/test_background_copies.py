@@ -15,15 +15,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from msgspec import structs
 
+from cutline.check.report import Findings, SnapshotReport
+from cutline.check.spanning import check_spanning
 from cutline.cli.process.detaching import PROGRAM
 from cutline.embedded.bank import read_invariants
 from cutline.embedded.bank_workload import BankWorkload
 from cutline.embedded.fleet import EmbeddedFleet
+from cutline.embedded.server import create_standby, delete_server, stop_server
+from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
+from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
 from cutline.nodes.sessions import open_sessions
+from cutline.snapshots.base_copy import copy_slots
 from cutline.snapshots.create.archive_ahead import archive_ahead
 from cutline.snapshots.create.background_copies import StandbyNeededError, UnderwayCopy, read_underway
 from cutline.snapshots.create.context import CreateRequest
@@ -33,20 +41,24 @@ from cutline.snapshots.operations.operation import begin, new_operation, record_
 from cutline.snapshots.operations.slot_guard import SlotRuling, read_kept_chains, rule_on_slots
 from cutline.snapshots.records.background_records import CopyStep, read_steps, steps_prefix
 from cutline.snapshots.records.chain import Chain
-from cutline.snapshots.records.commit import Increment
+from cutline.snapshots.records.commit import CopiedLater, Increment
 from cutline.snapshots.records.operation_records import CREATE, VALID
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.snapshots.removal import garbage_rules
 from cutline.snapshots.removal.gc import collect_garbage, find_garbage
 from cutline.storage.store import ObjectStore
 from cutline.wal.drain.slots import copy_slot_name, create_exported_slot
-from cutline.wal.segments.archive import archive_prefix
+from cutline.wal.segments.archive import Segment, archive_prefix
+from cutline.wal.segments.damage import ObjectDamagedError
+from cutline.wal.segments.segments import read_events
 from tests.commands.changing_fleet import SEEN, ChangingFleet, absent_names, changing_fleet
 from tests.commands.in_process import run_and_capture, run_here
 from tests.commands.snapshot_runs import Runs, configure_fleet, slots_of
+from tests.commands.watching import Reached, Watching
 from tests.faults.stalled_network import Notes
-from tests.integration.promoting import fleet_with_chain
+from tests.integration.promoting import fleet_with_chain, follow, promote
 from tests.servers.dealt import start_pair
+from tests.stores.damage import flip_byte
 from tests.stores.documents import check_documents
 
 if TYPE_CHECKING:
@@ -316,6 +328,134 @@ def test_a_copy_whose_archive_is_damaged_restarts(place: ChangingFleet) -> None:
     done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
+
+
+@pytest.mark.parametrize("damage", [flip_byte, Path.unlink])
+def test_a_copy_whose_archive_is_damaged_while_it_is_completed_restarts(
+    place: ChangingFleet, damage: Callable[[Path], None]
+) -> None:
+    """The checks have read the archive before; it is read again at the commit, which must not fail."""
+    place.runs.full("chain")
+    place.drop_slot(STANDBY)
+    operation = next_increment(place).operation
+
+    def lose(reached: Reached) -> None:
+        if reached.point == CrashPoint.INTENT_STORED:
+            damage(sorted((place.folder / "store" / archive_prefix("chain", STANDBY, operation)).iterdir())[0])
+
+    def take(fleet: Fleet) -> Increment:
+        place.write()
+        commit = create_increment(fleet, CreateRequest("chain"), place.runs.spark, Watching(lose))
+        assert isinstance(commit, Increment)
+        place.states[commit.increment] = place.live_state()
+        return commit
+
+    complete(place)
+    commit = take(place.fleet)
+    assert absent_names(commit) == {STANDBY}
+    assert not commit.copying
+    assert not commit.renewed
+    # The next one begins another copy.
+    operation = next_increment(place).operation
+    complete(place)
+    required = replace(place.fleet, standbys_min=None)
+    with pytest.raises(ObjectDamagedError, match=STANDBY):
+        take(required)
+    place.runs = Runs(required, place.runs.spark)
+    done = next_increment(place)
+    assert (done.renewed[STANDBY].began_by, done.copying) == ("", {})
+    last = next_increment(place)
+    is_proven(place, done.increment, last.increment)
+    place.check_restores(commit.increment)
+
+
+# When the server is promoted that is being copied: between two steps, or during one, with its rows stored or not.
+PROMOTED_AT = ("between steps", CrashPoint.SLOT_MADE, CrashPoint.BASE_COPIED)
+
+
+@pytest.mark.parametrize("at", PROMOTED_AT)
+def test_the_standby_that_is_being_copied_is_promoted(tmp_path: Path, spark: SparkSession, at: str) -> None:
+    """It continues the archive of the primary; the copy of the standby restarts on the server that takes its place."""
+    with fleet_with_chain(tmp_path, spark, 1, 1) as place:
+        first = begin_stepwise(place)
+
+        def fail_over() -> None:
+            place.await_replay(STANDBY)
+            place.stop("s1")
+            promote(place, STANDBY)
+
+        def act(reached: Reached) -> None:
+            is_committed = CrashPoint.COMMITTED in [one.point for one in watching.reached_points]
+            if is_committed and reached.point == at and not place.promoted:
+                fail_over()
+
+        watching = Watching(act)
+        place.write()
+        place.await_replay(STANDBY)
+        commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, watching)
+        place.states[commit.increment] = place.live_state()
+        assert commit.copying[STANDBY].operation == first.operation
+        if not place.promoted:
+            fail_over()
+        place.write()
+        after = place.increment()
+        assert after.absent.keys() == {STANDBY}
+        assert not after.renewed
+        assert after.timelines == {"s1": 2}
+        old = place.servers.node("s1")
+        delete_server(old)
+        create_standby(place.servers._programs(old), old, place.servers.node(STANDBY))
+        place.start("s1")
+        finish_stepwise(place)
+
+
+def test_another_standby_is_promoted_while_one_is_being_copied(tmp_path: Path, spark: SparkSession) -> None:
+    with fleet_with_chain(tmp_path, spark, 1, 2) as place:
+        first = begin_stepwise(place)
+        place.write()
+        assert place.increment().copying[STANDBY].copied > 0
+        for standby in (STANDBY, "s1-b2"):
+            place.await_replay(standby)
+        place.stop("s1")
+        promote(place, "s1-b2")
+        stop_server(place.servers.node(STANDBY))
+        follow(place, STANDBY, "s1-b2")
+        place.write()
+        place.await_replay(STANDBY)
+        commit = place.increment()
+        assert commit.timelines["s1"] == 2
+        # What was copied on the timeline before is not used.
+        assert commit.copying[STANDBY].operation != first.operation
+        finish_stepwise(place)
+
+
+def begin_stepwise(place: ChangingFleet) -> Increment:
+    """Begin to copy the standby of s1 in steps of one table."""
+    for number in range(4):
+        place.execute(
+            "s1", f"CREATE TABLE t{number} (id int PRIMARY KEY)", f"INSERT INTO t{number} SELECT generate_series(1, 9)"
+        )
+    place.await_replay(STANDBY)
+    stepwise = replace(place.fleet, background_bytes_min=8192, background_seconds=0.001, standbys_min=0)
+    place.runs = Runs(stepwise, place.runs.spark)
+    place.drop_slot(STANDBY)
+    commit = next_increment(place)
+    assert commit.copying.keys() == {STANDBY}
+    return commit
+
+
+def finish_stepwise(place: ChangingFleet) -> None:
+    """Take increments until the copy of the standby of s1 is part of the chain, and prove all of them."""
+    for _ in range(12):
+        commit = next_increment(place)
+        if STANDBY in commit.renewed:
+            break
+    assert STANDBY in commit.renewed
+    last = next_increment(place)
+    assert STANDBY not in {*last.absent, *last.copying}
+    assert not place.check().conflicts
+    place.check_restores(*place.states)
+    place.check_restores_without("s1", commit.increment, last.increment)
 
 
 def test_other_creates_leave_the_slot_of_a_step_alone(place: ChangingFleet) -> None:
@@ -669,7 +809,7 @@ def test_a_copy_that_an_ended_chain_has_begun_stays_until_no_create_can_need_it(
 
 
 def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_after_it_counts(
-    place: ChangingFleet,
+    place: ChangingFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.runs.full("chain")
     place.drop_slot(STANDBY)
@@ -690,3 +830,30 @@ def test_a_transaction_that_is_prepared_before_a_table_is_copied_and_decided_aft
     done = finish_copy(place)
     last = next_increment(place)
     is_proven(place, done.increment, last.increment)
+    check_listed(place, done, monkeypatch)
+
+
+def check_listed(place: ChangingFleet, done: Increment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check compares the transactions of every step of the copy, and reads the events of its archive once."""
+    store, read = place.fleet.store.open(), list[Segment]()
+    chain, renewal = read_chain(store, "chain"), done.renewed[STANDBY]
+    assert len({later.position for later in renewal.later}) > 2
+
+    def read_and_count(store: ObjectStore, segment: Segment) -> pa.Table:
+        read.append(segment)
+        return read_events(store, segment)
+
+    monkeypatch.setattr(copy_slots, "read_events", read_and_count)
+
+    def conflicts(later: tuple[CopiedLater, ...]) -> int:
+        forged = structs.replace(done, renewed={STANDBY: structs.replace(renewal, later=later)})
+        findings = Findings(SnapshotReport("chain", done.increment))
+        increments = tuple(forged if one.increment == done.increment else one for one in chain.increments)
+        check_spanning(replace(chain, increments=increments), store, findings, done.increment - 1)
+        return len(findings.report.conflicts)
+
+    assert conflicts(renewal.later) == 0
+    assert sorted(one.key for one in read) == sorted(one.key for one in done.segments[STANDBY])
+    for number, one in enumerate(renewal.later):
+        more = structs.replace(one, pending=(Lsn(1), *one.pending))
+        assert conflicts((*renewal.later[:number], more, *renewal.later[number + 1 :])) == 1

@@ -431,7 +431,7 @@ def test_another_standby_is_promoted_while_one_is_being_copied(tmp_path: Path, s
 
 def begin_stepwise(place: ChangingFleet) -> Increment:
     """Begin to copy the standby of s1 in steps of one table."""
-    for number in range(4):
+    for number in range(2):
         place.execute(
             "s1", f"CREATE TABLE t{number} (id int PRIMARY KEY)", f"INSERT INTO t{number} SELECT generate_series(1, 9)"
         )
@@ -446,7 +446,8 @@ def begin_stepwise(place: ChangingFleet) -> Increment:
 
 def finish_stepwise(place: ChangingFleet) -> None:
     """Take increments until the copy of the standby of s1 is part of the chain, and prove all of them."""
-    for _ in range(12):
+    # On a busy machine, some steps give up their wait for a slot.
+    for _ in range(20):
         commit = next_increment(place)
         if STANDBY in commit.renewed:
             break

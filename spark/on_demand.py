@@ -26,8 +26,9 @@ SHUFFLED_ROWS_MAX = 1_000_000
 # Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
 # call took: on two cores, a check of four million rows took 8 % more time.
 SWITCH_SECONDS = 0.0001
-# A process takes half a second of processor time to start, as long as a check of so many rows.
-PROCESSES_ROWS_MIN = 400_000
+# A process takes 0.7 s of processor time to start. On two cores, a check of 1.6 million rows took longer with one, and a
+# check of 4.7 million rows took less time.
+PROCESSES_ROWS_MIN = 2_500_000
 
 
 class SparkOnDemand:

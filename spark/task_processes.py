@@ -1,8 +1,8 @@
 """Processes that run the tasks of jobs for a command that does without Spark.
 
 Python's lock lets only one thread of a process compute at a time, except in long calls of libraries. Tasks that check
-rows make short calls: on two cores, two threads read WAL archives in the same time as one. A second process takes half
-of it. It imports modules for 0.7 s, so it starts before the first job.
+rows make short calls: on two cores, two threads read WAL archives in the same time as one. With processes, all cores are
+busy. A process imports modules for 0.7 s, so it starts before the first job.
 
 A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. It ends with the pipe, in the
 middle of a task if need be.

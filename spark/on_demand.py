@@ -13,7 +13,7 @@ from cutline.fleet.progress import Progress
 from cutline.spark.amount import THREADS_MAX, Amount, is_for_command
 from cutline.spark.driver_session import DriverSession
 from cutline.spark.settings import check_protection
-from cutline.spark.task_processes import TaskProcesses
+from cutline.spark.task_processes import TaskProcess, start_processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,9 +26,9 @@ SHUFFLED_ROWS_MAX = 1_000_000
 # Tasks release Python's lock in short calls. With Python's default, 5 ms, a thread waits for the lock longer than its
 # call took: on two cores, a check of four million rows took 8 % more time.
 SWITCH_SECONDS = 0.0001
-# A process takes 0.7 s of processor time to start. On two cores, a check of 1.6 million rows took longer with one, and a
-# check of 4.7 million rows took less time.
-PROCESSES_ROWS_MIN = 2_500_000
+# A process takes 0.7 s of processor time to start: on two cores, a check of 1.6 million rows took longer with one, and
+# one of 4.7 million rows took less time.
+ROWS_PER_PROCESS = 2_500_000
 
 
 class SparkOnDemand:
@@ -51,7 +51,7 @@ class SparkOnDemand:
         self._is_checked = False
         self._amount = Amount(0)
         self._switch_seconds = sys.getswitchinterval()
-        self._processes = TaskProcesses()
+        self._processes: list[TaskProcess] = []
         self.is_small = False
 
     def begin(self, needs: ExecutorNeeds, progress: Progress, amount: Amount) -> None:
@@ -59,8 +59,9 @@ class SparkOnDemand:
         fleet = self._fleet
         self.is_small = self._start is None and is_for_command(self._amount, fleet.spark_master, fleet.store)
         if self.is_small:
-            if self._in_processes and not self._processes and self._amount.rows >= PROCESSES_ROWS_MIN:
-                self._processes = TaskProcesses.start(self._cores - 1)
+            if self._in_processes:
+                wanted = min(self._amount.rows // ROWS_PER_PROCESS, self._cores - 1)
+                self._processes += start_processes(wanted - len(self._processes))
             return
         start = self._begin()
         if self._is_checked or not self._has_executors:
@@ -107,7 +108,8 @@ class SparkOnDemand:
         self, error: type[BaseException] | None, value: BaseException | None, _trace: TracebackType | None
     ) -> None:
         sys.setswitchinterval(self._switch_seconds)
-        self._processes.close()
+        for process in self._processes:
+            process.close()
         if self._is_checked:
             from cutline.columns.python_workers import set_first_work
 

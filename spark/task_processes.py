@@ -1,7 +1,7 @@
 """Processes that run the tasks of jobs for a command that does without Spark.
 
 Python's lock lets only one thread of a process compute at a time, except in long calls of libraries. Tasks that check
-rows make short calls: on two cores, two threads read WAL archives in the same time as one. With processes, all cores are
+rows make short calls: on two cores, two threads read WAL archives in the same time as one, and processes keep all cores
 busy. A process imports modules for 0.7 s, so it starts before the first job.
 
 A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. It ends with the pipe, in the
@@ -21,10 +21,11 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import IO, Any, NamedTuple, Self, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from cutline.columns.allocator import choose_allocator
 from cutline.spark.sent_values import InDriver
+from cutline.storage.waits import listening, tell
 
 Task = TypeVar("Task")
 Report = TypeVar("Report")
@@ -79,7 +80,9 @@ class TaskProcess:
                 pickle.dump(job, requests, pickle.HIGHEST_PROTOCOL)
                 _Sender(requests, self._sent).dump(lane)
                 requests.flush()
-                reports, error = pickle.load(answers)
+                while isinstance(answer := pickle.load(answers), str):
+                    tell(answer)
+                reports, error = answer
             except Exception as lost:
                 # After a lane that can't be pickled, or an answer that can't be read, the pipes are useless.
                 self.kill()
@@ -94,34 +97,31 @@ class TaskProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process, and wait until it has ended."""
-        for pipe in _pipes_of(self._process):
-            with contextlib.suppress(OSError, ValueError):
-                pipe.close()
+        """End the process, and wait until it has ended, for END_SECONDS_MAX at most.
+
+        A task that waits for a file system can't be ended, and must not keep the command from ending.
+        """
+        if self._lock.acquire(blocking=False):
+            for pipe in _pipes_of(self._process):
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+            self._lock.release()
+        else:
+            # While a thread waits for an answer, nothing else can close the pipes.
+            self.kill()
         try:
             self._process.wait(END_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
-            self._process.wait()
 
 
-class TaskProcesses(tuple[TaskProcess, ...]):
-    """Processes, which end with the block; fewer than `count` if the machine can't start so many."""
-
-    __slots__ = ()
-
-    @classmethod
-    def start(cls, count: int) -> Self:
-        """Start the processes, which import modules in the background."""
-        processes: list[TaskProcess] = []
-        with contextlib.suppress(OSError):
-            processes += (TaskProcess() for _ in range(count))
-        return cls(processes)
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self:
-            process.close()
+def start_processes(count: int) -> list[TaskProcess]:
+    """Start `count` processes, or as many as the machine can; they import modules in the background."""
+    processes: list[TaskProcess] = []
+    with contextlib.suppress(OSError):
+        # Python may not know its own program.
+        processes += (TaskProcess() for _ in range(count if sys.executable else 0))
+    return processes
 
 
 def new_job() -> int:
@@ -167,20 +167,28 @@ class _Receiver(pickle.Unpickler):
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Run lanes until the pipe ends."""
+    """Run lanes until the pipe ends; answer with the results, and before them with what is to be told (a str)."""
     known: dict[int, InDriver] = {}
     of_job = -1
-    while True:
-        try:
-            job = pickle.load(requests)
-        except EOFError:
-            return
-        if job != of_job:
-            known.clear()
-            of_job = job
-        lane: Lane = _Receiver(requests, known).load()
-        pickle.dump(_run(lane), answers, pickle.HIGHEST_PROTOCOL)
-        answers.flush()
+    # Several threads may tell of waits for the store.
+    writing = threading.Lock()
+
+    def answer(value: object) -> None:
+        with writing:
+            pickle.dump(value, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+    with listening(answer):
+        while True:
+            try:
+                job = pickle.load(requests)
+            except EOFError:
+                return
+            if job != of_job:
+                known.clear()
+                of_job = job
+            lane: Lane = _Receiver(requests, known).load()
+            answer(_run(lane))
 
 
 def _run(lane: Lane) -> tuple[list[Any], BaseException | None]:

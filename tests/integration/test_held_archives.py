@@ -26,7 +26,7 @@ from cutline.snapshots.fold import limits
 from cutline.snapshots.fold.sources import sources_of
 from cutline.snapshots.records.proven_chains import read_chain
 from cutline.spark.driver_session import DriverSession
-from cutline.spark.task_processes import Lane, TaskProcess, TaskProcesses
+from cutline.spark.task_processes import Lane, TaskProcess, start_processes
 from cutline.storage.local import LocalStore
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots
 from tests.run.quick_spark import LINES
@@ -194,7 +194,7 @@ def test_processes_find_what_spark_finds(runs: Runs, monkeypatch: pytest.MonkeyP
         return reports
 
     monkeypatch.setattr(TaskProcess, "run", noting)
-    processes = TaskProcesses.start(2)
+    processes = start_processes(2)
     session = cast("SparkSession", DriverSession(runs.spark.session, 3, processes=processes))
     try:
         found = [
@@ -202,7 +202,8 @@ def test_processes_find_what_spark_finds(runs: Runs, monkeypatch: pytest.MonkeyP
             for spark in (runs.spark, Ready(session))
         ]
     finally:
-        processes.close()
+        for process in processes:
+            process.close()
     by_spark, by_processes = (replace(report, read=None) for report in found)
     assert by_processes == by_spark
     assert by_processes.compared.rows > 0

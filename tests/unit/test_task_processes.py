@@ -29,7 +29,8 @@ from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.on_demand import SparkOnDemand
 from cutline.spark.sent_values import InDriver
 from cutline.spark.spark_jobs import Dealing, JobCancelledError, run_tasks
-from cutline.spark.task_processes import Lane, ProcessLostError, TaskProcess, TaskProcesses, new_job
+from cutline.spark.task_processes import Lane, ProcessLostError, TaskProcess, new_job, start_processes
+from cutline.storage import waits
 
 SECONDS_MAX = 20.0
 ALONE = Dealing[Any](lambda _: 1, per_core=1)
@@ -208,6 +209,38 @@ def test_a_closed_process_has_ended(process: TaskProcess) -> None:
     process.close()
 
 
+def test_closing_does_not_wait_for_a_task_that_can_not_be_ended(
+    process: TaskProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while it reads from a folder on a server that is gone: then not even SIGKILL ends it."""
+    file = tmp_path / "waiting"
+    file.touch()
+    running = threading.Thread(target=lambda: run_one(process, exec, WAIT.format(str(file))))
+    running.start()
+    wait_until(process._lock.locked)
+    monkeypatch.setattr(task_processes, "END_SECONDS_MAX", 0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskProcess, "kill", lambda _: None)
+        began = time.monotonic()
+        process.close()
+    assert time.monotonic() - began < SECONDS_MAX
+    assert process._process.poll() is None
+    file.unlink()
+    running.join()
+
+
+def test_what_a_task_tells_of_a_failing_store_is_told_here(process: TaskProcess) -> None:
+    told: list[str] = []
+    with waits.listening(told.append):
+        assert run_one(process, waits.tell, "the store is slow", "it is still slow") == [None, None]
+    assert told == ["the store is slow", "it is still slow"]
+
+
+def test_without_a_program_there_are_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", None)
+    assert start_processes(2) == []
+
+
 def test_modules_of_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
@@ -226,16 +259,17 @@ def test_fewer_processes_than_wanted_are_no_error(monkeypatch: pytest.MonkeyPatc
         return begun[0]
 
     monkeypatch.setattr(task_processes, "TaskProcess", limited)
-    processes = TaskProcesses.start(3)
-    assert list(processes) == begun
-    processes.close()
+    processes = start_processes(3)
+    assert processes == begun
+    processes[0].close()
 
 
 @pytest.mark.parametrize(
     ("rows", "command", "expected"),
     [
-        (on_demand.PROCESSES_ROWS_MIN, "check", 1),
-        (on_demand.PROCESSES_ROWS_MIN - 1, "check", 0),
+        (2 * on_demand.ROWS_PER_PROCESS, "check", 2),
+        (2 * on_demand.ROWS_PER_PROCESS - 2, "check", 1),
+        (on_demand.ROWS_PER_PROCESS - 1, "check", 0),
         (5_000_000, "create", 0),
     ],
 )
@@ -243,7 +277,7 @@ def test_processes_start_for_an_amount_that_is_worth_it(tmp_path: Path, rows: in
     file = tmp_path / "fleet.toml"
     file.write_text(
         f'name = "f"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "s1"\ndsn = "dbname=bank"\n'
-        '[spark]\nmaster = "local[2]"\n'
+        '[spark]\nmaster = "local[4]"\n'
     )
     fleet = load_fleet(file)
     with SparkOnDemand(fleet, command, in_processes=command == "check") as spark:

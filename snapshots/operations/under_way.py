@@ -34,6 +34,7 @@ from cutline.snapshots.records.operation_records import (
     SignOfLife,
     read_failure,
 )
+from cutline.storage.errors import RefusedError
 from cutline.storage.ids import OPERATION_ID
 from cutline.storage.store import ObjectStore
 
@@ -46,7 +47,10 @@ Found = TypeVar("Found")
 
 
 class ActivityState(StrEnum):
-    """The state of an operation without an outcome, according to the store."""
+    """The state of an operation without an outcome, according to the store.
+
+    Unfinished is a removal whose command has ended because the store refused to delete objects.
+    """
 
     RUNNING = "running"
     PUBLISHING = "publishing"
@@ -146,7 +150,9 @@ class UnderWay:
 
     def state(self, now: datetime) -> ActivityState:
         """Return the state according to the signs of life of the process."""
-        if self.failure is not None and self.kind in (DELETE, PRUNE):
+        # Slots that are left on a node keep WAL there: such a removal counts as dead, for which there is an alert.
+        is_refused = self.failure is not None and self.failure.code == RefusedError.exit_code
+        if is_refused and self.kind in (DELETE, PRUNE):
             return ActivityState.UNFINISHED
         if self.failure is not None or self.interruption is not None or not shows_life(self.intent, self.sign, now):
             return ActivityState.DEAD

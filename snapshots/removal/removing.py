@@ -28,7 +28,7 @@ from typing import NamedTuple
 from cutline.fleet.config import Fleet
 from cutline.fleet.own_process import own_label
 from cutline.fleet.progress import Progress, Reading
-from cutline.snapshots.operations.leases import check_not_in_use
+from cutline.snapshots.operations.leases import check_not_in_use, read_lease
 from cutline.snapshots.operations.open_operations import read_open_intents
 from cutline.snapshots.operations.operation import (
     OutcomeDetails,
@@ -53,6 +53,7 @@ from cutline.snapshots.records.tombstones import DELETED, ONLY_FULL, Mark, Resto
 from cutline.snapshots.removal.node_cleanup import ChainSlots, NodeCleanup
 from cutline.snapshots.removal.pinning import check_not_pinned
 from cutline.snapshots.removal.survey import SizeTotal, SurveyedSnapshot
+from cutline.storage.clock import utc_now
 from cutline.storage.errors import BusyError, RefusedError, SnapshotError, UnreachableError
 from cutline.storage.store import DeletionRefusedError, Listed, ObjectStore
 from cutline.storage.storing import StoreAnswersLostError
@@ -139,11 +140,11 @@ def remove_recorded(
         for one in open_removals(store, mark.snapshot):
             reason = "" if one.id == intent.id else f"finished by {intent.id}"
             record_outcome(store, one, "done", reason, None if reason else details)
-    elif removed.refused:
-        leave_unfinished(store, intent, removed.refused)
-    else:
+    elif removed.slots_left or removed.publications_left:
         reason = "slots or publications are left on nodes that can't be reached"
         _record_unfinished(store, intent, reason, UnreachableError.exit_code)
+    else:
+        leave_unfinished(store, intent, removed.refused)
     return removed
 
 
@@ -154,14 +155,32 @@ def leave_unfinished(store: ObjectStore, intent: Intent, refused: Collection[str
 
 
 def _record_unfinished(store: ObjectStore, intent: Intent, reason: str, code: int) -> None:
-    """Record why the removal has not finished, and close the earlier operations that it repeats.
+    """Record why the removal has not finished. Of its repetitions that have ended, only the last stays open.
 
-    In a bucket with Object Lock, a daily prune is refused for weeks: only the last repetition stays open.
+    In a bucket with Object Lock, a daily prune is refused for weeks. Two commands may do so at the same time: each
+    stores its own record first, so the one that looks last sees both.
     """
     write_operation_record(store, "failure", Failure(intent.id, reason, code, current_time()))
-    for one in open_removals(store, intent.snapshot):
-        if one.id != intent.id and (one.kind, one.increment) == (intent.kind, intent.increment):
-            record_outcome(store, one, "failed", f"continued by {intent.id}")
+    ended = [
+        removal
+        for removal in open_removals(store, intent.snapshot)
+        if (removal.kind, removal.increment) == (intent.kind, intent.increment) and _has_ended(store, removal)
+    ]
+    *earlier, last = sorted(ended, key=lambda removal: (removal.began_at, removal.id)) or [intent]
+    for removal in earlier:
+        record_outcome(store, removal, "failed", f"continued by {last.id}")
+
+
+def _has_ended(store: ObjectStore, removal: Intent) -> bool:
+    """Whether the removal can't finish any more, according to a command of the same kind that holds the fleet's lock.
+
+    What gives up the beginning of a chain needs no lock, so it may be running until its lease has expired.
+    """
+    return (
+        not removal.is_giving_up
+        or store.exists(operation_key(removal.id, "failure"))
+        or not read_lease(store, removal).is_running(utc_now())
+    )
 
 
 def _check_whole(store: ObjectStore, snapshot: str) -> None:

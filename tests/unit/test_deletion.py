@@ -122,6 +122,9 @@ def test_an_unreachable_node_keeps_its_slot_and_the_rest_is_deleted() -> None:
     nodes.unreachable = set()
     (unfinished,) = read_under_way(store)
     assert unfinished.dead_text == "has not finished (slots or publications are left on nodes that can't be reached)"
+    # Its slot keeps WAL when the node is back, so the alert on dead operations is for it, too.
+    assert unfinished.state(utc_now()) is ActivityState.DEAD
+    assert unfinished.settled_by(utc_now()) == "to resume it: snapshot delete old"
     again = delete(store, nodes).removed
     assert again is not None
     assert again.is_done
@@ -139,6 +142,19 @@ class LockingStore(InMemoryStore):
         if any(part in key for part in self.locked):
             raise DeletionRefusedError(url=self.url, key=key, reason="object lock until 2030")
         InMemoryStore.delete(self, key)
+
+
+def test_a_deletion_that_the_store_refuses_and_that_leaves_a_slot_is_dead() -> None:
+    store = LockingStore(unused_url(), locked=("/base/",))
+    nodes = store_two_chains(store)
+    nodes.unreachable = {"b"}
+    delete(store, nodes)
+    (dead,) = read_under_way(store)
+    assert dead.state(utc_now()) is ActivityState.DEAD
+    nodes.unreachable = set()
+    delete(store, nodes)
+    (unfinished,) = read_under_way(store)
+    assert unfinished.state(utc_now()) is ActivityState.UNFINISHED
 
 
 @pytest.mark.parametrize("part", ["/base/", "snapshot.json", "/increments/"])

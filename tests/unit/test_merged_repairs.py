@@ -23,9 +23,11 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import BASE, LARGE_OBJECTS, AbsentCopy, listed_objects
 from cutline.snapshots.records.merge_records import first_increment, merge_key
 from cutline.snapshots.records.merged_chain import MergedAwayError, read_from_merge
+from cutline.snapshots.records.operation_records import Intent, OperationRecord, read_outcome
 from cutline.snapshots.records.pins import pins_in_force
 from cutline.snapshots.records.proven_chains import read_chain, read_continued
-from cutline.snapshots.removal.earlier_objects import drop_earlier_objects, plan_drop
+from cutline.snapshots.removal import removing
+from cutline.snapshots.removal.earlier_objects import DropResult, drop_earlier_objects, plan_drop
 from cutline.snapshots.removal.pinning import BeingRemovedError, PinnedError, pin_in_store
 from cutline.snapshots.removal.pruning import increments_of
 from cutline.snapshots.repair.base_rows import rebuild_base
@@ -215,6 +217,64 @@ def test_restore_points_that_a_store_refuses_to_give_up_leave_one_open_operation
     assert [one.id for one in read_open_intents(shard.store)] == [results[-1].operation]
     assert drop_earlier_objects(shard.store, plan_drop(shard.store, NAME), Silent()).refused == {}
     assert read_open_intents(shard.store) == []
+    check_whole(shard)
+
+
+@pytest.mark.parametrize(("at", "is_refused"), [
+    ("deletion", True), ("deletion", False), ("record", True), ("search", True),
+])  # fmt: skip
+def test_two_commands_that_give_up_the_same_restore_points_leave_one_open_operation_or_none(
+    monkeypatch: pytest.MonkeyPatch, at: str, *, is_refused: bool
+) -> None:
+    """The store refuses the second, which runs while the first deletes objects, or before it records that it has not
+    finished, or before it looks for the operations that it repeats.
+    """
+    shard = new_shard()
+    shard.take()
+    merge(shard, 1)
+    store, plan = shard.store, plan_drop(shard.store, NAME)
+    delete, write, search = InMemoryStore.delete, removing.write_operation_record, removing.open_removals
+    second, begin_second = [DropResult(plan)], iter([None])
+
+    def run_second() -> None:
+        if next(begin_second, True) is None:
+            second[0] = drop_earlier_objects(store, plan, Silent())
+
+    def delete_or_refuse(store: InMemoryStore, key: str) -> None:
+        if at == "deletion":
+            run_second()
+        if is_refused or not second[0].operation:
+            raise DeletionRefusedError(url=store.url, key=key, reason="it is locked")
+        delete(store, key)
+
+    def write_after_second(store: ObjectStore, name: str, record: OperationRecord) -> None:
+        if at == "record":
+            run_second()
+        write(store, name, record)
+
+    def search_after_second(store: ObjectStore, snapshot: str | None = None) -> list[Intent]:
+        if at == "search":
+            run_second()
+        return search(store, snapshot)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(removing, "DELETING_THREADS_MAX", 1)
+        patched.setattr(InMemoryStore, "delete", delete_or_refuse)
+        patched.setattr(removing, "write_operation_record", write_after_second)
+        patched.setattr(removing, "open_removals", search_after_second)
+        first = drop_earlier_objects(store, plan, Silent())
+    assert second[0].refused
+    assert bool(first.refused) == is_refused
+    outcomes = {one: read_outcome(store, one) for one in (first.operation, second[0].operation)}
+    opened = [one for one, outcome in outcomes.items() if outcome is None]
+    ended = [(outcome.state, outcome.reason) for outcome in outcomes.values() if outcome]
+    if is_refused:
+        (last,) = opened
+        assert ended == [("failed", f"continued by {last}")]
+    else:
+        assert ended == [("done", "")] * 2
+    assert drop_earlier_objects(store, plan_drop(store, NAME), Silent()).refused == {}
+    assert read_open_intents(store) == []
     check_whole(shard)
 
 

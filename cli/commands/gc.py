@@ -37,8 +37,7 @@ REASONS = {
     GarbageReason.NEXT: "part of the next increment",
     GarbageReason.OPEN: "of operations without an outcome",
     GarbageReason.IN_USE: "being restored",
-    # What a probe or an ended chain has left stays for an hour at least.
-    GarbageReason.YOUNG: "younger than the grace period or an hour",
+    GarbageReason.YOUNG: "too young (grace period, or an hour for probes and ended chains)",
     GarbageReason.UNCLEAR: "undecided, see the warnings",
 }
 

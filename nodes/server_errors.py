@@ -115,10 +115,10 @@ def explain(error: psycopg.Error) -> str:
     text = str(error)
     whole, _, each = text.partition(SEVERAL)
     attempts = EACH.split(each)[1:] if each else [whole]
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for line in (line for attempt in attempts for line in _lines_of(attempt)):
-        said.setdefault(FAILED.sub("", line), line)
-    return _cut("; ".join(said.values()) or type(error).__name__)
+        reasons.setdefault(FAILED.sub("", line), line)
+    return _cut("; ".join(reasons.values()) or type(error).__name__)
 
 
 def called_functions(text: str) -> list[str]:

@@ -118,8 +118,8 @@ def _read_ahead(store: ObjectStore, segments: Sequence[Segment]) -> Iterator[tup
     """Yield the segments with their events, and read a few at once: small ones take less time than their requests."""
     with ThreadPoolExecutor(READ_AT_ONCE) as threads:
         for first in range(0, len(segments), READ_AT_ONCE):
-            some = segments[first : first + READ_AT_ONCE]
-            yield from zip(some, threads.map(partial(read_events, store), some), strict=True)
+            batch = segments[first : first + READ_AT_ONCE]
+            yield from zip(batch, threads.map(partial(read_events, store), batch), strict=True)
 
 
 def find_changed_groups(

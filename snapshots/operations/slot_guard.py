@@ -217,7 +217,7 @@ def guard_nodes(
     operations have ended: a standby that was away then may still have one. The caller holds the fleet's lock, so no
     other command continues a chain at the same time. For `operations`, see read_slot_owners.
     """
-    staying, own = list[str](), dict[str, str]()
+    staying, reasons = list[str](), dict[str, str]()
     for kept in read_kept_chains(store, sessions, progress, operations):
         ruling = rule_on_slots(kept, sessions.fleet, ended=is_marked_ended(store, kept, progress))
         dropped = {node.id for node in ruling.nodes}
@@ -234,11 +234,11 @@ def guard_nodes(
         elif kept.chain == continued:
             # The increment says what it copies again.
             progress.note(News(over_limit_text(kept)))
-            own = {one.node: _limit_reason(one) for one in kept.retained if one.node in dropped}
+            reasons = {one.node: _limit_reason(one) for one in kept.retained if one.node in dropped}
         else:
             progress.note(_dropped_text(store, kept, ruling))
         _drop_kept_slots(kept, ruling.nodes, progress)
-    return Guarded(tuple(sorted(staying)), own)
+    return Guarded(tuple(sorted(staying)), reasons)
 
 
 def _limit_reason(retained: Retained) -> str:

@@ -146,7 +146,8 @@ def test_open_operations_stay_unsettled_and_are_named_if_no_node_is_reachable(
 def test_a_grace_period_of_zero_is_not_to_be_shortened() -> None:
     report = GcReport(0.0)
     report.keep("", GarbageVerdict(GarbageReason.YOUNG), 5)
-    assert lines_of(report)[1:] == ["kept: 1 object, 5 B too young (grace period, or an hour for probes and ended chains)"]
+    reason = "too young (grace period, or an hour for probes and ended chains)"
+    assert lines_of(report)[1:] == [f"kept: 1 object, 5 B {reason}"]
     report.grace_seconds = 60.0
     assert lines_of(report)[2:] == ["the grace period is 1 min 00 s; to shorten it: --grace TIME"]
 

@@ -220,7 +220,7 @@ def runs_on_this_machine(master: str) -> bool:
 NODE_ID = rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,62}}{END}"
 RETAINED_WAL_MAX = Size(16 * 1024**3)
 # Servers keep and remove WAL in files of this size, by default. A slot that was just advanced still keeps some WAL:
-# with a smaller limit, each create would drop such slots.
+# with a smaller limit, each create would drop such slots. `init` warns of servers with larger files.
 RETAINED_WAL_MIN = Size(16 * 1024**2)
 # A command itself opens up to five sessions on a node, and needs at least one more for tasks.
 CONNECTIONS_MIN = 6

@@ -38,7 +38,9 @@ SELECT current_database(),
                 WHERE slot_name ^@ 'cutline_' AND to_jsonb(s) ->> 'failover' = 'true'
                   AND NOT (pg_is_in_recovery() AND to_jsonb(s) ->> 'synced' = 'true')),
        coalesce(current_setting('synchronized_standby_slots', true), '') <> '',
-       current_setting('server_version_num')::int
+       current_setting('server_version_num')::int,
+       -- In bytes.
+       (SELECT setting::bigint FROM pg_settings WHERE name = 'wal_segment_size')
 """
 
 
@@ -60,6 +62,7 @@ class Surroundings:
     has_failover_slots: bool
     waits_for_standbys: bool
     server_version: int
+    wal_file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,18 @@ def _all(fleet: Fleet, found: Mapping[str, Surroundings]) -> Iterator[Surroundin
             " increments the server invalidates the slot, before Cutline warns of it",
             "set it above max_retained_wal, or lower max_retained_wal in fleet.toml; until then, take an increment for"
             f" every {size_text(kept // 2)} of WAL",
+        )
+    for size_bytes in sorted({one.wal_file_bytes for one in found.values()}):
+        yield SurroundingsWarning(
+            "wal-segment-size",
+            tuple(
+                node
+                for node, one in found.items()
+                if one.wal_file_bytes == size_bytes and nodes[node].retained_wal_bytes_max < size_bytes
+            ),
+            f"wal_segment_size is {size_text(size_bytes)}, more than max_retained_wal: a switch to the next WAL file"
+            " may take a slot past this limit that needs no more, and then the next create drops it",
+            f"set max_retained_wal to at least {size_bytes >> 20}MiB in fleet.toml",
         )
     yield SurroundingsWarning(
         "delayed-standby",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -79,6 +80,22 @@ def test_an_extension_that_copies_no_slots_is_no_danger(fleet: Fleet) -> None:
     with psycopg.connect(fleet.nodes[0].dsn, autocommit=True) as connection:
         connection.execute("ALTER DATABASE managed SET pg_failover_slots.synchronize_slot_names = ''")
     assert warned(fleet) == []
+
+
+def test_a_limit_below_the_size_of_the_servers_wal_files_is_named(fleet: Fleet) -> None:
+    with psycopg.connect(fleet.nodes[0].dsn) as connection:
+        assert connection.execute("SHOW wal_segment_size").fetchone() == ("16MB",)
+
+    def found(limit_bytes: int) -> list[str]:
+        limited = replace(fleet, nodes=(replace(fleet.nodes[0], retained_wal_bytes_max=limit_bytes),))
+        with open_sessions(limited, limited.nodes) as sessions:
+            warnings = find_warnings(limited, read_surroundings(sessions))
+        return [one.text for one in warnings if one.name == "wal-segment-size"]
+
+    assert found(16 << 20) == []
+    (text,) = found((16 << 20) - 1)
+    assert "wal_segment_size is 16.0 MiB, more than max_retained_wal" in text
+    assert "at least 16MiB" in text
 
 
 def test_init_says_what_to_set(fleet: Fleet) -> None:

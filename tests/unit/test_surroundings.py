@@ -22,6 +22,7 @@ PLAIN = Surroundings(
     has_failover_slots=False,
     waits_for_standbys=False,
     server_version=180004,
+    wal_file_bytes=16 << 20,
 )
 
 
@@ -54,6 +55,7 @@ def test_plain_servers_give_no_warning(fleet: Fleet) -> None:
         ("has_failover_slots", True, "failover-slot"),
         ("idle_timeout_seconds", 3600, "idle-slot-timeout"),
         ("wal_kept_bytes", 1 << 20, "slot-wal-limit"),
+        ("wal_file_bytes", 2 << 30, "wal-segment-size"),
     ],
 )
 def test_each_has_its_own_warning(fleet: Fleet, field: str, value: object, name: str) -> None:

@@ -159,8 +159,8 @@ class _Receiver(pickle.Unpickler):
         super().__init__(pipe)
         self._known = known
 
-    def persistent_load(self, found: tuple[int, *tuple[object, ...]]) -> InDriver:
-        number, *value = found
+    def persistent_load(self, reference: tuple[int, *tuple[object, ...]]) -> InDriver:
+        number, *value = reference
         if value:
             self._known[number] = InDriver(value[0])
         return self._known[number]

@@ -158,7 +158,7 @@ def read_nodes(fleet: Fleet, store: ObjectStore) -> list[NodeStatus]:
 
 def _read_copies(store: ObjectStore, entries: Iterable[Entry]) -> dict[str, dict[str, BackgroundCopy]]:
     """Read how far the copies of standbys are now that the chains' last commits name, by node and snapshot."""
-    found: dict[str, dict[str, BackgroundCopy]] = {}
+    copies: dict[str, dict[str, BackgroundCopy]] = {}
     for entry in entries:
         if entry.chain is None or entry.ended is not None:
             continue
@@ -167,5 +167,5 @@ def _read_copies(store: ObjectStore, entries: Iterable[Entry]) -> dict[str, dict
             from cutline.snapshots.create.background_copies import read_underway
 
             now = read_underway(store, entry.chain, node).at_commit(copying.last)
-            found.setdefault(entry.chain.listed_id(node), {})[entry.name] = now
-    return found
+            copies.setdefault(entry.chain.listed_id(node), {})[entry.name] = now
+    return copies

@@ -53,7 +53,7 @@ from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.proven_chains import commit_missing_error
 from cutline.storage.errors import ChainEnd, RefusedError, SnapshotError, UsageError
 from cutline.storage.store import ObjectStore
-from cutline.wal.drain.lineage import agreed_position, check_histories, diverged_error
+from cutline.wal.drain.lineage import agreed_position, check_archived_history, check_histories, diverged_error
 from cutline.wal.drain.slots import (
     ADVANCED,
     POSITION,
@@ -64,7 +64,7 @@ from cutline.wal.drain.slots import (
     slot_name,
     slot_state,
 )
-from cutline.wal.segments.archive import ArchiveError, archive_prefix, last_number, segment_key
+from cutline.wal.segments.archive import ArchivedSegment, ArchiveError, archive_prefix, last_number, segment_key
 
 POSITION_QUERY = f"SELECT ({POSITION})::text"
 PLACE_QUERY = """
@@ -153,8 +153,8 @@ def check_continuable(
 
     Standbys that can't take part are left out, unless fleet.toml requires them. The sessions are the ones on the nodes
     that `check_fleet_file` returned for the chain. `documents` is as in read_recorded_commits, `replaced` as in
-    CreateRequest, and `reads_archives` as in find_underway. `dropped` says why this command has
-    dropped the chain's slot on a node.
+    CreateRequest, and `reads_archives` as in find_underway. `dropped` says why this command has dropped the chain's
+    slot on a node.
     """
     check_commits(store, chain, documents)
     sessions.read_histories()
@@ -284,7 +284,7 @@ def _check_nodes(
             name = now.database if now.database_oid == before.database_oid else before.database
             check_baseline({node.id: structs.replace(before, timeline=now.timeline, database=name)}, {node.id: now})
             refuse_unfit(unfit.get(node.id, ()))
-            _check_history(sessions, chain, node, before.timeline)
+            _check_history(store, sessions, chain, node, before.timeline)
             _check_node(store, sessions, chain, node)
         except (BaselineChangedError, NodeUnfitError, NodeUnreachableError, *ENDING) as error:
             return error
@@ -304,11 +304,12 @@ def _check_nodes(
     return ended
 
 
-def _check_history(sessions: Sessions, chain: Chain, node: Node, timeline: int) -> None:
-    """Raise WalDivergedError unless the history of the node's server has all WAL that commits list of the node.
+def _check_history(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node, timeline: int) -> None:
+    """Raise WalDivergedError unless the history of the node's server has all WAL that the chain has of the node.
 
-    `timeline` is that of the last commit. That the server has the other WAL of the archive is verified when its slot is
-    read (wal/drain/drain.py). Raises NodeUnreachableError for a primary that may be the one before a failover.
+    `timeline` is that of the last commit. Segments that no commit lists are only read if the history has changed since:
+    a drain verifies them in any case (wal/drain/drain.py), but then a cut has been made, and writes have ended if the
+    snapshot is terminal. Raises NodeUnreachableError for a primary that may be the one before a failover.
     """
     was, now = TimelineHistory(timeline, chain.last.switches.get(node.id, {})), sessions.history(node)
     if node.backup_of is None and now.timeline < timeline:
@@ -316,6 +317,9 @@ def _check_history(sessions: Sessions, chain: Chain, node: Node, timeline: int) 
     segments = chain.newest_segments(node.id)
     listed = segments[-1].through if segments else chain.bases[node.id]
     check_histories(node.id, was, max(listed, chain.archived_to(node.id)), now)
+    # The cut will be on the primary's timeline, even if a standby does not show it yet.
+    if was != (coming := sessions.history(sessions.fleet.node(node.shard))):
+        check_archived_history(node.id, _newest_unlisted(store, chain, node.id), coming)
 
 
 def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node) -> None:
@@ -386,13 +390,19 @@ def _archive_end(store: ObjectStore, chain: Chain, node: str, listed: Lsn) -> Ls
 
     Raises the errors of read_metadata.
     """
+    newest = _newest_unlisted(store, chain, node)
+    return newest.segment.through if newest else listed
+
+
+def _newest_unlisted(store: ObjectStore, chain: Chain, node: str) -> ArchivedSegment | None:
+    """Return the last segment of the node's archive if no commit lists it; raise the errors of read_metadata."""
     prefix = archive_prefix(chain.name, node, chain.archive(node))
     number = last = last_number(chain.newest_segments(node))
     while store.exists(segment_key(prefix, number + 1)):
         number += 1
     if number == last:
-        return listed
+        return None
     # Imported here: this is rare, and the only check that needs Arrow.
     from cutline.wal.segments.segments import read_metadata
 
-    return read_metadata(store, node, segment_key(prefix, number), number).segment.through
+    return read_metadata(store, node, segment_key(prefix, number), number)

@@ -27,6 +27,7 @@ from cutline.fleet.config import Fleet
 from cutline.fleet.crash_points import CrashPoint
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.progress import Silent
+from cutline.snapshots.create.archive_ahead import AHEAD_BYTES_MIN, archive_ahead
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.full import create_full
 from cutline.snapshots.create.increment import create_increment
@@ -38,7 +39,15 @@ from cutline.wal.drain import drain as draining
 from cutline.wal.drain.slots import slot_state
 from cutline.wal.segments.archive import segment_key
 from tests.commands.changing_fleet import SEEN, ChangingFleet
-from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, names_of_snapshots, slots_of, sorted_copies
+from tests.commands.snapshot_runs import (
+    Ready,
+    Runs,
+    configure_fleet,
+    names_of_snapshots,
+    run_command,
+    slots_of,
+    sorted_copies,
+)
 from tests.commands.watching import Reached, Watching
 from tests.integration.promoting import PRIMARY, STANDBY, become_standby, fleet_with_chain, follow, prepare, promote
 from tests.integration.test_falling_standbys import COPYING, Stopping
@@ -540,3 +549,32 @@ def test_a_failover_in_a_full_snapshot(
         assert not report.conflicts
         assert report.result == INCONCLUSIVE
         place.check_restores(0, 1)
+
+
+@pytest.mark.parametrize("place", [1], indirect=True)
+def test_wal_that_was_archived_ahead_and_lost_is_found_before_a_terminal_snapshot_ends_writes(
+    place: ChangingFleet,
+) -> None:
+    """No commit lists this WAL, as is usual under a watch, and the promoted server lacks it."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.execute(PRIMARY, "INSERT INTO seen VALUES (7000, 'lost')", *[FAR] * 3)
+    assert archive_ahead(place.fleet, "chain", Silent()).bytes > AHEAD_BYTES_MIN
+    kill_server(place.servers.node(PRIMARY))
+    place.servers.start_node(place.servers.node(STANDBY))
+    promote(place, STANDBY)
+    place.execute(STANDBY, "INSERT INTO seen VALUES (7001, 'kept')")
+    lost = rf"on timeline 2, which left timeline 1 at {switch_of(place, STANDBY, 1)}, .* a failover lost transactions"
+    create = ("create", "chain", "--incremental")
+    code, document = run_command(place.fleet, *create, "--dry-run")
+    assert code == 0, document
+    assert re.search(rf"{PRIMARY} will be copied again: .*{lost}", "\n".join(document["warnings"]))
+    code, document = run_command(place.fleet, *create, "--terminal")
+    assert code == 0, document
+    assert [renewed["node"] for renewed in document["renewed"]] == [PRIMARY]
+    assert re.search(lost, document["renewed"][0]["reason"])
+    place.states[2] = place.live_state()
+    check_chain(place, STANDBY)

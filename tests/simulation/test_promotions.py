@@ -12,7 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from unittest.mock import patch
 
@@ -22,6 +22,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes import sessions as node_sessions
 from cutline.nodes.baseline import FleetTopologyError
+from cutline.snapshots.create import continuable
 from cutline.snapshots.records import commit_rules
 from cutline.wal.drain import drain as draining
 from tests.run.soak import first
@@ -353,7 +354,10 @@ def test_two_servers_that_accept_writes_are_refused_and_named(rival: str) -> Non
 
 def ignore_unlisted() -> AbstractContextManager[object]:
     """Compare only the history that the last commit has."""
-    return patch.object(draining._Archive, "check_history", lambda archive: None)
+    stack = ExitStack()
+    for module in (draining, continuable):
+        stack.enter_context(patch.object(module, "check_archived_history", lambda *segment_and_history: None))
+    return stack
 
 
 def numbers_are_compared() -> AbstractContextManager[object]:

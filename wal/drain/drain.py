@@ -21,7 +21,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from msgspec import UnsetType
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list
@@ -37,8 +36,8 @@ from cutline.wal.decoding.pgoutput import DecodingError
 from cutline.wal.drain.drain_task import DrainBusyError, DrainReport, DrainTask, archive_busy_error
 from cutline.wal.drain.lineage import (
     KnownMarker,
+    check_archived_history,
     check_ends,
-    check_histories,
     check_markers,
     check_resumed,
     diverged_error,
@@ -144,15 +143,6 @@ class _Archive:
             self.task.node.id, through, (segment.segment for segment in self.segments[before:]), first=number + 1
         )
 
-    def check_history(self) -> None:
-        """Raise WalDivergedError if the server lacks WAL of the newest segment, by the history of its timeline.
-
-        Whoever stored that segment has verified the archive before it.
-        """
-        last, now = (self.segments[-1] if self.segments else None), self.task.history
-        if last is not None and not isinstance(last.history, UnsetType) and not isinstance(now, UnsetType):
-            check_histories(self.task.node.id, last.history, last.segment.through, now)
-
     def add(self, through: Lsn, opened: OpenTransaction | None, tables: tuple[pa.Table, pa.Table]) -> None:
         """Create the next segment."""
         number = self.number + 1
@@ -215,7 +205,7 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         # Read the slot before the archive: then a slot that is ahead of the archive means lost WAL, not a race.
         state = slot_state(connection, task.slot)
         archive.read_new_segments()
-        archive.check_history()
+        check_archived_history(task.node.id, archive.segments[-1] if archive.segments else None, task.history)
         state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
             check_replayed(connection, task.node, task.finish)

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import UnsetType
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.fleet.lsn import ORIGIN, Lsn
@@ -28,6 +29,7 @@ from cutline.fleet.messages import NEXT_COPIES
 from cutline.fleet.timeline_history import TimelineHistory
 from cutline.storage.errors import RefusedError, SnapshotError
 from cutline.wal.cut.markers import MARKER_PREFIX, Marker, marker_from_bytes
+from cutline.wal.segments.archive import ArchivedSegment
 from cutline.wal.segments.segments import (
     COMMIT,
     COMMIT_PREPARED,
@@ -149,6 +151,15 @@ def check_histories(node: str, was: TimelineHistory, through: Lsn, now: Timeline
         f" {through}",
         {"was": was.timeline, "now": now.timeline, "switch": str(parted), "end": str(through)},
     )
+
+
+def check_archived_history(node: str, newest: ArchivedSegment | None, now: TimelineHistory | UnsetType) -> None:
+    """Raise WalDivergedError if the server, with the history `now`, lacks WAL of the newest segment of its archive.
+
+    The drain that stored that segment has verified the archive before it.
+    """
+    if newest is not None and not isinstance(newest.history, UnsetType) and not isinstance(now, UnsetType):
+        check_histories(node, newest.history, newest.segment.through, now)
 
 
 def check_markers(node: str, expected: Iterable[KnownMarker], found: Set[KnownMarker]) -> None:

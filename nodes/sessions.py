@@ -30,6 +30,7 @@ from cutline.nodes.clocks import ClockReading, use_clocks
 from cutline.nodes.connections import (
     NodeUnreachableError,
     connect,
+    has_answered,
     host_of,
     on_each_host,
     raising_unreachable,
@@ -38,7 +39,15 @@ from cutline.nodes.connections import (
 )
 from cutline.nodes.daemon_threads import THREADS_MAX, await_futures, start_daemons
 from cutline.nodes.open_sessions import cancel_statements
-from cutline.nodes.problems import RUN_INIT, NodeProblem, find_connect_problems, raising_unfit, refuse_unfit
+from cutline.nodes.problems import (
+    RUN_INIT,
+    NodeProblem,
+    find_connect_problems,
+    find_decoding_problems,
+    raising_unfit,
+    read_role,
+    refuse_unfit,
+)
 from cutline.nodes.roles import ServerState, find_promoted, with_exchanged
 from cutline.nodes.timelines import read_switches
 from cutline.nodes.watch import Watch, watch_nodes
@@ -159,11 +168,19 @@ class Sessions:
         return dict(zip((node.id for node in nodes), in_parallel(ask, nodes), strict=True))
 
     def read_histories(self) -> None:
-        """Read the histories of the primaries' timelines; raise NodeUnreachableError."""
+        """Read the histories of the primaries' timelines; raise NodeUnreachableError and NodeUnfitError."""
         primaries = [node for node in self.nodes if node.backup_of is None]
 
         def read(node: Node) -> dict[int, Lsn]:
-            return read_switches(node, self.identities[node.id].timeline)
+            try:
+                return read_switches(node, self.identities[node.id].timeline)
+            except NodeUnreachableError as error:
+                if has_answered(error.__cause__):
+                    # A role without REPLICATION is refused before its session starts.
+                    with raising_unreachable(node):
+                        role = read_role(node, self.connections[node.id])
+                    refuse_unfit(find_decoding_problems(node, role))
+                raise
 
         self.switches.update(zip((node.id for node in primaries), in_parallel(read, primaries), strict=True))
 

@@ -6,15 +6,30 @@ timeline before the switch, and nothing after it (PostgreSQL manual, "Timelines"
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import psycopg
 
 from cutline.fleet.config import Node
 from cutline.fleet.lsn import Lsn
-from cutline.nodes.connections import connect_replication, unreachable_error
+from cutline.nodes.connections import (
+    NO_REPLICATION,
+    WAL_SENDERS,
+    NodeUnreachableError,
+    connect_replication,
+    no_connection_hint,
+    unreachable_error,
+)
+from cutline.nodes.problems import NodeProblem, unfit_error
+from cutline.nodes.server_errors import shorten_message
+
+# Other commands of Cutline, too, need a WAL sender for milliseconds only.
+SENDER_POLL_SECONDS, SENDER_SECONDS_MAX = 0.2, 2.0
 
 
 def read_switches(node: Node, timeline: int) -> dict[int, Lsn]:
-    """Read where the timelines before `timeline` ended on the server; raise NodeUnreachableError.
+    """Read where the timelines before `timeline` ended on the server; raise the errors of read_timeline.
 
     Returns nothing if the server has lost the history file of the timeline: then no other timeline is known to belong
     to it.
@@ -23,30 +38,50 @@ def read_switches(node: Node, timeline: int) -> dict[int, Lsn]:
         # The first timeline has no history file.
         return {}
     try:
-        with connect_replication(node) as connection:
-            row = connection.execute(f"TIMELINE_HISTORY {int(timeline)}".encode()).fetchone()
+        row = _ask(node, "TIMELINE_HISTORY", timeline)
     except psycopg.errors.UndefinedFile:
         return {}
-    except psycopg.Error as error:
-        raise unreachable_error(node, error) from error
     # The server declares the content as text since version 15, in no particular encoding.
     content = row[1] if row else ""
     return parse_history(content if isinstance(content, str) else bytes(content).decode("utf-8", "replace"))
 
 
 def read_timeline(node: Node) -> int:
-    """Read the timeline of the last record that a standby has replayed; raise NodeUnreachableError.
+    """Read the timeline of the last record that a standby has replayed.
 
-    Its control file gets a new timeline only with the next restartpoint, which may take minutes.
+    Its control file gets a new timeline only with the next restartpoint, which may take minutes. Raises
+    NodeUnreachableError, and NodeUnfitError if no WAL sender is free or replication commands are refused.
     """
-    try:
-        with connect_replication(node) as connection:
-            row = connection.execute(b"IDENTIFY_SYSTEM").fetchone()
-    except psycopg.Error as error:
-        raise unreachable_error(node, error) from error
+    row = _ask(node, "IDENTIFY_SYSTEM")
     if row is None:
         raise RuntimeError("IDENTIFY_SYSTEM returned no row")
     return int(row[1])
+
+
+def _ask(node: Node, command: str, *values: int) -> tuple[Any, ...] | None:
+    """Return the row with which the server answers a replication command; raise the errors of read_timeline.
+
+    Also raises UndefinedFile.
+    """
+    deadline = time.monotonic() + SENDER_SECONDS_MAX
+    while True:
+        try:
+            with connect_replication(node) as connection:
+                return connection.execute(" ".join([command, *map(str, values)]).encode()).fetchone()
+        except NodeUnreachableError as error:
+            if WAL_SENDERS not in (message := str(error.__cause__)):
+                raise
+            if time.monotonic() > deadline:
+                problem = "no WAL sender is free, and one is needed"
+                raise unfit_error([NodeProblem(node.id, problem, no_connection_hint(message))]) from error
+            time.sleep(SENDER_POLL_SECONDS)
+        except psycopg.errors.UndefinedFile:
+            raise
+        except psycopg.OperationalError as error:
+            raise unreachable_error(node, error) from error
+        except psycopg.Error as error:
+            problem = f"the replication command {command} was refused: {shorten_message(error)}"
+            raise unfit_error([NodeProblem(node.id, problem, NO_REPLICATION)]) from error
 
 
 def parse_history(content: str) -> dict[int, Lsn]:

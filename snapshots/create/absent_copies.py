@@ -31,7 +31,7 @@ from cutline.nodes.baseline import NodeIdentity, why_replaced
 from cutline.nodes.connections import NodeUnreachableError, raising_unreachable
 from cutline.nodes.free_connections import find_too_few, refuse_too_few
 from cutline.nodes.left_out import LeftOut, LeftOutKind, absent_copy
-from cutline.nodes.problems import NodeProblem
+from cutline.nodes.problems import NodeProblem, NodeUnfitError
 from cutline.nodes.publications import publication_names
 from cutline.nodes.sessions import Absence, Sessions, in_parallel
 from cutline.nodes.timelines import read_switches, read_timeline
@@ -232,7 +232,7 @@ def _leave_out_diverged(sessions: Sessions) -> None:
                 # Read this first: the standby may reach the new timeline now, and continue.
                 row = sessions.connections[node.id].execute(REPLAYED_QUERY).fetchone()
             timeline = read_timeline(node)
-        except NodeUnreachableError as error:
+        except (NodeUnreachableError, NodeUnfitError) as error:
             return error
         sessions.identities[node.id] = structs.replace(identity, timeline=timeline)
         if timeline == current:

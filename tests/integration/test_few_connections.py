@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg.conninfo import make_conninfo
 
 from cutline.fleet.config import Node, load_fleet
 from cutline.fleet.lsn import ORIGIN
 from cutline.nodes.connections import connect, connect_replication, with_database
 from cutline.nodes.free_connections import TooFewConnectionsError, check_free_connections, task_sessions
+from cutline.nodes.problems import NodeUnfitError
 from cutline.nodes.programs import run_tool
+from cutline.nodes.sessions import open_sessions
+from cutline.nodes.timelines import read_switches
 from cutline.storage.errors import UnreachableError
 from cutline.wal.drain.peek import peek
 from tests.commands.snapshot_runs import configure_fleet
@@ -296,6 +300,33 @@ def test_the_number_of_wal_senders_is_named(fleet_factory: FleetFactory, tmp_pat
     with connect_replication(node), pytest.raises(UnreachableError, match="max_wal_senders") as raised:
         connect_replication(node)
     assert raised.value.hint.startswith("raise max_wal_senders")
+
+
+def test_what_refuses_to_show_a_history_is_named(fleet_factory: FleetFactory, tmp_path: Path) -> None:
+    """A server past its first timeline is asked for its history by every increment, which needs a WAL sender."""
+    servers = fleet_factory(1, 0, settings={"max_wal_senders": "1"})
+    fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
+    (node,) = fleet.primaries
+    with connect_replication(node), pytest.raises(NodeUnfitError, match=r"s1: no WAL sender is free") as raised:
+        read_switches(node, 2)
+    assert raised.value.hint.startswith("raise max_wal_senders, or end")
+    sender = connect_replication(node)
+    freed = threading.Timer(0.5, sender.close)
+    freed.start()
+    # There is no timeline 2.
+    assert read_switches(node, 2) == {}
+    freed.join()
+    # The server's grammar has no timeline 0.
+    with pytest.raises(NodeUnfitError, match=r"s1: the replication command TIMELINE_HISTORY was refused: invalid"):
+        read_switches(node, 0)
+
+    with psycopg.connect(node.dsn, autocommit=True) as session:
+        session.execute("CREATE ROLE limited LOGIN")
+    limited_node = replace(node, dsn=make_conninfo(node.dsn, user="limited"))
+    with open_sessions(replace(fleet, nodes=(limited_node,)), [limited_node]) as sessions:
+        sessions.identities["s1"] = structs.replace(sessions.identities["s1"], timeline=2)
+        with pytest.raises(NodeUnfitError, match="role limited lacks the REPLICATION attribute"):
+            sessions.read_histories()
 
 
 def test_a_command_is_refused_before_it_makes_anything(fleet_factory: FleetFactory, tmp_path: Path) -> None:

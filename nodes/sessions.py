@@ -202,10 +202,10 @@ class Sessions:
         try:
             was, now = self.identities[node.id], identify(node, connection).identity
             if now.timeline != was.timeline:
-                raise _promoted_error(node, f"its timeline was {was.timeline} and is {now.timeline}")
+                raise promoted_error(node, f"its timeline was {was.timeline} and is {now.timeline}")
             # Another server of the shard may have begun a timeline with the same number.
             if node.id in self.switches and self.switches[node.id] != read_switches(node, now.timeline):
-                raise _promoted_error(node, f"its timeline {now.timeline} has another history than before")
+                raise promoted_error(node, f"its timeline {now.timeline} has another history than before")
             check_baseline({node.id: was}, {node.id: now})
         except BaseException:
             connection.close()
@@ -251,7 +251,8 @@ class ServerPromotedError(UnreachableError):
     """A server has changed its timeline while a command was using it; the next command uses it as it is now."""
 
 
-def _promoted_error(node: Node, why: str) -> ServerPromotedError:
+def promoted_error(node: Node, why: str) -> ServerPromotedError:
+    """Return the error that says how the server of the node has changed."""
     return ServerPromotedError(
         f"node {node.id}: its server was promoted: {why}",
         hint="repeat the command: it continues on the promoted server if that has all WAL of the chain",

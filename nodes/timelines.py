@@ -26,6 +26,11 @@ from cutline.nodes.server_errors import shorten_message
 
 # Other commands of Cutline, too, need a WAL sender for milliseconds only.
 SENDER_POLL_SECONDS, SENDER_SECONDS_MAX = 0.2, 2.0
+# The name of a WAL file begins with its timeline.
+CURRENT_QUERY = """
+SELECT CASE WHEN pg_is_in_recovery() THEN (SELECT to_hex(received_tli) FROM pg_stat_wal_receiver)
+            ELSE left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
+"""
 
 
 def read_switches(node: Node, timeline: int) -> dict[int, Lsn]:
@@ -56,6 +61,15 @@ def read_timeline(node: Node) -> int:
     if row is None:
         raise RuntimeError("IDENTIFY_SYSTEM returned no row")
     return int(row[1])
+
+
+def current_timeline(connection: psycopg.Connection[Any]) -> int | None:
+    """Return the timeline of the WAL that the server writes, or receives as a standby; None if it receives none.
+
+    Unlike read_timeline, it asks an ordinary session. A standby may not have replayed this timeline yet.
+    """
+    (timeline,) = connection.execute(CURRENT_QUERY).fetchone() or (None,)
+    return None if timeline is None else int(timeline, 16)
 
 
 def _ask(node: Node, command: str, *values: int) -> tuple[Any, ...] | None:

@@ -578,3 +578,31 @@ def test_wal_that_was_archived_ahead_and_lost_is_found_before_a_terminal_snapsho
     assert re.search(lost, document["renewed"][0]["reason"])
     place.states[2] = place.live_state()
     check_chain(place, STANDBY)
+
+
+@pytest.mark.parametrize("place", [1], indirect=True)
+def test_a_drain_stores_no_wal_of_a_timeline_that_began_after_the_cut(place: ChangingFleet) -> None:
+    """The dsn leads to the promoted server by itself, which writes past the end of the cut and lacks WAL before it."""
+    place.write()
+    place.await_replay(STANDBY)
+    place.increment()
+    place.await_replay(STANDBY)
+    place.stop(STANDBY)
+    place.write()
+    hosts = ",".join(str(place.servers.node(node).socket_folder) for node in (PRIMARY, STANDBY))
+    dsn = make_conninfo(place.fleet.node(PRIMARY).dsn, host=hosts, port="5432,5432", target_session_attrs="read-write")
+    following = replace(place.fleet, nodes=(replace(place.fleet.node(PRIMARY), dsn=dsn), place.fleet.node(STANDBY)))
+
+    def fail_over(reached: Reached) -> None:
+        if reached == Reached(CrashPoint.FINISHES_WRITTEN, 1):
+            kill_server(place.servers.node(PRIMARY))
+            place.servers.start_node(place.servers.node(STANDBY))
+            promote(place, STANDBY)
+            place.execute(STANDBY, *[FAR] * 3)
+
+    (last,) = read_chain(place.fleet.store.open(), "chain").newest_segments(PRIMARY)[-1:]
+    with pytest.raises(UnreachableError, match=f"{PRIMARY}: its server was promoted: its timeline was 1 and is 2"):
+        create_increment(following, CreateRequest("chain", retries=0), place.runs.spark, Watching(fail_over))
+    assert not place.fleet.store.open().exists(segment_key(last.key.rpartition("/")[0], last.number + 1))
+    assert not place.increment().renewed
+    check_chain(place, STANDBY)

@@ -637,6 +637,7 @@ def patched(chain: FailoverChain) -> Iterator[None]:
             "connect": chain.connect,
             "slot_state": calls.read_slot,
             "advance_slot": calls.advance,
+            "current_timeline": lambda connection: connection.server.timeline,
             "peek": calls.peek,
             "read_ahead": read_at_once,
             "BackgroundCalls": Stored,

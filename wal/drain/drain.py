@@ -21,6 +21,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+from msgspec import UnsetType
 
 from cutline.columns.arrow_numbers import to_mask, to_numpy
 from cutline.columns.bytes_column import from_arrow, from_list
@@ -28,6 +29,8 @@ from cutline.fleet.lsn import ORIGIN, Lsn
 from cutline.fleet.messages import NEXT_COPIES
 from cutline.nodes.connections import connect, unreachable_error
 from cutline.nodes.encodings import Texts, texts_of
+from cutline.nodes.sessions import promoted_error
+from cutline.nodes.timelines import current_timeline
 from cutline.storage.errors import SnapshotError, UnreachableError, report_of
 from cutline.storage.rate import RateLimit
 from cutline.storage.store import ObjectExistsError, ObjectStore
@@ -209,10 +212,24 @@ def _drain(task: DrainTask, archive: _Archive) -> None:
         state = check_slot(task.node.id, task.slot, state, archive.through)
         if task.node.backup_of is not None:
             check_replayed(connection, task.node, task.finish)
+        _check_timeline(connection, task)
         if state.confirmed < archive.through:
             _check_lineage(task, archive, state.confirmed)
             _advance(connection, task, archive)
         _fill(connection, task, archive)
+
+
+def _check_timeline(connection: psycopg.Connection[Any], task: DrainTask) -> None:
+    """Raise ServerPromotedError if the server left the timeline of the task's history after the history was read.
+
+    The segments are stored with that history.
+    """
+    if isinstance(task.history, UnsetType):
+        return
+    was, now = task.history.timeline, current_timeline(connection)
+    # A standby may receive no WAL for a moment, and that of earlier timelines while it catches up.
+    if now != was and (task.node.backup_of is None or (now or 0) > was):
+        raise promoted_error(task.node, f"its timeline was {was} and is {now or 'unknown'}")
 
 
 def _check_lineage(task: DrainTask, archive: _Archive, begin: Lsn) -> None:

@@ -25,6 +25,16 @@ class TimelineHistory(Record, frozen=True):
     timeline: Count
     switches: dict[int, Lsn] = field(default_factory=dict)
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the server has lost the history file."""
+        return self.timeline > 1 and not self.switches
+
+    @property
+    def file_name(self) -> str:
+        """The name of the history file in pg_wal (xlog_internal.h)."""
+        return f"{self.timeline:08X}.history"
+
     def parted_from(self, other: TimelineHistory) -> Lsn | None:
         """Return the position after which the two have different WAL; None if they are the same history.
 

@@ -342,15 +342,16 @@ def _check_node(store: ObjectStore, sessions: Sessions, chain: Chain, node: Node
 
 
 def _why_missing(sessions: Sessions, node: Node, archived: Lsn) -> str:
-    """Say that another create drops the slot if the node has written more WAL than its limit; "" if it has not."""
+    """Say that another create may have dropped the slot if the node has more WAL than its limit; "" if it has not."""
     with raising_unreachable(node):
         (position,) = sessions.connections[node.id].execute(POSITION_QUERY).fetchone() or (None,)
     written, limit = Lsn.parse(position or str(ORIGIN)) - archived, node.retained_wal_bytes_max
     if written <= limit:
         return ""
+    done = "written" if node.backup_of is None else "replayed"
     return (
-        f"; since the last increment, the node has written {size_text(written)} of WAL, more than max_retained_wal"
-        f" ({size_text(limit)}): then a create of any snapshot drops the slot"
+        f"; since the last increment, the node has {done} {size_text(written)} of WAL, more than max_retained_wal"
+        f" ({size_text(limit)}): a create of any snapshot may have dropped it"
     )
 
 

@@ -484,7 +484,7 @@ def test_a_promoted_server_without_its_history_is_copied_again(place: ChangingFl
     (place.servers.node(STANDBY).data_directory / "pg_wal" / "00000002.history").unlink()
     place.write()
     renewal = place.increment().renewed[PRIMARY]
-    assert "does not continue timeline 1" in renewal.reason
+    assert "its server is on timeline 2, whose history file 00000002.history it lacks, but" in renewal.reason
     assert renewal.lost == LostWal(ORIGIN, 0)
     place.write()
     assert not place.increment().renewed
@@ -519,7 +519,8 @@ def test_the_old_primary_is_not_copied_while_the_promoted_server_is_away(place: 
     place.servers.start_node(place.servers.node(PRIMARY))
     place.promoted.clear()
     place.runs = Runs(replace(place.fleet, nodes=place.fleet.primaries), place.runs.spark)
-    assert "does not continue timeline 2" in place.increment().renewed[PRIMARY].reason
+    reason = place.increment().renewed[PRIMARY].reason
+    assert "its server is on timeline 1, which left the history of the chain's timeline 2 at" in reason
     place.check_restores(max(place.states))
 
 

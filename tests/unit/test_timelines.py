@@ -7,6 +7,7 @@ import pytest
 from cutline.fleet.lsn import Lsn
 from cutline.fleet.timeline_history import TimelineHistory
 from cutline.nodes.timelines import parse_history
+from cutline.wal.drain.lineage import WalDivergedError, check_histories
 
 # As a server of PostgreSQL 18 wrote it after two promotions, with a comment and an empty line, which it accepts.
 WRITTEN = """# by hand
@@ -67,3 +68,21 @@ def test_two_histories_part_where_the_first_of_them_leaves_the_other(
 ) -> None:
     assert was.parted_from(now) == parted
     assert now.parted_from(was) == parted
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "how"),
+    [
+        (history(1), history(2, t1=100), "on timeline 2, which left timeline 1 at 0/64, but the chain has WAL of"),
+        (history(2, t1=100), history(3, t1=90), "which left the history of the chain's timeline 2 at 0/5A, but"),
+        (history(1), history(11), "on timeline 11, whose history file 0000000B.history it lacks, but"),
+        (history(2), history(2, t1=100), "can't be compared, because the server lacked 00000002.history at the last"),
+        (history(2, t1=100), history(3, t2=200), "on timeline 3, which does not continue timeline 2, but"),
+    ],
+)
+def test_the_reason_why_a_history_does_not_continue_is_named(
+    was: TimelineHistory, now: TimelineHistory, how: str
+) -> None:
+    with pytest.raises(WalDivergedError) as raised:
+        check_histories("s1", was, Lsn(200), now)
+    assert how in raised.value.message

@@ -145,6 +145,10 @@ def check_histories(node: str, was: TimelineHistory, through: Lsn, now: Timeline
         how = f"which left timeline {was.timeline} at {parted}"
     if parted == ORIGIN:
         how = f"which does not continue timeline {was.timeline}"
+        if now.is_unknown:
+            how = f"whose history file {now.file_name} it lacks"
+        elif was.is_unknown:
+            how = f"whose history can't be compared, because the server lacked {was.file_name} at the last increment"
     raise diverged_error(
         node,
         f"its server is on timeline {now.timeline}, {how}, but the chain has WAL of timeline {was.timeline} up to"

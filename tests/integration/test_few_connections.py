@@ -307,10 +307,10 @@ def test_what_refuses_to_show_a_history_is_named(fleet_factory: FleetFactory, tm
     servers = fleet_factory(1, 0, settings={"max_wal_senders": "1"})
     fleet = configure_fleet(servers, tmp_path / "fleet.toml", f"file://{tmp_path}/store")
     (node,) = fleet.primaries
-    with connect_replication(node), pytest.raises(NodeUnfitError, match=r"s1: no WAL sender is free") as raised:
+    sender = connect_replication(node)
+    with pytest.raises(NodeUnfitError, match=r"s1: no WAL sender is free") as raised:
         read_switches(node, 2)
     assert raised.value.hint.startswith("raise max_wal_senders, or end")
-    sender = connect_replication(node)
     freed = threading.Timer(0.5, sender.close)
     freed.start()
     # There is no timeline 2.

@@ -336,18 +336,34 @@ def test_a_primary_that_crashes_after_its_wal_was_archived_is_retried(place: Cha
 def test_a_failover_in_a_create_is_named_as_the_cause_of_the_gap(place: ChangingFleet) -> None:
     """The create archives WAL of the standby that is promoted, and not of the primary: nothing else moved the slot."""
 
-    def fail_over(reached: Reached) -> None:
+    rules = place.servers.node(PRIMARY).data_directory / "pg_hba.conf"
+    allowed = rules.read_text()
+
+    def refuses() -> bool:
+        try:
+            place.execute(PRIMARY, "SELECT pg_sleep(0.01)")
+        except psycopg.OperationalError as error:
+            return "pg_hba.conf" in str(error)
+        return False
+
+    def admit_nobody(reached: Reached) -> None:
         if reached == Reached(CrashPoint.FINISHES_WRITTEN, 1):
             place.await_replay(STANDBY)
-            place.stop(PRIMARY)
-            promote(place, STANDBY)
+            rules.write_text("local all all reject\n")
+            place.execute(PRIMARY, "SELECT pg_reload_conf()")
+            deadline = time.monotonic() + 20
+            while not refuses():
+                assert time.monotonic() < deadline
 
     place.write()
     place.increment()
     place.write()
-    failing = Watching(fail_over)
+    failing = Watching(admit_nobody)
     with pytest.raises(UnreachableError, match=f"node {PRIMARY}: "):
         create_increment(place.fleet, CreateRequest("chain", retries=0), place.runs.spark, failing)
+    rules.write_text(allowed)
+    place.stop(PRIMARY)
+    promote(place, STANDBY)
     progress = Watching()
     commit = create_increment(place.fleet, CreateRequest("chain"), place.runs.spark, progress)
     place.states[2] = place.live_state()

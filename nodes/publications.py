@@ -315,15 +315,8 @@ def check_exists(connection: psycopg.Connection[Any], node: str, name: str) -> N
         )
 
 
-class Published(NamedTuple):
-    """The tables that were added to the publications, and the publications that were created or repaired."""
-
-    added: list[str]
-    repaired: list[str]
-
-
-def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> Published:
-    """Create both publications, add missing tables, and repair altered publications.
+def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> list[str]:
+    """Create both publications, add missing tables, and repair altered publications; return the tables added.
 
     A table whose updates PostgreSQL rejects is removed. Safe to repeat: it changes only what is wrong, so chains can
     continue. If it raises NotOwnerError or EventTriggerError, it has changed nothing.
@@ -337,10 +330,9 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
             lacking = {name: wanted[name].keys() - members.get(name, {}).keys() for name in wanted}
             _check_owned(connection, [wanted[name][table] for name in wanted for table in lacking[name]])
             _remove_tables(connection, fleet_id, members)
-            added, repaired = list[str](), list[str]()
+            added: list[str] = []
             for name, operations in operations_of(fleet_id).items():
-                if _ensure_options(connection, name, operations, options):
-                    repaired.append(name)
+                _ensure_options(connection, name, operations, options)
                 present = {
                     table: membership for table, membership in members.get(name, {}).items() if table in wanted[name]
                 }
@@ -351,7 +343,7 @@ def ensure_publications(connection: psycopg.Connection[Any], fleet_id: str, tabl
                 added += missing
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_owner_error(connection, str(error.diag.message_primary)) from error
-    return Published(added, repaired)
+    return added
 
 
 def add_to_publications(connection: psycopg.Connection[Any], fleet_id: str, tables: Iterable[Table]) -> None:

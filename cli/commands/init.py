@@ -80,7 +80,15 @@ def init(
             "unmatched_patterns": [
                 {"rule": one.rule, "pattern": one.pattern, "similar": one.similar} for one in report.unmatched
             ],
-            "to_copy": [{"snapshot": one.snapshot, "node": one.node, "reason": one.reason} for one in report.to_copy],
+            "to_copy": [
+                {
+                    "snapshot": one.snapshot,
+                    "node": one.node,
+                    "reason": one.reason,
+                    "tables": list(one.tables) or None,
+                }
+                for one in report.to_copy
+            ],
             "renamed": to_builtins(report.renamed),
         }
         lines = lines_of(report, allows_one_copy=fleet.allows_one_copy)
@@ -146,12 +154,14 @@ def _warnings(report: InitReport) -> list[str]:
 
 def _copies_lines(to_copy: Iterable[CopyToRenew]) -> list[str]:
     """List the copies that the next increments begin again; nodes of a snapshot with the same reason on one line."""
-    nodes: dict[tuple[str, str], list[str]] = {}
+    nodes: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for one in to_copy:
-        nodes.setdefault((one.snapshot, one.reason), []).append(one.node)
+        nodes.setdefault((one.snapshot, one.reason, one.tables), []).append(one.node)
     return [
-        f"the next increment of {snapshot} copies all tables of {list_some(names, NODES_NAMED_MAX)}: {reason}"
-        for (snapshot, reason), names in nodes.items()
+        f"the next increment of {snapshot} copies"
+        f" {list_some(tables, TABLES_NAMED_MAX) if tables else 'all tables'}"
+        f" of {list_some(names, NODES_NAMED_MAX)}: {reason}"
+        for (snapshot, reason, tables), names in nodes.items()
     ]
 
 

@@ -38,8 +38,10 @@ from cutline.nodes.problems import (
 )
 from cutline.nodes.programs import check_programs, wheel_bin_directory
 from cutline.nodes.publications import (
-    Published,
+    NOWHERE,
+    TableStamps,
     check_admissible,
+    check_published,
     ensure_publications,
     other_publications_texts,
     publication_of,
@@ -71,14 +73,22 @@ from cutline.storage.local import LocalStore
 from cutline.storage.probe import probe_store
 from cutline.storage.store import DeletionRefusedError, ObjectStore
 
+# Why the next increment copies a shard or a table again although its database is the same.
+ALTERED = "was altered, dropped or replaced after the last commit"
+PUT_BACK = "taken out of Cutline's publication and put back"
+
 
 @dataclass(frozen=True, slots=True)
 class CopyToRenew:
-    """A node that the next increment of `snapshot` copies again, or copies for the first time, and the reason."""
+    """A node that the next increment of `snapshot` copies again, or copies for the first time, and the reason.
+
+    It copies only these `tables`; all if there are none.
+    """
 
     snapshot: str
     node: str
     reason: str
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +202,7 @@ def _initialise(
         note_unknown_slots(kept, progress)
         for text in other_publications_texts(sessions.ask_primaries(read_own_names), identity.fleet_id):
             progress.note(text)
-        to_copy, renamed = _find_copies_to_renew(store, sessions, kept, published)
+        to_copy, renamed = _find_copies_to_renew(store, sessions, kept, identity.fleet_id, tables)
         forgotten = _forget_nodes(sessions, store) if forgets_nodes else []
         note_collation_versions(sessions, progress)
         warnings = _find_surroundings_warnings(sessions, fleet, progress)
@@ -202,7 +212,7 @@ def _initialise(
             nodes=tuple(sessions.identities.values()),
             groups={node: [table.group.name for table in found] for node, found in tables.items()},
             append_only={node: _append_only_names(found) for node, found in tables.items()},
-            published={node: one.added for node, one in published.items()},
+            published=published,
             forgotten=forgotten,
             deleting_refused=refused.message if refused else "",
             encryption_key=key.id if key else "",
@@ -251,12 +261,16 @@ def _find_surroundings_warnings(
 
 
 def _find_copies_to_renew(
-    store: ObjectStore, sessions: Sessions, kept: Iterable[KeptChain], published: Mapping[str, Published]
+    store: ObjectStore,
+    sessions: Sessions,
+    kept: Iterable[KeptChain],
+    fleet_id: str,
+    tables: Mapping[str, list[Table]],
 ) -> tuple[tuple[CopyToRenew, ...], tuple[RenamedNode, ...]]:
     """Return the copies that the next increments begin again.
 
-    Nodes have joined or were replaced, or this init has repaired a publication of their shard (`published`, by shard).
-    Also returns the nodes that the chains know by other ids.
+    Nodes have joined or were replaced, or a publication of their shard, or of a table, is another than at the last
+    commit, no matter which command repaired it. Also returns the nodes that the chains know by other ids.
 
     The chains are those that have slots. An upgraded server may have lost them, so if one is not the recorded server,
     all chains are read. A chain that can't be read or continued is left to its next increment.
@@ -268,6 +282,11 @@ def _find_copies_to_renew(
     names = {one.snapshot for one in kept if one.snapshot and not one.is_failed and not one.removal_text}
     if read_recorded_primaries(store).others(sessions.identities):
         names |= set(snapshot_names(store))
+    if not names:
+        return (), ()
+    stamps = sessions.ask_named_primaries(
+        lambda node, connection: _read_stamps(node, connection, fleet_id, tables[node.id])
+    )
     found, renamed = list[CopyToRenew](), list[RenamedNode]()
     for name in sorted(names):
         with suppress(SnapshotError), naming_contradictions(store, name):
@@ -275,25 +294,58 @@ def _find_copies_to_renew(
             if not continued.full.only_cut and not has_end(store, name, continued.full.chain):
                 ids = find_renamed_of(sessions, sessions.fleet, continued)
                 in_chain = sessions.with_chain_ids(ids)
-                repaired = {
-                    node.id: f"publication {altered} was altered or dropped; init has repaired it"
-                    for node in in_chain.nodes
-                    if node.id in continued.parts
-                    and (altered := _repaired_of(published[ids.get(node.shard, node.shard)], continued, node.shard))
-                }
-                reasons = repaired | find_renewable(in_chain, continued)
-                found += [CopyToRenew(name, ids.get(node, node), reason) for node, reason in reasons.items()]
+                renewable = find_renewable(in_chain, continued)
+                found += [CopyToRenew(name, ids.get(node, node), reason) for node, reason in renewable.items()]
+                for shard in continued.primaries:
+                    # A replaced database has other stamps.
+                    if shard not in renewable and (now := stamps.get(ids.get(shard, shard))) is not None:
+                        altered, again = _compare_stamps(continued, shard, now)
+                        found += [
+                            CopyToRenew(name, ids.get(node.id, node.id), f"publication {altered} {ALTERED}")
+                            for node in in_chain.nodes
+                            if altered and node.shard == shard and node.id not in renewable
+                        ]
+                        if again and not altered:
+                            found.append(CopyToRenew(name, ids.get(shard, shard), PUT_BACK, again))
                 renamed += [
                     RenamedNode(name, node.id, node.listed_as) for node in in_chain.fleet.nodes if node.listed_as
                 ]
     return tuple(found), tuple(renamed)
 
 
-def _repaired_of(published: Published, continued: Chain, shard: str) -> str:
-    """Return a repaired publication that the chain has tables of the shard in; "" if there is none."""
-    identity = continued.full.fleet_id
-    used = {publication_of(group, identity) for group in continued.all_groups.get(shard, ())}
-    return next((name for name in published.repaired if name in used), "")
+def _read_stamps(
+    node: Node, connection: psycopg.Connection[Any], fleet_id: str, tables: list[Table]
+) -> dict[int, tuple[str, TableStamps]]:
+    """Return the publication and the stamps of every table of a primary, by oid."""
+    groups = [table.group for table in tables]
+    published = check_published(connection, node.id, fleet_id, groups, accepts_altered=True)
+    found = ((table, published.get(table.group.name, NOWHERE)) for table in tables)
+    return {
+        table.oid: (publication_of(table.group, fleet_id), TableStamps(table.oid, one.publication, one.membership))
+        for table, one in found
+    }
+
+
+def _compare_stamps(
+    continued: Chain, shard: str, now: Mapping[int, tuple[str, TableStamps]]
+) -> tuple[str, tuple[str, ...]]:
+    """Return a publication that was altered or replaced after the chain's last commit ("" if none was), and the tables.
+
+    These are those of the chain that were taken out of their publication and put back.
+    """
+    states, altered, again = continued.tables(shard), set[str](), list[str]()
+    for group in continued.groups(shard):
+        if (was := states.get(group.name)) is None or not was.membership or was.oid not in now:
+            continue
+        name, stamps = now[was.oid]
+        # A table that gets or loses its replica identity changes its publication.
+        if not stamps.membership or name != publication_of(group, continued.full.fleet_id):
+            continue
+        if stamps.publication != was.publication:
+            altered.add(name)
+        elif stamps.membership != was.membership:
+            again.append(group.name)
+    return min(altered, default=""), tuple(sorted(again))
 
 
 def _find_fleet_id(store: ObjectStore, fleet: Fleet) -> str | None:
@@ -398,7 +450,7 @@ def _naming_role(fleet: Fleet) -> Iterator[None]:
 
 def _update_publications(
     node: Node, connection: psycopg.Connection[Any], fleet_id: str, tables: list[Table]
-) -> Published:
+) -> list[str]:
     names = [qualify(table.group) for table in tables]
     try:
         with raising_locked(node, "publishing tables", names, modes=PUBLISHING), connection.transaction():

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cutline.cli.commands.init import lines_of
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, GroupRules
 from cutline.fleet.crash_points import CrashPoint
@@ -248,6 +249,23 @@ def test_a_row_filter_or_a_column_list_costs_a_copy_of_its_table(chain_of_one: C
     assert_goes_on(current)
 
 
+@pytest.mark.timeout(300)
+def test_init_names_a_table_that_was_taken_out_of_its_publication(chain_of_one: CurrentChain) -> None:
+    current, ours = begin_again(chain_of_one), publication_name(chain_of_one.fleet)
+    execute(current.dsn, f"ALTER PUBLICATION {ours} DROP TABLE kept.total")
+    report = initialise(current.fleet, Silent())
+    assert report.published["s1"] == ["kept.total"]
+    (found,) = [one for one in report.to_copy if one.snapshot == current.name]
+    assert (found.node, found.tables) == ("s1", ("kept.total",))
+    why = "taken out of Cutline's publication and put back"
+    assert f"the next increment of {current.name} copies kept.total of s1: {why}" in lines_of(report)
+    commit = current.runs.increment(current.name)
+    assert commit.definition_changes is not None
+    assert [group.table for group in commit.definition_changes.groups["s1"]] == ["total"]
+    assert initialise(current.fleet, Silent()).to_copy == ()
+    assert_goes_on(current)
+
+
 @pytest.mark.parametrize("when", [CrashPoint.INTENT_STORED, CrashPoint.FINISHES_WRITTEN])
 @pytest.mark.timeout(300)
 def test_a_publication_that_is_altered_while_an_increment_runs_costs_a_copy_of_its_shard(
@@ -280,8 +298,10 @@ def test_a_dropped_publication_costs_a_copy_of_its_shard_with_its_standby(chain_
         "INSERT INTO kept.log VALUES ('unseen')",
     )
     found = [one for one in initialise(current.fleet, Silent()).to_copy if one.snapshot == current.name]
-    why = f"publication {ours} was altered or dropped; init has repaired it"
+    why = f"publication {ours} was altered, dropped or replaced after the last commit"
     assert sorted((one.node, one.reason) for one in found) == [("s1", why), ("s1-b1", why)]
+    # A second init repairs nothing, and the chain lacks the changes nevertheless.
+    assert [one for one in initialise(current.fleet, Silent()).to_copy if one.snapshot == current.name] == found
     commit = current.runs.increment(current.name)
     assert commit.renewed.keys() == {"s1", "s1-b1"}
     assert_goes_on(current)

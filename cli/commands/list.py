@@ -364,16 +364,19 @@ def _checked(checks: NewestChecks, entry: Entry, now: datetime) -> str:
     """Return conflicts that another check found, then the result and the age of the last check of the snapshot."""
     check, other = checks.covering.get(entry.name), checks.standing_conflicts(entry.name, 1 + len(entry.summaries))
     if other is None or other is check:
-        return _result(check, now)
+        return _result(check, entry, now)
     conflicts = f"{conflicts_at(other.point.increment)} {age_text(other.moment, now=now)}"
-    return ", ".join(filter(None, (conflicts, _result(check, now))))
+    return ", ".join(filter(None, (conflicts, _result(check, entry, now))))
 
 
-def _result(check: EndedCheck | None, now: datetime) -> str:
+def _result(check: EndedCheck | None, entry: Entry, now: datetime) -> str:
+    """Return the result and the age of a check, and up to which increment it holds; conflicts hold for later ones."""
     if check is None:
         return ""
-    by_records = " by records" * check.point.rests_on_records
-    return f"{check.point.result}{by_records} {age_text(check.moment, now=now)}"
+    point = check.point
+    by_records = " by records" * point.rests_on_records
+    up_to = f" up to {point.increment}," if point.has_passed and point.increment < len(entry.summaries) else ""
+    return f"{point.result}{by_records}{up_to} {age_text(check.moment, now=now)}"
 
 
 def _reread(checks: NewestChecks, entry: Entry, now: datetime) -> str:

@@ -109,7 +109,7 @@ def test_conflicts_of_an_earlier_increment_are_told_with_where_they_were_found()
     # `list` has one cell for all of them: it tells of the conflicts before the last full check.
     table = lines_of(listing, NOW)[0]
     assert isinstance(table, FittingTable)
-    assert "conflicts at increment 1, 40 min ago, valid 50 min ago" in list(table.lines(None))[1]
+    assert "conflicts at increment 1, 40 min ago, valid up to 2, 50 min ago" in list(table.lines(None))[1]
 
 
 def test_a_restore_point_that_a_check_names_as_not_compared_is_not_valid_by_that_check() -> None:
@@ -164,6 +164,22 @@ def test_a_check_that_rests_on_records_is_told_from_one_that_read_everything() -
     assert document["last_full_check"]["rests_on_records"] is False
     assert document["last_covering_check"]["rests_on_records"] is True
     assert document["last_record"]["oldest_read_at"] == "2026-11-11T12:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("increment", "result", "text"),
+    [(2, "valid", "valid 30 min ago"), (1, "valid", "valid up to 1, 30 min ago"), (1, "conflicts", "conflicts 30 min")],
+)
+def test_a_check_that_read_less_than_the_newest_increment_says_how_far_it_read(
+    increment: int, result: str, text: str
+) -> None:
+    chain, checks = commented("", "b", "c"), NewestChecks()
+    point = CheckedPoint("daily", increment, result, full=True)  # type: ignore[arg-type]  # one of these
+    checks.add(EndedCheck("op", Time("2026-11-20T11:30:00.000Z"), point))
+    table = lines_of(listing_of(chain, checks), NOW)[0]
+    assert isinstance(table, FittingTable)
+    title, line, *_ = table.lines(None)
+    assert line[title.index("checked") :].startswith(text)
 
 
 def reread_text(chain: Chain, *records: tuple[int, str, int]) -> str:

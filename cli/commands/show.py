@@ -375,18 +375,24 @@ def _comments(chain: Chain) -> list[str | RenderableType]:
 
 
 def _timelines(chain: Chain) -> list[str | RenderableType]:
-    """Return a line for every node whose timeline has changed since the commit before."""
+    """Return a line for every shard whose timeline has changed since the commit before, by whichever node was first.
+
+    The old primary follows when it returns as a standby, and so does every other standby: this is no other promotion.
+    """
     lines: list[str | RenderableType] = []
     known = {identity.node: identity.timeline for identity in chain.full.baseline} | dict(chain.full.timelines)
+    told: set[tuple[str, int]] = set()
     for commit in chain.increments:
         known |= {node: renewal.identity.timeline for node, renewal in commit.renewed.items()}
         for node, timeline in commit.timelines.items():
-            if known[node] != timeline:
+            shard = chain.shard_of(node)
+            if known[node] != timeline and (shard, timeline) not in told:
+                told.add((shard, timeline))
                 lines.append(
-                    f"increment {commit.increment}: node {node} is on timeline {timeline}, before on {known[node]}: a"
+                    f"increment {commit.increment}: shard {shard} is on timeline {timeline}, before on {known[node]}: a"
                     " standby was promoted"
                 )
-                known[node] = timeline
+            known[node] = timeline
     return lines
 
 

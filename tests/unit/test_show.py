@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tracemalloc
 
+from msgspec import structs
+
 from cutline.cli.commands.show import _rows_statement, lines_of, script_line, statement_lines
 from cutline.cli.output.tables import FittingTable
 from cutline.snapshots.ddl.extension_tables import ConfigurationRows, ExtensionTable
 from cutline.snapshots.listing.listing import Entry
+from cutline.snapshots.records.chain import Chain
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
-from tests.unit.made_commits import memory
+from tests.unit.made_commits import full_commit, increment_commit, memory
 
 
 def test_a_table_that_was_altered_has_the_rows_of_its_first_definition() -> None:
@@ -21,6 +24,18 @@ def test_a_table_that_was_altered_has_the_rows_of_its_first_definition() -> None
     expected = {one.table: len(lines) for one, lines in BASE.items() if one.table != "dropped"}
     expected |= {"swapped": len(COPIED["a"][14][1]), "new": len(COPIED["a"][28][1])}
     assert rows == {f"s.{name}": count for name, count in expected.items()}
+
+
+def test_a_promotion_is_told_once_for_its_shard() -> None:
+    """The old primary returns as a standby later, on the timeline of the server that was promoted."""
+    timelines = ({}, {"a": 2}, {"a": 2, "b": 2}, {"a": 3, "b": 3})
+    increments = (structs.replace(increment_commit(n), timelines=now) for n, now in enumerate(timelines, 1))
+    chain = Chain(full_commit(), tuple(increments))
+    lines = [line for line in lines_of(Entry("daily", chain), chain) if isinstance(line, str) and "promoted" in line]
+    assert lines == [
+        "increment 2: shard a is on timeline 2, before on 1: a standby was promoted",
+        "increment 4: shard a is on timeline 3, before on 2: a standby was promoted",
+    ]
 
 
 def test_no_line_of_the_script_begins_with_a_command_of_psql() -> None:

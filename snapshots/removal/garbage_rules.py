@@ -56,6 +56,7 @@ from cutline.snapshots.removal.survey import of_increments
 from cutline.storage.clock import utc_now
 from cutline.storage.errors import RefusedError
 from cutline.storage.store import Listed, ObjectMissingError, ObjectStore
+from cutline.wal.segments.archive import Segment
 
 
 class GarbageReason(StrEnum):
@@ -322,12 +323,15 @@ class GarbageRules:
             return lambda _key, _parsed: self._pruned_verdict()
         if ended := self._read_ended(full):
             return _judge_of_ended_segments(ended)
-        last = _last_numbers(self.store, full)
+        last = _last_segments(self.store, full)
 
-        def judge(_key: str, parsed: ParsedKey) -> GarbageVerdict:
-            return (
-                GarbageVerdict(GarbageReason.NEXT) if parsed.number > last.get(parsed.node, parsed.number) else NEEDED
+        def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
+            newest = last.get(parsed.node)
+            # The node may have earlier archives, each with its own numbers: nothing continues those.
+            is_next = (
+                newest is not None and _archive_of(key) == _archive_of(newest.key) and parsed.number > newest.number
             )
+            return GarbageVerdict(GarbageReason.NEXT) if is_next else NEEDED
 
         return judge
 
@@ -375,14 +379,14 @@ def _judge_of_ended_segments(ended: _EndedChain) -> Judge:
     listed = {segment.key: segment.number for segment in segments}
     last: dict[str, int] = {}
     for key, number in listed.items():
-        archive = key.rpartition("/")[0]
+        archive = _archive_of(key)
         last[archive] = max(number, last.get(archive, 0))
 
     def judge(key: str, parsed: ParsedKey) -> GarbageVerdict:
         if key in listed:
             return NEEDED
         is_decided = verdict.why in (GarbageReason.ENDED, GarbageReason.YOUNG)
-        if is_decided and parsed.number <= last.get(key.rpartition("/")[0], 0):
+        if is_decided and parsed.number <= last.get(_archive_of(key), 0):
             return GarbageVerdict(GarbageReason.UNCLEAR, "it lies between listed segments")
         return verdict
 
@@ -460,15 +464,19 @@ def _segments_of(commit: Commit) -> list[Any]:
     return [segment for segments in commit.segments.values() for segment in segments]
 
 
-def _last_numbers(store: ObjectStore, full: Commit) -> dict[str, int]:
-    """Return the number of each node's last listed segment, from the newest commit.
+def _archive_of(key: str) -> str:
+    return key.rpartition("/")[0]
 
-    Only the reason for the verdict depends on the number: the segments are kept in any case.
+
+def _last_segments(store: ObjectStore, full: Commit) -> dict[str, Segment]:
+    """Return each node's last listed segment, from the newest commit.
+
+    Only the reason for the verdict depends on it: the segments are kept in any case.
     """
     try:
         newest = max(increment_numbers(store, full.snapshot), default=0)
         commit = read_commit(store, full.snapshot, newest) if newest else full
     except RefusedError:
         return {}
-    idle = {node: last.number for node in commit.segments if (last := commit.end_of_archive(node)) is not None}
-    return idle | {node: segments[-1].number for node, segments in commit.segments.items() if segments}
+    idle = {node: last for node in commit.segments if (last := commit.end_of_archive(node)) is not None}
+    return idle | {node: segments[-1] for node, segments in commit.segments.items() if segments}

@@ -31,6 +31,8 @@ from cutline.snapshots.create.initialise import initialise
 from cutline.snapshots.create.renewal import ONE_READER
 from cutline.snapshots.records.commit import DefinitionChanges, Increment
 from cutline.snapshots.records.proven_chains import point_label
+from cutline.snapshots.removal.garbage_rules import GarbageReason
+from cutline.snapshots.removal.gc import preview_garbage
 from cutline.wal.drain.slots import drop_slots
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, slots_of, sorted_copies
 from tests.integration.refusing import create, execute, publication_name, refused
@@ -304,6 +306,9 @@ def test_a_dropped_publication_costs_a_copy_of_its_shard_with_its_standby(chain_
     assert [one for one in initialise(current.fleet, Silent()).to_copy if one.snapshot == current.name] == found
     commit = current.runs.increment(current.name)
     assert commit.renewed.keys() == {"s1", "s1-b1"}
+    # The segments that the copies replaced are part of no increment to come.
+    kept = preview_garbage(current.fleet, 0.0, Silent()).kept
+    assert {why for snapshot, why, _ in kept if snapshot == current.name} == {GarbageReason.NEEDED}
     assert_goes_on(current)
     assert initialise(current.fleet, Silent()).to_copy == ()
 

@@ -319,7 +319,7 @@ def lines_of(entry: Entry, chain: Chain) -> list[str | RenderableType]:
         "",
         _groups(chain),
         "",
-        _cuts(chain),
+        _cuts(entry, chain),
         *_comments(chain),
         *_timelines(chain),
         *_renamed(chain),
@@ -473,7 +473,13 @@ def _repairs(chain: Chain) -> list[str | RenderableType]:
     ]
 
 
-def _cuts(chain: Chain) -> FittingTable:
+def _cuts(entry: Entry, chain: Chain) -> FittingTable:
+    def stored(commit: Commit) -> int:
+        # Where the chain begins after a merge, the base has replaced what the increment stored.
+        if entry.base_bytes is not None and commit.increment == entry.first:
+            return entry.base_bytes
+        return commit.counts["bytes"]
+
     rows = [
         (
             (str(commit.increment) if commit.increment else "full") + (", terminal" if commit.terminal else ""),
@@ -484,7 +490,7 @@ def _cuts(chain: Chain) -> FittingTable:
             count_text(commit.counts["transactions"]),
             count_text(commit.cut.global_transactions),
             str(commit.cut.in_flight),
-            size_text(commit.counts["bytes"]),
+            size_text(stored(commit)),
             " ".join(f"{cut.node} {cut.position}" for cut in commit.cut.nodes[:NODES_NAMED_MAX])
             + (f" and {more} more" if (more := len(commit.cut.nodes) - NODES_NAMED_MAX) > 0 else ""),
         )

@@ -10,7 +10,7 @@ from cutline.cli.commands.show import _rows_statement, lines_of, script_line, st
 from cutline.cli.output.tables import FittingTable
 from cutline.snapshots.ddl.extension_tables import ConfigurationRows, ExtensionTable
 from cutline.snapshots.listing.listing import Entry
-from cutline.snapshots.records.chain import Chain
+from cutline.snapshots.records.chain import Chain, summary_of
 from tests.chains.redefined_chain import BASE, COPIED, build_chain
 from tests.unit.made_commits import full_commit, increment_commit, memory
 
@@ -36,6 +36,19 @@ def test_a_promotion_is_told_once_for_its_shard() -> None:
         "increment 2: shard a is on timeline 2, before on 1: a standby was promoted",
         "increment 4: shard a is on timeline 3, before on 2: a standby was promoted",
     ]
+
+
+def test_the_sizes_of_the_rows_after_a_merge_add_up_to_that_of_the_snapshot() -> None:
+    base, later = structs.replace(full_commit(), increment=2), increment_commit(3)
+    chain = Chain(base, (later,))
+    summaries = tuple(summary_of(increment_commit(number)) for number in (1, 2, 3))
+    entry = Entry("daily", chain, summaries=summaries, first=2, base_bytes=77)
+    heading, *lines = lines_of(entry, chain)
+    assert str(heading).endswith(", 97 B")
+    (cuts,) = [one for one in lines if isinstance(one, FittingTable) and "size" in one.titles]
+    size = cuts.titles.index("size")
+    # An increment of these has 20 B.
+    assert [str(row[size]) for row in cuts.rows] == ["77 B", "20 B"]
 
 
 def test_no_line_of_the_script_begins_with_a_command_of_psql() -> None:

@@ -35,8 +35,8 @@ from cutline.fleet.record import to_builtins
 from cutline.nodes.left_out import select_warnings
 from cutline.snapshots.listing.listing import Entry, Listing, list_store
 from cutline.snapshots.listing.name_templates import newest_name
-from cutline.snapshots.listing.second_stores import SecondStoreState
 from cutline.snapshots.operations.ended_operations import EndedCheck, NewestChecks
+from cutline.snapshots.operations.second_stores import SecondStoreState
 from cutline.snapshots.records.chain import RenewalGap, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import shortened
@@ -71,6 +71,7 @@ COLUMNS = (
 )
 
 PINS_SHOWN_MAX = 20
+SNAPSHOTS_NAMED_MAX = 5
 GAPS_SHOWN_MAX = 3
 NUMBERS = {"increment", "changes", "transactions", "size"}
 IMPORTANT = ("snapshot", "increment", "cut made", "state", "size", "changes", "checked")
@@ -306,9 +307,19 @@ def _set_aside_text(databases: Sequence[OldDatabase]) -> str:
 
 def _copy_text(state: SecondStoreState, now: datetime) -> str:
     """Return the age of the newest cut in a second store, and the snapshots that lack restore points there."""
-    behind = [f"{name} lacks {quantity_text(count, 'restore points')}" for name, count in state.behind.items() if count]
+    lacks = {
+        name: f"{name} lacks {quantity_text(count, 'restore points')}" for name, count in state.behind.items() if count
+    }
+    behind = [text for name, text in lacks.items() if name not in state.stuck]
+    behind += [f"it has nothing of {list_some(state.missing, SNAPSHOTS_NAMED_MAX)}"] if state.missing else []
+    stuck = [
+        f"{lacks[name]} and can't be continued there, because some of them were given up: to copy it from increment"
+        f" {first} on, name an empty folder: snapshot copy {name} --to URL"
+        for name, first in state.stuck.items()
+    ]
     newest = f"copy in {state.url}: the newest cut was made {age_text(state.newest_cut_at, now=now)}"
-    return "; ".join([newest, *behind, *(["to bring it up to date: snapshot copy --all"] if behind else [])])
+    hint = ["to bring it up to date: snapshot copy --all"] if behind else []
+    return "; ".join([newest, *behind, *hint, *stuck])
 
 
 def _newest_cut(entry: Entry) -> datetime:

@@ -15,11 +15,12 @@ from cutline.cli.output.confirmation import Confirmation, Yes, require_confirmat
 from cutline.cli.output.failure import DONE
 from cutline.cli.output.given_up import code_of_drop, drop_document, drop_text, dropped_document, dropped_lines
 from cutline.cli.output.hooks import with_hooks
-from cutline.cli.output.results import answer, emit, progress, show_preview
+from cutline.cli.output.results import WARNING, answer, emit, progress, show_preview
 from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.snapshots.fold.amounts import amount_of_copies
 from cutline.snapshots.merge.running import MergePlan, MergeReport, plan_merge, run_merge
+from cutline.snapshots.operations.second_stores import read_uncopied
 from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.removal.earlier_objects import (
     DropPlan,
@@ -95,8 +96,9 @@ def _merge(
             if drop_earlier:
                 drop = _plan_drop(fleet.store.open(), plan)
                 what = "" if plan.existing else ", but for the objects that the merge carries"
-                lines.append(f"give up: {drop_text(drop)}{what}")
-                document["to_drop"] = drop_document(drop)
+                warnings = _uncopied_texts(fleet, drop)
+                lines += [f"give up: {drop_text(drop)}{what}", *(f"{WARNING}{text}" for text in warnings)]
+                document |= {"to_drop": drop_document(drop), "warnings": warnings}
             answer(context, document, [*lines, "nothing was changed"])
             return
         with activity(context, fleet, "merge", name) as shown:
@@ -107,26 +109,37 @@ def _merge(
             report = run_merge(fleet, plan, spark, shown, prove_merge)
     document, lines, code = document_of(report), lines_of(report), DONE
     if drop_earlier:
-        dropped = _drop(context, fleet, report, confirmation)
-        document["dropped"], lines = dropped_document(dropped), [*lines, *dropped_lines(dropped)]
+        dropped, warnings = _drop(context, fleet, report, confirmation)
+        document |= {"dropped": dropped_document(dropped), "warnings": warnings}
+        # With --quiet the plan was not printed.
+        unseen = warnings if command_context(context).quiet else []
+        lines += [*dropped_lines(dropped), *(f"{WARNING}{text}" for text in unseen)]
         code = code_of_drop(dropped)
     emit(context, document, lines, code=code)
     if code:
         raise typer.Exit(code)
 
 
-def _drop(context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation) -> DropResult:
-    """Remove what lies before the merge, after a confirmation at a terminal."""
+def _drop(
+    context: typer.Context, fleet: Fleet, report: MergeReport, confirmation: Confirmation
+) -> tuple[DropResult, list[str]]:
+    """Remove what lies before the merge, after a confirmation at a terminal; return the plan's warnings, too."""
     store, name, first = fleet.store.open(), report.merge.snapshot, report.merge.increment
     plan = plan_drop(store, name, first)
-    line = f"remove: {drop_text(plan)}; they can't be restored any more"
+    warnings = _uncopied_texts(fleet, plan)
+    lines = [f"remove: {drop_text(plan)}; they can't be restored any more", *(f"{WARNING}{text}" for text in warnings)]
     if confirmation.is_given:
-        show_preview(context, [line])
+        show_preview(context, lines)
     else:
-        confirmation.ask([line], f"permanently remove these from {name}?")
+        confirmation.ask(lines, f"permanently remove these from {name}?")
     with progress(context) as shown:
         # Much may have happened while the question was open.
-        return drop_earlier_objects(store, plan_drop(store, name, first), shown)
+        return drop_earlier_objects(store, plan_drop(store, name, first), shown), warnings
+
+
+def _uncopied_texts(fleet: Fleet, plan: DropPlan) -> list[str]:
+    """Return the warnings about second stores that lack what is removed."""
+    return read_uncopied(fleet.store.open(), len(fleet.copies), {plan.snapshot: plan.points})
 
 
 def _plan_drop(store: ObjectStore, plan: MergePlan) -> DropPlan:

@@ -18,7 +18,6 @@ from cutline.fleet.messages import NODES_NAMED_MAX, list_some, restore_command
 from cutline.fleet.progress import Silent
 from cutline.fleet.units import duration_text
 from cutline.nodes.clocks import AGREE_SECONDS_MAX
-from cutline.snapshots.listing.second_stores import SecondStoreState, read_states
 from cutline.snapshots.listing.unmerged import unmerged_text
 from cutline.snapshots.operations.ended_operations import Ended, NewestChecks, list_ended, read_batches, read_checks
 from cutline.snapshots.operations.open_operations import (
@@ -27,6 +26,7 @@ from cutline.snapshots.operations.open_operations import (
     naming_open_operations,
     read_open_operations,
 )
+from cutline.snapshots.operations.second_stores import FirstStoreChain, SecondStoreState, read_states
 from cutline.snapshots.operations.slot_guard import (
     KeptChain,
     ended_text,
@@ -360,12 +360,20 @@ def list_store(fleet: Fleet, *, all_checks: bool = False) -> Listing:
     listed, now = tuple(_with_retained(entry, answers) for entry in entries), utc_now()
     pins = {entry.name: pins_in_force(store, entry.name, now) for entry in entries}
     problem = age_problem(newest_cut(entries, now), fleet.retention, now)
-    increments = {entry.name: len(entry.summaries) for entry in entries}
-    copies = tuple(read_states(store, documents, increments, len(fleet.copies)))
+    copies = tuple(read_states(store, documents, first_store_chains(entries), len(fleet.copies)))
     warnings = tuple(_slot_warnings(store, fleet, listed, answers, documents))
     going_on = (entry.chain for entry in listed if entry.chain and entry.state == COMPLETE)
     unmerged = tuple(text for one in going_on if (text := unmerged_text(store, one, fleet, now)))
     return Listing(listed, answers, open_operations, checks, missing, pins, problem, copies, warnings, unmerged)
+
+
+def first_store_chains(entries: Iterable[Entry]) -> dict[str, FirstStoreChain]:
+    """Return the snapshots that can be read, as second stores are compared with them."""
+    return {
+        entry.name: FirstStoreChain.of(entry.chain.stored_full, entry.first, len(entry.summaries))
+        for entry in entries
+        if entry.chain
+    }
 
 
 def _slot_warnings(

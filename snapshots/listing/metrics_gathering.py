@@ -33,12 +33,12 @@ from cutline.snapshots.listing.listing import (
     MissingPoint,
     committed_by,
     find_missing,
+    first_store_chains,
     is_ahead,
     read_entry,
     with_slots,
 )
 from cutline.snapshots.listing.metrics import Metric, Sample
-from cutline.snapshots.listing.second_stores import states_of
 from cutline.snapshots.operations.ended_operations import (
     FULL,
     INCREMENT,
@@ -50,6 +50,7 @@ from cutline.snapshots.operations.ended_operations import (
     operation_kind,
 )
 from cutline.snapshots.operations.open_operations import document_names
+from cutline.snapshots.operations.second_stores import states_of
 from cutline.snapshots.operations.under_way import ActivityState, UnderWay, read_under_way
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit
@@ -400,7 +401,7 @@ def samples_of_store(facts: StoreFacts, now: datetime) -> Iterator[Sample]:
         # A cut in the future would hide that there are no new ones.
         past = [chain for chain in restorable if not is_ahead(cut_time(chain.last), now)]
         yield from _samples_of_newest((past or restorable)[-1])
-    for second in states_of(facts.ended.found, {entry.name: len(entry.summaries) for entry in facts.entries}):
+    for second in states_of(facts.ended.found, first_store_chains(facts.entries)):
         yield metrics.COPY_NEWEST_CUT.of(second.newest_cut_at.timestamp(), second.url)
         yield metrics.COPY_BEHIND.of(sum(second.behind.values()), second.url)
     yield from samples_of_open(

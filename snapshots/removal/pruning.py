@@ -23,6 +23,7 @@ from cutline.snapshots.operations.leases import Lease, SnapshotInUseError, in_us
 from cutline.snapshots.operations.open_operations import document_names
 from cutline.snapshots.operations.operation import new_operation
 from cutline.snapshots.operations.removed_chains import naming_removed
+from cutline.snapshots.operations.second_stores import read_uncopied
 from cutline.snapshots.records.operation_records import DELETE, PRUNE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
 from cutline.snapshots.records.proven_chains import read_commit, snapshot_names
@@ -87,7 +88,8 @@ class PrunePlan:
     can't be read or has an end time in the future. `ahead` are the snapshots with a cut in the future. `damaged_merges`
     says why chains can't begin at a merge. `unreduced` are the chains for which nodes keep WAL although only their
     beginning is wanted. `used_bytes` is the size of all objects of snapshots before the removals. `in_use` maps names
-    of snapshots with removals to the lease of an operation that is reading them: a prune leaves them out.
+    of snapshots with removals to the lease of an operation that is reading them: a prune leaves them out. `uncopied`
+    says which second stores lack restore points of `drops`.
     """
 
     rules: Retention
@@ -104,6 +106,7 @@ class PrunePlan:
     damaged_merges: Mapping[str, str] = field(default_factory=dict)
     unreduced: tuple[str, ...] = ()
     in_use: Mapping[str, Lease] = field(default_factory=dict)
+    uncopied: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -178,6 +181,7 @@ class PrunePlan:
             f" points: snapshot end {name}"
             for name in self.unreduced
         ]
+        warnings += self.uncopied
         if self.ahead:
             warnings.append(
                 "snapshots with a cut in the future are kept and not counted:"
@@ -307,6 +311,7 @@ def plan_prune(store: ObjectStore, fleet: Fleet, rules: Retention, *, force: boo
         # No node keeps WAL for a copy of a store.
         unreduced=() if is_copy(store) else tuple(verdict.name for verdict in verdicts if verdict.is_unreduced),
         in_use=_running_leases(store, {step.mark.snapshot for step in steps} | {drop.snapshot for drop in drops}),
+        uncopied=tuple(read_uncopied(store, len(fleet.copies), {drop.snapshot: drop.points for drop in drops})),
     )
 
 

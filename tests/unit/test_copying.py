@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from cutline.snapshots.copying.chains import CopyCrashPoint, OtherChainError, Sn
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, locate_copy
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
-from cutline.snapshots.listing.second_stores import read_states
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
 from cutline.snapshots.operations.operation import begin, new_operation, record_outcome
+from cutline.snapshots.operations.second_stores import FirstStoreChain, SecondStoreState, read_states
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.end_marks import has_end
 from cutline.snapshots.records.operation_records import DELETE, MERGE, CopiedPoint, read_intent
@@ -67,6 +67,7 @@ ROWS = [*(item(number, f"v{number}") for number in range(20)), *(log(f"line {num
 HISTORY = [upserts(100, item(1, "first")), upserts(1200, item(4, "second"), log("more")), upserts(2200, item(1, "x"))]
 BORDERS = {"a": [[250, 1000], [2000], [3000]], "b": [[350, 1000], [1250, 2000], [3000]]}
 POSITIONS = (1000, 2000, 3000)
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class KilledError(BaseException):
@@ -750,9 +751,8 @@ def test_damage_is_told_although_the_copy_ends_with_an_error(tmp_path: Path, mon
     assert f"object {segment} of a:" in warned
     # The error of the next store, too.
     assert "is a store in which snapshots are taken, not a copy" in warned
-    (last,) = [
-        one for one in read_states(store, document_names(store), {"daily": 2, "later": 1}, 9) if "second" in one.url
-    ]
+    chains = {"daily": chain_to(2), "later": chain_to(1)}
+    (last,) = [one for one in read_states(store, document_names(store), chains, 9) if "second" in one.url]
     assert last.points.keys() == {"daily", "later"}
 
 
@@ -780,6 +780,10 @@ def test_what_a_copy_has_done_and_found_before_an_error_is_in_its_report(
     assert "baselines/0000000000000001.json" in report.damaged_record
 
 
+def chain_to(last: int, first: int = 0, stored_at: datetime = LONG_AGO) -> FirstStoreChain:
+    return FirstStoreChain(first, last, stored_at)
+
+
 def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> None:
     """It is not copied again, so no copy could bring it up to date; once a complete copy has found that out."""
     store, began = fleet.store.open(), utc_now()
@@ -791,7 +795,7 @@ def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> Non
         record_without_intent(store, command, at, "", Ending("done", code=code, copied=copied))
 
     def behind() -> Mapping[str, int]:
-        (state,) = read_states(store, document_names(store), {"old": 1, "new": 1}, 1)
+        (state,) = read_states(store, document_names(store), {"old": chain_to(1), "new": chain_to(1)}, 1)
         assert (state.url, state.points.keys()) == (to, {"old", "new"})
         return state.behind
 
@@ -804,6 +808,40 @@ def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> Non
     assert behind() == {"old": 1, "new": 0}
     record(4, "", 0, new=1)
     assert behind() == {"new": 0}
+
+
+def test_snapshots_that_are_missing_or_stuck_in_the_second_store_are_told(fleet: Fleet) -> None:
+    store, began = fleet.store.open(), utc_now()
+
+    def after(seconds: int) -> datetime:
+        return began + timedelta(seconds=seconds)
+
+    def record(seconds: int, snapshot: str, **increments: int) -> None:
+        at = Time.of(after(seconds))
+        copied = tuple(CopiedPoint("s3://elsewhere", name, number, at, 0) for name, number in increments.items())
+        command = Command("copy", snapshot, new_operation_id(after(seconds)))
+        record_without_intent(store, command, at, "", Ending("done", code=0, copied=copied))
+
+    def state(**chains: FirstStoreChain) -> SecondStoreState:
+        (found,) = read_states(store, document_names(store), chains, 1)
+        return found
+
+    old, deleted, new = chain_to(5), chain_to(2), chain_to(1, stored_at=after(25))
+    record(10, "old", old=5)
+    # No complete copy is known: nothing was copied of what no record names.
+    assert state(old=old, new=new).missing == ("new",)
+    record(20, "", old=5)
+    # A snapshot that is older than the complete copy was deleted in the second store.
+    found = state(old=old, deleted=deleted, new=new)
+    assert (found.missing, found.behind, found.stuck) == (("new",), {"old": 0}, {})
+    record(30, "new", new=1)
+    assert state(old=old, deleted=deleted, new=new).missing == ()
+    # Increment 5 was the last that was copied.
+    assert [state(old=chain_to(7, first)).stuck for first in (5, 6, 7)] == [{}, {"old": 6}, {"old": 7}]
+    # Nothing is stuck of a snapshot that was deleted there.
+    record(40, "", new=1)
+    found = state(old=chain_to(7, 6), new=new)
+    assert (found.missing, found.behind, found.stuck) == ((), {"new": 0}, {})
 
 
 def test_the_command_that_copies_all_snapshots_names_the_store_that_was_given(tmp_path: Path) -> None:

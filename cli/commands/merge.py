@@ -159,6 +159,7 @@ def plan_document(plan: MergePlan) -> dict[str, Any]:
         "increment": plan.increment,
         "from_increment": chain.full.increment,
         "is_merged": plan.existing is not None,
+        "later_merge": plan.later,
         "nodes": list(plan.nodes),
         "absent": sorted(chain.absent),
         **_read_of(plan),
@@ -175,7 +176,7 @@ def plan_lines(plan: MergePlan) -> list[str]:
     """Return the human-readable plan."""
     chain, number = plan.chain, plan.increment
     if plan.existing is not None:
-        return [f"{chain.name} begins at increment {number} already: operation {plan.existing.operation}"]
+        return [f"{_beginning(plan)} already: operation {plan.existing.operation}"]
     found = _read_of(plan)
     first = chain.full.increment
     base = f"the merge at increment {first}" if first else "the full snapshot"
@@ -185,7 +186,20 @@ def plan_lines(plan: MergePlan) -> list[str]:
     ]
     if chain.absent:
         lines.append(f"carried as they are, because the increment leaves them out: {', '.join(sorted(chain.absent))}")
+    if plan.later is not None:
+        lines.append(f"increments from {plan.later} on begin with the merge there as before")
     return lines
+
+
+def _beginning(plan: MergePlan) -> str:
+    """Say which increments begin with the merge: all later ones, or those before the next merge."""
+    name, number, later = plan.chain.name, plan.increment, plan.later
+    if later is None:
+        return f"{name} begins at increment {number}"
+    subject = f"increment {number} of {name} begins"
+    if later - number > 1:
+        subject = f"increments {number} to {later - 1} of {name} begin"
+    return f"{subject} with the merge at {number}, and later ones with that at {later}"
 
 
 def document_of(report: MergeReport) -> dict[str, Any]:
@@ -198,6 +212,7 @@ def document_of(report: MergeReport) -> dict[str, Any]:
         "increment": merge.increment,
         "operation": report.operation,
         "is_new": report.is_new,
+        "later_merge": report.plan.later,
         "seconds": round(report.seconds, 3),
         "rows": counts["rows"],
         "bytes": counts["bytes"],
@@ -220,13 +235,13 @@ def lines_of(report: MergeReport) -> list[str]:
     """Return the human-readable output."""
     merge, counts = report.merge, _counts(report.merge)
     if not report.is_new:
-        return [f"{merge.snapshot} begins at increment {merge.increment} already: operation {report.operation}"]
+        return [f"{_beginning(report.plan)} already: operation {report.operation}"]
     written, carried = (
         f"{quantity_text(counts[objects], 'objects')} ({size_text(counts[size])})"
         for objects, size in (("written_objects", "written_bytes"), ("carried_objects", "carried_bytes"))
     )
     return [
-        f"{merge.snapshot} begins at increment {merge.increment} now: {quantity_text(counts['rows'], 'rows')};"
+        f"{_beginning(report.plan)} now: {quantity_text(counts['rows'], 'rows')};"
         f" wrote {written}, carried {carried} from earlier base copies; {seconds_text(report.seconds)}",
         f"to check it: snapshot check {merge.snapshot} --increment {merge.increment}",
     ]

@@ -64,6 +64,7 @@ from cutline.snapshots.listing.recovery_plan import in_doubt_transactions, plan_
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import Commit, FullSnapshot
 from cutline.snapshots.records.documents import shortened
+from cutline.snapshots.records.merge_records import Merge
 from cutline.snapshots.records.pins import PinState, StoredPin, pinned_text
 from cutline.snapshots.records.proven_chains import cut_time, lost_text, read_lost_since
 from cutline.storage.clock import utc_now
@@ -135,6 +136,7 @@ def show(
     details, now = show_snapshot(fleet, newest_name(fleet, name), increment), utc_now()
     entry, chain, open_operations = details.entry, details.chain, details.open_operations
     document = document_of(entry, chain) | {
+        "merges": [_merge_document(merge) for merge in details.merges],
         "open_operations": [open_operation.to_json() for open_operation in open_operations],
         "pins": [pin_document(pin) | {"state": pin.state(now).value} for pin in details.pins],
     }
@@ -168,6 +170,7 @@ def show(
     if not lines and not options.json:
         lines = [
             *lines_of(entry, chain),
+            *map(_merge_text, details.merges),
             *map(lost_text, later),
             *(open_operation.text for open_operation in open_operations),
         ]
@@ -181,6 +184,19 @@ def _find_exact(fleet: Fleet, chain: Chain, moment: datetime) -> ExactPoint:
 
     store = fleet.store.open()
     return find_exact_point(store, read_at(store, chain.name, moment), moment)
+
+
+def _merge_document(merge: Merge) -> dict[str, Any]:
+    return {"increment": merge.increment, "operation": merge.operation, "made_at": merge.made_at, **merge.counts}
+
+
+def _merge_text(merge: Merge) -> str:
+    carried = merge.counts["carried_bytes"]
+    return (
+        f"merged at increment {merge.increment} on {moment_text(datetime.fromisoformat(merge.made_at))}:"
+        f" {quantity_text(merge.counts['objects'], 'objects')}, {size_text(merge.counts['bytes'])}"
+        + (f", of which {size_text(carried)} were carried from earlier base copies" if carried else "")
+    )
 
 
 def _pin_text(name: str, pin: StoredPin, now: datetime) -> str:

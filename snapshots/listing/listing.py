@@ -41,7 +41,7 @@ from cutline.snapshots.records.chain import Chain, summary_of
 from cutline.snapshots.records.commit import CommitSummary
 from cutline.snapshots.records.documents import ManifestError
 from cutline.snapshots.records.end_marks import EndMark, read_marks
-from cutline.snapshots.records.merge_records import first_increment, newest_merge
+from cutline.snapshots.records.merge_records import Merge, find_merge, first_increment, merge_numbers, newest_merge
 from cutline.snapshots.records.merged_chain import MergedAwayError, before_beginning_error, read_from_merge
 from cutline.snapshots.records.operation_records import DONE
 from cutline.snapshots.records.pins import StoredPin, pins_in_force, read_pins
@@ -513,12 +513,13 @@ def with_slots(entry: Entry, slots: Mapping[str, Mapping[str, str]]) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDetails:
-    """A snapshot with its whole chain, its operations without an outcome, and all its pins."""
+    """A snapshot with its whole chain, its operations without an outcome, all its pins, and the merges of the chain."""
 
     entry: Entry
     chain: Chain
     open_operations: tuple[OpenOperation, ...]
     pins: tuple[StoredPin, ...] = ()
+    merges: tuple[Merge, ...] = ()
 
 
 def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> SnapshotDetails:
@@ -529,7 +530,17 @@ def show_snapshot(fleet: Fleet, name: str, increment: int | None = None) -> Snap
     with naming_open_operations(open_operations):
         chain = read_shown(store, name, increment)
     check_of_fleet(chain, identity)
-    return SnapshotDetails(entry_of(store, chain), chain, open_operations, read_pins(store, name))
+    entry = entry_of(store, chain)
+    merges = tuple(_read_merges(store, name, range(entry.first, chain.last.increment + 1)))
+    return SnapshotDetails(entry, chain, open_operations, read_pins(store, name), merges)
+
+
+def _read_merges(store: ObjectStore, name: str, increments: range) -> Iterator[Merge]:
+    """Yield the merges at these increments that can be read: a check reports the others."""
+    for number in merge_numbers(store, name):
+        with suppress(ManifestError):
+            if number in increments and (merge := find_merge(store, name, number).merge) is not None:
+                yield merge
 
 
 def read_shown(store: ObjectStore, name: str, increment: int | None = None) -> Chain:

@@ -55,7 +55,15 @@ from cutline.snapshots.records.commit import (
     split_entries,
 )
 from cutline.snapshots.records.documents import ManifestError, read_sealed, seal
-from cutline.snapshots.records.merge_records import COUNTS, Merge, MergedCopy, MergePart, check_merge, find_merge
+from cutline.snapshots.records.merge_records import (
+    COUNTS,
+    Merge,
+    MergedCopy,
+    MergePart,
+    check_merge,
+    find_merge,
+    merge_numbers,
+)
 from cutline.snapshots.records.merged_chain import begin_with, merged_copy, needed_segments, read_from_merge
 from cutline.snapshots.records.operation_records import MERGE, Intent, operation_key
 from cutline.snapshots.records.proven_chains import check_has_rows, check_name, check_not_pruned, read_part_at
@@ -102,10 +110,14 @@ class NothingToMergeError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """What a merge will do: `chain` is folded to its last increment. `existing` is the merge that is there already."""
+    """What a merge will do: `chain` is folded to its last increment. `existing` is the merge that is there already.
+
+    `later` is the increment of the next merge, with which later increments begin; None if there is none.
+    """
 
     chain: Chain
     existing: Merge | None
+    later: int | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -175,7 +187,17 @@ def _plan(store: ObjectStore, identity: StoreIdentity, name: str, increment: int
         if isinstance(entry, LostList):
             raise lost_list_error(entry)
     chain.check_archive()
-    return MergePlan(chain, find_merge(store, name, chain.last.increment).merge)
+    number = chain.last.increment
+    return MergePlan(chain, find_merge(store, name, number).merge, _find_later(store, name, number))
+
+
+def _find_later(store: ObjectStore, name: str, increment: int) -> int | None:
+    for number in merge_numbers(store, name):
+        # One that can't be read is named by the commands that need it.
+        with suppress(ManifestError):
+            if number > increment and find_merge(store, name, number).merge is not None:
+                return number
+    return None
 
 
 def run_merge(fleet: Fleet, plan: MergePlan, spark: SparkSource, progress: Progress, proves: Proves) -> MergeReport:

@@ -21,6 +21,7 @@ from cutline.snapshots.copying.chains import CopyCrashPoint, OtherChainError, Sn
 from cutline.snapshots.copying.second_store import CopyPlace, NotACopyError, locate_copy
 from cutline.snapshots.create.context import CreateRequest
 from cutline.snapshots.create.increment import create_increment
+from cutline.snapshots.operations import ended_operations
 from cutline.snapshots.operations.activity import Command, Ending, record_without_intent
 from cutline.snapshots.operations.leases import open_leases
 from cutline.snapshots.operations.open_operations import document_names, read_open_operations
@@ -810,7 +811,11 @@ def test_what_was_deleted_in_the_second_store_is_not_behind(fleet: Fleet) -> Non
     assert behind() == {"new": 0}
 
 
-def test_snapshots_that_are_missing_or_stuck_in_the_second_store_are_told(fleet: Fleet) -> None:
+def test_snapshots_that_are_missing_or_stuck_in_the_second_store_are_told(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading ends as soon as all is known.
+    monkeypatch.setattr(ended_operations, "AT_ONCE", 1)
     store, began = fleet.store.open(), utc_now()
 
     def after(seconds: int) -> datetime:

@@ -21,7 +21,7 @@ from cutline.cli.output.tables import quantity_text, seconds_text, size_text
 from cutline.fleet.config import Fleet
 from cutline.fleet.messages import list_some
 from cutline.fleet.progress import Progress
-from cutline.snapshots.copying.chains import CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
+from cutline.snapshots.copying.chains import GIVEN_UP, CopyProblem, SnapshotCopy, StoreCopy, copy_snapshots
 from cutline.snapshots.copying.second_store import CopyPlace, locate_copy
 from cutline.snapshots.records.operation_records import CopiedPoint
 from cutline.snapshots.records.proven_chains import check_name, point_label
@@ -60,8 +60,8 @@ def copy(
     Only what is missing there is copied, and every object is verified as it is read. An empty store is initialised.
     Nothing is overwritten, and nothing is deleted: retention in the second store is its own. Needs no node.
 
-    Exit codes: 0 if the second store has everything, 1 if objects are damaged: increments that need them are not
-    copied.
+    Exit codes: 0 if the second store has everything, 1 if it does not: objects are damaged, and increments that need
+    them are not copied, or restore points that it lacks were given up, and those after them are not copied.
     """
     fleet = command_context(context).load_fleet()
     places = _check(fleet, name, to, everything=everything)
@@ -272,5 +272,7 @@ def _problem_lines(one: SnapshotCopy) -> Iterator[str]:
 
 
 def _problem_text(problem: CopyProblem) -> str:
+    if problem.kind == GIVEN_UP:
+        return problem.detail
     node = f" of {problem.node}" if problem.node else ""
     return f"object {problem.key}{node}: {problem.detail}"

@@ -43,7 +43,8 @@ INTERRUPTED = 130
 
 MEANINGS: dict[int, str] = {
     DONE: "done; for check: everything compared, no conflicts",
-    CONFLICTS: "check found conflicts, repair left damaged objects, copy found damaged objects, a merge could not be"
+    CONFLICTS: "check found conflicts, repair left damaged objects, copy found damaged objects or a"
+    " second store that can't be continued, a merge could not be"
     " proven, or an assertion failed in a drill",
     USAGE: "usage error, in the arguments or in fleet.toml; also if a command needs confirmation, --yes is missing, and"
     " there is no terminal to ask at",

@@ -24,7 +24,7 @@ from cutline.snapshots.records.proven_chains import read_full, snapshot_names
 from cutline.storage.local import LocalStore
 from cutline.storage.store import ObjectMissingError
 from tests.commands.changing_fleet import ChangingFleet
-from tests.commands.in_process import run_as_text, run_here
+from tests.commands.in_process import run_and_capture, run_as_text, run_here
 from tests.commands.snapshot_runs import Ready, Runs, configure_fleet, dropping_slots, sorted_copies
 from tests.servers.dealt import start_fleet
 
@@ -241,6 +241,9 @@ def check_gap(place: ChangingFleet, second: Fleet) -> None:
         (begin_key("chain", 5), "given-up", 5)
     ]
     assert (copied["increments"], copied["behind"]) == ([], 2)
+    code, text = run_and_capture(place.fleet, "copy", "chain", "--to", str(second.path), "--dry-run")
+    # No object is damaged.
+    assert (code, text.startswith(f"warning: {copied['problems'][0]['detail']}\n")) == (1, True), text
     assert first_increment(second.store.open(), "chain") == 2
     check_second(place, second, 4)
     fourth = second_of(place, "fourth")

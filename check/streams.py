@@ -27,8 +27,9 @@ from cutline.fleet.progress import Progress
 from cutline.snapshots.fold.sources import SegmentSource, Sources, runs_of
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit_rules import operations_of
-from cutline.spark.sent_values import InDriver, broadcast
+from cutline.spark.sent_values import broadcast
 from cutline.spark.spark_jobs import LANES_AT_LEAST, Dealing, NodeShares, SparkSource, run_tasks, shared_problem
+from cutline.spark.task_processes import InDriver
 from cutline.storage.errors import ErrorReport, report_of
 from cutline.wal.segments.archive import Segment
 from cutline.wal.segments.damage import HeldObjects, ObjectDamagedError, OpensStore

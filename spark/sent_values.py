@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cutline.spark.driver_session import runs_in_driver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.process_limits import NoSpaceError
 
 if TYPE_CHECKING:
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
 
 # The JVM writes its files in pieces of up to this size.
 ROOM_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class InDriver:
-    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
-
-    value: Any
-
-    def unpersist(self) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import IO, Any, NamedTuple, TypeVar
 
 from cutline.columns.allocator import choose_allocator
-from cutline.spark.sent_values import InDriver
 from cutline.storage.waits import listening, tell
 
 Task = TypeVar("Task")
@@ -34,6 +34,16 @@ Report = TypeVar("Report")
 PRELOADED = ("cutline.check.partitions", "cutline.check.segment_hashes")
 END_SECONDS_MAX = 5.0
 _jobs = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class InDriver:
+    """A value for tasks that run in the driver, with the attributes of a broadcast that they use."""
+
+    value: Any
+
+    def unpersist(self) -> None:
+        """Do nothing."""
 
 
 class ProcessLostError(Exception):

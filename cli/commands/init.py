@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -154,14 +155,14 @@ def _warnings(report: InitReport) -> list[str]:
 
 def _copies_lines(to_copy: Iterable[CopyToRenew]) -> list[str]:
     """List the copies that the next increments begin again; nodes of a snapshot with the same reason on one line."""
-    nodes: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    nodes: dict[CopyToRenew, list[str]] = {}
     for one in to_copy:
-        nodes.setdefault((one.snapshot, one.reason, one.tables), []).append(one.node)
+        nodes.setdefault(replace(one, node=""), []).append(one.node)
     return [
-        f"the next increment of {snapshot} copies"
-        f" {list_some(tables, TABLES_NAMED_MAX) if tables else 'all tables'}"
-        f" of {list_some(names, NODES_NAMED_MAX)}: {reason}"
-        for (snapshot, reason, tables), names in nodes.items()
+        f"the next increment of {one.snapshot} copies"
+        f" {list_some(one.tables, TABLES_NAMED_MAX) if one.tables else 'all tables'}"
+        f" of {list_some(names, NODES_NAMED_MAX)}: {one.reason}"
+        for one, names in nodes.items()
     ]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cutline.fleet.progress import Progress
 from cutline.spark.amount import Amount
 from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.sent_values import InDriver, sending
+from cutline.spark.sent_values import sending
 from cutline.spark.spark_jobs import (
     TASKS_PER_JOB_MAX,
     Dealing,
@@ -23,6 +23,7 @@ from cutline.spark.spark_jobs import (
     shared_problem,
     stage_progress,
 )
+from cutline.spark.task_processes import InDriver
 from cutline.storage.location import StoreLocation
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from cutline.nodes.connections import connect
 from cutline.restore.rows.load import BaseLoadTask, Feed, LoadTarget, SegmentLoadTask, create_ledger, load_task
 from cutline.snapshots.base_copy.copy_ranges import CopyDestination, CopyReport, CopyTask, PageRange, copy_ranges
 from cutline.snapshots.fold.sources import BaseSource, SegmentSource, Source
-from cutline.spark.sent_values import InDriver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.location import StoreLocation
 from cutline.wal.drain.drain import LARGE_BYTES, drain
 from tests.integration.wal_place import Place, groups_of, place

@@ -27,7 +27,7 @@ from cutline.snapshots.fold.changed_keys import KeyFilter, overlays
 from cutline.snapshots.fold.schema_at_cut import SchemaMapping
 from cutline.snapshots.fold.sources import BaseSource, BaseSources, HeldBases, NodeBases, Source, read_tables
 from cutline.snapshots.records.commit import BASE
-from cutline.spark.sent_values import InDriver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.location import StoreLocation
 
 GROUP = 3

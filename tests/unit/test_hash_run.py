@@ -19,7 +19,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.fold import sources
 from cutline.snapshots.fold.sources import DECLARED, SegmentSource, Source, runs_of
-from cutline.spark.sent_values import InDriver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.digest import digest
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.archive import OpenTransaction, Segment, SegmentMetadata, SegmentRange

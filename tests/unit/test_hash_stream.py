@@ -27,7 +27,7 @@ from cutline.snapshots.fold.schema_at_cut import Conversion, SchemaMapping
 from cutline.snapshots.fold.sources import SegmentSource, Source
 from cutline.snapshots.records.chain import Chain
 from cutline.snapshots.records.commit import DefinitionChanges
-from cutline.spark.sent_values import InDriver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.digest import digest
 from cutline.storage.local import LocalStore
 from cutline.storage.location import StoreLocation

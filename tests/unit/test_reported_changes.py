@@ -21,7 +21,7 @@ from cutline.fleet.lsn import Lsn
 from cutline.nodes.groups import Column, Group
 from cutline.snapshots.fold.sources import Sources, read_tables
 from cutline.snapshots.records.chain import Chain
-from cutline.spark.sent_values import InDriver
+from cutline.spark.task_processes import InDriver
 from cutline.storage.location import StoreLocation
 from cutline.wal.segments.segments import DELETE, INSERT, PARTIAL, SEGMENT_SCHEMA, UPSERT
 from tests.chains.drawn_history import KEYED, LINES, NODES, State, store_history

@@ -27,9 +27,8 @@ from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs
 from cutline.spark.needs import ExecutorNeeds
 from cutline.spark.on_demand import SparkOnDemand
-from cutline.spark.sent_values import InDriver
 from cutline.spark.spark_jobs import Dealing, JobCancelledError, run_tasks
-from cutline.spark.task_processes import Lane, ProcessLostError, TaskProcess, new_job, start_processes
+from cutline.spark.task_processes import InDriver, Lane, ProcessLostError, TaskProcess, new_job, start_processes
 from cutline.storage import waits
 
 SECONDS_MAX = 20.0

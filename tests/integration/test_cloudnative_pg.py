@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 from cutline.embedded.fleet import EmbeddedFleet
 from cutline.fleet.config import Fleet, load_fleet
 from tests.commands.in_process import run_here
+from tests.integration.documented_roles import await_standbys
 from tests.run.quick_spark import with_spark
 from tests.servers.fleets import fleet_of
 
@@ -51,6 +53,10 @@ def servers(tmp_path: Path) -> Iterator[EmbeddedFleet]:
         with psycopg.connect(make_conninfo(primary.dsn(DATABASE), user=OWNER), autocommit=True) as connection:
             connection.execute("CREATE TABLE paid (id int PRIMARY KEY, amount numeric)")
             connection.execute("INSERT INTO paid SELECT n, n FROM generate_series(1, 100) AS n")
+        # A standby that has not replayed the role and the database yet would be left out.
+        listed = load_fleet(fleet.fleet_toml)
+        nodes = [replace(node, dsn=make_conninfo(node.dsn, dbname="postgres")) for node in listed.nodes]
+        await_standbys(replace(listed, nodes=tuple(nodes)))
         yield fleet
 
 

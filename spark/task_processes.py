@@ -177,7 +177,10 @@ class _Receiver(pickle.Unpickler):
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """Run lanes until the pipe ends; answer with the results, and before them with what is to be told (a str)."""
+    """Run lanes until the pipe ends.
+
+    The answer to a lane is the result of `_run`; before it come texts for the operator (str), if there are any.
+    """
     known: dict[int, InDriver] = {}
     of_job = -1
     # Several threads may tell of waits for the store.

@@ -88,7 +88,7 @@ def _lost_texts(gaps: Iterable[RenewalGap]) -> list[str]:
 
 
 def _copied_text(one: dict[str, Any], last: str) -> str:
-    """Say that the node was copied. Only a primary's gap is one in what can be restored."""
+    """Say that the node was copied, and for a primary, since when nothing can be restored in between."""
     if one["backup_of"]:
         return f"standby {one['node']} was copied{'' if one['new'] else ' again'}"
     return f"primary {one['node']} was copied{'' if one['new'] else f' again, with a gap since {last}'}"

@@ -37,10 +37,13 @@ def run(dsn: str, table: str, statements: str) -> None:
 
     def copy_and_rewrite(task: copy_ranges.CopyTask) -> copy_ranges.CopyReport:
         nonlocal is_done
-        report = copy(task)
         is_range = any(part.group.table == table and part.high is not None for part in task.ranges)
+        if not is_range or task.node.dsn != os.environ.get(READ_ON, dsn):
+            return copy(task)
+        # No other range is read until the table has been rewritten.
         with lock:
-            if is_range and task.node.dsn == os.environ.get(READ_ON, dsn) and not is_done:
+            report = copy(task)
+            if not is_done:
                 is_done = True
                 rewrite(dsn, statements)
         return report

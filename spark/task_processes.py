@@ -2,7 +2,11 @@
 
 Python's lock lets only one thread of a process compute at a time, except in long calls of libraries. Tasks that check
 rows make short calls: on two cores, two threads read WAL archives in the same time as one, and processes keep all cores
-busy. A process imports modules for 0.7 s, so it starts before the first job.
+busy.
+
+A process is forked, so it has all modules at once: importing them takes 0.7 s. A process with threads can't be forked
+safely: another thread may hold a lock at that moment, and no thread of the new process will release it. So commands
+fork before they do anything else (`can_fork`).
 
 A process takes lanes of tasks through a pipe, one at a time, as Spark's workers do. It ends with the pipe, in the
 middle of a task if need be.
@@ -11,28 +15,29 @@ middle of a task if need be.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import pickle
 import select
-import subprocess
+import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import IO, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import IO, Any, NamedTuple, NoReturn, TypeVar
 
-from cutline.columns.allocator import choose_allocator
 from cutline.storage.waits import listening, tell
 
 Task = TypeVar("Task")
 Report = TypeVar("Report")
 
-# They are imported by name, because they belong to a higher layer.
-PRELOADED = ("cutline.check.partitions", "cutline.check.segment_hashes")
 END_SECONDS_MAX = 5.0
+# Wakes the main thread for signals, and holds no lock (cli/process/stopping.py).
+HARMLESS_THREADS = frozenset({"MainThread", "nudge"})
 _jobs = itertools.count()
 
 
@@ -62,16 +67,21 @@ class TaskProcess:
     """A process that runs lanes for this one. Thread-safe."""
 
     def __init__(self) -> None:
-        """Start the process; raise OSError if that fails."""
-        # Ctrl-C and the end of a terminal reach only this process, which then ends the other.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._lock = threading.Lock()
+        """Fork the process; raise OSError if that fails."""
+        with contextlib.ExitStack() as opened:
+            taken, requests = _open_pipe(opened)
+            answers, given = _open_pipe(opened)
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                # From 3.12 on, Python warns of every thread, among them that of the allocator, which handles forks.
+                self.pid = os.fork()
+            if not self.pid:
+                _be_process(taken, given)
+            taken.close()
+            given.close()
+            opened.pop_all()
+        self._requests, self._answers = requests, answers
+        self._lock, self._ending = threading.Lock(), threading.Lock()
+        self._has_ended = False
         self._job = -1
         # By id, which no other value can get as long as this one is kept.
         self._sent: dict[int, InDriver] = {}
@@ -86,11 +96,10 @@ class TaskProcess:
                 self._job = job
                 self._sent.clear()
             try:
-                requests, answers = _pipes_of(self._process)
-                pickle.dump(job, requests, pickle.HIGHEST_PROTOCOL)
-                _Sender(requests, self._sent).dump(lane)
-                requests.flush()
-                while isinstance(answer := pickle.load(answers), str):
+                pickle.dump(job, self._requests, pickle.HIGHEST_PROTOCOL)
+                _Sender(self._requests, self._sent).dump(lane)
+                self._requests.flush()
+                while isinstance(answer := pickle.load(self._answers), str):
                     tell(answer)
                 reports, error = answer
             except Exception as lost:
@@ -104,45 +113,48 @@ class TaskProcess:
 
     def kill(self) -> None:
         """End the process at once. May be called from any thread, and again."""
-        self._process.kill()
+        with self._ending:
+            # Once it has ended and was waited for, its number may be that of another process.
+            if not self._has_ended:
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process, and wait until it has ended, for END_SECONDS_MAX at most.
 
         A task that waits for a file system can't be ended, and must not keep the command from ending.
         """
-        if self._lock.acquire(blocking=False):
-            for pipe in _pipes_of(self._process):
-                with contextlib.suppress(OSError, ValueError):
+        if self._answers.closed:
+            return
+        self.kill()
+        ended = select.poll()
+        # Without any flag, only the end of the pipe counts.
+        ended.register(self._answers, 0)
+        if ended.poll(END_SECONDS_MAX * 1000):
+            with self._ending:
+                if not self._has_ended:
+                    os.waitpid(self.pid, 0)
+                    self._has_ended = True
+            for pipe in (self._requests, self._answers):
+                with contextlib.suppress(OSError):
                     pipe.close()
-            self._lock.release()
-        else:
-            # While a thread waits for an answer, nothing else can close the pipes.
-            self.kill()
-        try:
-            self._process.wait(END_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self.kill()
+
+
+def can_fork() -> bool:
+    """Whether this process can be forked safely: its threads hold no locks, and its libraries allow it (on Linux)."""
+    return sys.platform == "linux" and {thread.name for thread in threading.enumerate()} <= HARMLESS_THREADS
 
 
 def start_processes(count: int) -> list[TaskProcess]:
-    """Start `count` processes, or as many as the machine can; they import modules in the background."""
+    """Start `count` processes, or as many as the machine can."""
     processes: list[TaskProcess] = []
     with contextlib.suppress(OSError):
-        # Python may not know its own program.
-        processes += (TaskProcess() for _ in range(count if sys.executable else 0))
+        processes += (TaskProcess() for _ in range(count))
     return processes
 
 
 def new_job() -> int:
     """Return a number for `TaskProcess.run`."""
     return next(_jobs)
-
-
-def _pipes_of(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the process was started without pipes")
-    return process.stdin, process.stdout
 
 
 class _Sender(pickle.Pickler):
@@ -206,9 +218,6 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _run(lane: Lane) -> tuple[list[Any], BaseException | None]:
     """Return the reports, and what a task raised, if anything."""
-    from cutline.columns.python_workers import begin_task
-
-    begin_task(None)
     reports: list[Any] = []
     try:
         for task in lane.tasks:
@@ -221,28 +230,50 @@ def _run(lane: Lane) -> tuple[list[Any], BaseException | None]:
     return reports, None
 
 
-def _end_with_pipe() -> None:
-    """End this process when the other end of the standard input is closed, even while a task runs."""
+def _open_pipe(opened: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    return opened.enter_context(os.fdopen(reading, "rb")), opened.enter_context(os.fdopen(writing, "wb"))
+
+
+def _be_process(requests: IO[bytes], answers: IO[bytes]) -> NoReturn:
+    """Run lanes in this process, which was just forked, and end it."""
+    try:
+        # Ctrl-C and the end of a terminal reach only the other process, which then ends this one.
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):
+            signal.signal(number, signal.SIG_DFL)
+        _close_files(requests.fileno(), answers.fileno())
+        # Collecting them would copy their memory.
+        gc.freeze()
+        _end_with_pipe(requests)
+        _serve(requests, answers)
+    finally:
+        # Whatever the command has on its stack goes on there, not here.
+        os._exit(0)
+
+
+def _close_files(*kept: int) -> None:
+    """Close all files but those `kept`. What a library prints goes nowhere: it is not the command's output."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nothing, number)
+    # Among the others are the pipes of other processes, which would otherwise not end with the command.
+    for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number not in kept:
+            # The folder's own is among the numbers.
+            with contextlib.suppress(OSError):
+                os.close(number)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end
+
+
+def _end_with_pipe(requests: IO[bytes]) -> None:
+    """End this process when the other end of `requests` is closed, even while a task runs."""
     ended = select.poll()
-    ended.register(0, 0)
+    ended.register(requests, 0)
 
     def wait() -> None:
         ended.poll()
         os._exit(0)
 
     threading.Thread(target=wait, name="end", daemon=True).start()
-
-
-def _main() -> None:
-    # What a library prints must not be taken for an answer.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    choose_allocator()
-    _end_with_pipe()
-    for name in PRELOADED:
-        import_module(name)
-    _serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    _main()

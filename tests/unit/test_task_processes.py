@@ -20,13 +20,9 @@ from typing import Any
 
 import pytest
 
-from cutline.fleet.config import load_fleet
 from cutline.fleet.progress import Silent
 from cutline.spark import on_demand, task_processes
-from cutline.spark.amount import Amount
 from cutline.spark.driver_session import DriverSession, cancel_jobs
-from cutline.spark.needs import ExecutorNeeds
-from cutline.spark.on_demand import SparkOnDemand
 from cutline.spark.spark_jobs import Dealing, JobCancelledError, run_tasks
 from cutline.spark.task_processes import InDriver, Lane, ProcessLostError, TaskProcess, new_job, start_processes
 from cutline.storage import waits
@@ -57,12 +53,7 @@ def run_one(process: TaskProcess, work: Callable[[Any], Any], *tasks: Any) -> li
     return process.run(new_job(), Lane(work, tasks, None))
 
 
-def pid_of(process: TaskProcess) -> int:
-    return process._process.pid
-
-
 def is_running(pid: int) -> bool:
-    """Whether a process that is not this one's child is running."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -79,7 +70,7 @@ def test_a_lane_runs_in_another_process_until_a_report_is_the_last(process: Task
     assert run_one(process, math.sqrt, 4, 9, 16) == [2, 3, 4]
     assert process.run(new_job(), Lane(math.sqrt, [4, 1, 16], (1.0).__eq__)) == [2, 1]
     (pid,) = run_one(process, eval, "__import__('os').getpid()")
-    assert pid == pid_of(process) != os.getpid()
+    assert pid == process.pid != os.getpid()
 
 
 def test_what_a_task_raises_is_raised_here_and_the_process_goes_on(process: TaskProcess) -> None:
@@ -116,7 +107,7 @@ def test_shared_values_are_sent_once_for_each_job(process: TaskProcess, monkeypa
 
 
 def test_a_lost_process_is_named_and_its_lane_runs_here(process: TaskProcess) -> None:
-    os.kill(pid_of(process), signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(ProcessLostError):
         run_one(process, math.sqrt, 4)
     session: Any = DriverSession(not_started, 2, processes=[process])
@@ -130,13 +121,13 @@ def test_a_process_that_is_killed_during_a_lane_loses_no_task(process: TaskProce
 
     def kill() -> None:
         time.sleep(1)
-        os.kill(pid_of(process), signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.5)
         file.unlink()
 
     threading.Thread(target=kill).start()
     assert run_tasks(session, exec, [WAIT.format(str(file))] * 8, Silent(), ALONE) == [None] * 8
-    assert process._process.poll() == -signal.SIGKILL
+    assert not is_running(process.pid)
 
 
 def test_tasks_that_can_not_be_sent_run_here(process: TaskProcess) -> None:
@@ -153,7 +144,7 @@ def test_threads_and_processes_share_the_lanes(process: TaskProcess) -> None:
     session: Any = DriverSession(not_started, 2, processes=[process])
     slow = "(__import__('time').sleep(0.1), __import__('os').getpid())[1]"
     pids = run_tasks(session, eval, [slow] * 40, Silent(), ALONE)
-    assert set(pids) == {os.getpid(), pid_of(process)}
+    assert set(pids) == {os.getpid(), process.pid}
 
 
 def test_a_job_with_a_watch_runs_here(process: TaskProcess) -> None:
@@ -179,7 +170,7 @@ def test_a_cancelled_job_ends_the_process_at_once(process: TaskProcess, tmp_path
     threading.Thread(target=cancel).start()
     with pytest.raises(JobCancelledError):
         run_tasks(session, exec, [WAIT.format(str(file))] * 4, Silent(), ALONE)
-    wait_until(lambda: process._process.poll() is not None)
+    wait_until(lambda: not is_running(process.pid))
 
 
 def test_a_process_ends_with_the_command_in_the_middle_of_a_task() -> None:
@@ -188,7 +179,7 @@ def test_a_process_ends_with_the_command_in_the_middle_of_a_task() -> None:
         "from cutline.spark.task_processes import Lane, TaskProcess, new_job\n"
         "process = TaskProcess()\n"
         "process.run(new_job(), Lane(abs, [1], None))\n"
-        "print(process._process.pid, flush=True)\n"
+        "print(process.pid, flush=True)\n"
         "process.run(new_job(), Lane(time.sleep, [60], None))\n"
     )
     command = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -204,8 +195,9 @@ def test_a_process_ends_with_the_command_in_the_middle_of_a_task() -> None:
 def test_a_closed_process_has_ended(process: TaskProcess) -> None:
     run_one(process, math.sqrt, 4)
     process.close()
-    assert process._process.returncode == 0
+    assert not Path(f"/proc/{process.pid}").exists()
     process.close()
+    process.kill()
 
 
 def test_closing_does_not_wait_for_a_task_that_can_not_be_ended(
@@ -223,7 +215,7 @@ def test_closing_does_not_wait_for_a_task_that_can_not_be_ended(
         began = time.monotonic()
         process.close()
     assert time.monotonic() - began < SECONDS_MAX
-    assert process._process.poll() is None
+    assert is_running(process.pid)
     file.unlink()
     running.join()
 
@@ -233,19 +225,6 @@ def test_what_a_task_tells_of_a_failing_store_is_told_here(process: TaskProcess)
     with waits.listening(told.append):
         assert run_one(process, waits.tell, "the store is slow", "it is still slow") == [None, None]
     assert told == ["the store is slow", "it is still slow"]
-
-
-def test_without_a_program_there_are_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", None)
-    assert start_processes(2) == []
-
-
-def test_modules_of_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "numpy.py").write_text("raise SystemExit(3)")
-    monkeypatch.chdir(tmp_path)
-    process = TaskProcess()
-    assert run_one(process, math.sqrt, 4) == [2]
-    process.close()
 
 
 def test_fewer_processes_than_wanted_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,26 +242,78 @@ def test_fewer_processes_than_wanted_are_no_error(monkeypatch: pytest.MonkeyPatc
     processes[0].close()
 
 
+# An expression: the files that a process has open, by number.
+OPEN_FILES = (
+    "(lambda os: {n: os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')})(__import__('os'))"
+)
+
+
+def test_a_process_has_only_its_own_files(tmp_path: Path) -> None:
+    """Otherwise it would keep the pipes of another process open, and locks of the command."""
+    with (tmp_path / "locked").open("w"):
+        processes = start_processes(2)
+    for process in processes:
+        (files,) = run_one(process, eval, OPEN_FILES)
+        assert [files.pop(number) for number in "012"] == [os.devnull] * 3
+        # The folder that lists them has no file any more. What it prints goes to the last.
+        kinds = sorted(Path(file).name.partition(":")[0] for file in files.values())
+        assert [kind for kind in kinds if not kind.isdecimal()] == ["null", "pipe", "pipe"]
+        process.close()
+
+
+def in_a_command(program: str) -> str:
+    """What a program prints that has the threads of a command."""
+    begin = "from cutline.cli.process.stopping import nudge_until_handled\nnudge_until_handled()\n"
+    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_only_a_process_without_other_threads_is_forked() -> None:
+    program = (
+        "import threading\n"
+        "from cutline.spark.task_processes import can_fork\n"
+        "print(can_fork())\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "print(can_fork())\n"
+    )
+    assert in_a_command(program).split() == ["True", "False"]
+
+
 @pytest.mark.parametrize(
-    ("rows", "command", "expected"),
+    ("rows", "command", "master", "expected"),
     [
-        (2 * on_demand.ROWS_PER_PROCESS, "check", 2),
-        (2 * on_demand.ROWS_PER_PROCESS - 2, "check", 1),
-        (on_demand.ROWS_PER_PROCESS - 1, "check", 0),
-        (5_000_000, "create", 0),
+        (2 * on_demand.ROWS_PER_PROCESS, "check", "local[4]", 2),
+        (2 * on_demand.ROWS_PER_PROCESS - 2, "check", "local[4]", 1),
+        (on_demand.ROWS_PER_PROCESS - 1, "check", "local[4]", 0),
+        (2 * on_demand.ROWS_PER_PROCESS, "check", "local[2]", 1),
+        (2 * on_demand.ROWS_PER_PROCESS, "create", "local[4]", 0),
     ],
 )
-def test_processes_start_for_an_amount_that_is_worth_it(tmp_path: Path, rows: int, command: str, expected: int) -> None:
+def test_processes_run_tasks_if_there_are_enough_rows(
+    tmp_path: Path, rows: int, command: str, master: str, expected: int
+) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(
         f'name = "f"\nstore = "file://{tmp_path}/store"\n[[node]]\nid = "s1"\ndsn = "dbname=bank"\n'
-        '[spark]\nmaster = "local[4]"\n'
+        f'[spark]\nmaster = "{master}"\n'
     )
-    fleet = load_fleet(file)
-    with SparkOnDemand(fleet, command, in_processes=command == "check") as spark:
-        for _ in range(2):
-            spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(0, rows=rows // 2))
-        session: Any = spark.session()
-        processes = session.processes
-        assert len(processes) == expected
-    assert all(process._process.returncode is not None for process in processes)
+    program = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from cutline.fleet.config import load_fleet\n"
+        "from cutline.fleet.progress import Silent\n"
+        "from cutline.spark.amount import Amount\n"
+        "from cutline.spark.needs import ExecutorNeeds\n"
+        "from cutline.spark.on_demand import SparkOnDemand\n"
+        f"fleet = load_fleet(Path({str(file)!r}))\n"
+        f"with SparkOnDemand(fleet, 'test', in_processes={command == 'check'}) as spark:\n"
+        "    for _ in range(2):\n"
+        f"        spark.begin(ExecutorNeeds(fleet.store), Silent(), Amount(0, rows={rows // 2}))\n"
+        "    print(len(spark.session().processes))\n"
+        # All have ended.
+        "try:\n"
+        "    os.waitpid(-1, os.WNOHANG)\n"
+        "except ChildProcessError:\n"
+        "    print('none')\n"
+    )
+    assert in_a_command(program).split() == [str(expected), "none"]

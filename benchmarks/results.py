@@ -49,7 +49,7 @@ COMPARISONS = (
     Comparison("create", "pgBackRest full", "seconds", None),
     Comparison("increment", "pgBackRest incr", "seconds", 0.7),
     Comparison("increment", "pgBackRest incr", "bytes", None),
-    Comparison("check of increment 2", "create", "seconds", 0.8),
+    Comparison("check of increment 2", "create of the same state", "seconds", 0.8),
     Comparison("restore of increment 2", "pg_restore", "seconds", 1.0),
     Comparison("restore of the full snapshot", "pg_restore", "seconds", 0.9),
     Comparison("small: create", None, "seconds", 2.5),

@@ -25,7 +25,7 @@ from cutline.embedded.folder import DATABASE
 from cutline.embedded.server import PORT, SUPERUSER
 from cutline.nodes.programs import run_tool
 
-CREATES, INCREMENTS, CHECKS, RESTORES, SMALL_RUNS = 3, 2, 3, 2, 3
+CREATES, INCREMENTS, CHECKS, RESTORES, SMALL_RUNS = 3, 2, 3, 3, 3
 SMALL_SHARDS, SMALL_ROWS = 2, 35_000
 STANZA = "bench"
 SECONDS_MAX = 3600.0
@@ -78,8 +78,7 @@ def users_part(results: Results, rows: int, programs: Path | None, folder: Path,
         backrest = PgBackRest.of(users)
         _create(users, backrest)
         _increments(users, backrest)
-        for _ in range(CHECKS):
-            users.command("check of increment 2", "check", "full-0", "--increment", "2")
+        _checks(users)
         _restores(users)
 
 
@@ -143,6 +142,18 @@ def _increments(users: Users, backrest: PgBackRest | None) -> None:
         changed = users.results.attempt("changes", users.shop.change)
         users.say(f"{changed} changes")
         take_turns(1, tools[number % len(tools) :] + tools[: number % len(tools)])
+
+
+def _checks(users: Users) -> None:
+    def check(_: int) -> None:
+        users.command("check of increment 2", "check", "full-0", "--increment", "2")
+
+    def create(repeat: int) -> None:
+        users.command("create of the same state", "create", f"same-{repeat}")
+        users.command("delete", "delete", f"same-{repeat}", "--yes")
+
+    users.set_out()
+    take_turns(CHECKS, [check, create])
 
 
 def _restores(users: Users) -> None:
